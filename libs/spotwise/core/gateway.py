@@ -1,0 +1,355 @@
+"""The gateway's side of every request: attempts, tokens in order, recovery.
+
+Law: the gateway owns a request. It numbers its attempts (epochs), hands each token on exactly once and in order, and when a
+worker is lost or gives an attempt back, submits the next one with the tokens committed so far; the client sees a pause. Only
+when recovery has failed for `recovery_s`, or the first attempt is rejected, does the client see an error.
+
+Source: stateful inference recovery at token granularity, SpotServe section 4; the stateless sampler (`sampling.py`) makes
+the committed tokens sufficient.
+
+Invariants: token indexes delivered are 0, 1, 2, … without gap or repeat; nothing is delivered after the end; messages of
+earlier attempts change nothing (each attempt has a stream id of its own); every request ends in exactly one of `Deliver` with
+a finish reason, `Fail`, or `RequestClosed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.membership import MemberLost, Membership
+from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, RequestState, advance, is_terminal
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """A client asks for a sequence of `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
+
+    request_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClosed:
+    """Whoever asked takes nothing more: it left, or a stop string ended its text."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitFailed:
+    """The scheduler could not be asked."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
+GatewayEvent = (
+    RequestReceived
+    | RequestClosed
+    | SubmitFailed
+    | m.RequestAccepted
+    | m.RequestAssigned
+    | m.RequestRejected
+    | m.TokenBatch
+    | m.Member
+    | m.Tick
+)
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitAttempt:
+    """Write the record with these output tokens, then ask the scheduler."""
+
+    request_id: str
+    epoch: int
+    stream_id: int
+    output_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAttempts:
+    """Tell the scheduler that the request is over, and forget its record."""
+
+    order: m.CloseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand tokens to whoever asked."""
+
+    request_id: str
+    tokens: tuple[m.TokenDelta, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Tell whoever asked that both workers have been found."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell whoever asked that the request is not served; `code` is a `RejectCode` or one of `FAIL_*`."""
+
+    request_id: str
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+FAIL_NO_SCHEDULER = "no_scheduler"
+FAIL_NOT_RECOVERED = "not_recovered"
+FAIL_ENGINE = "engine_error"
+
+GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """How hard the gateway tries.
+
+    Attributes:
+        recovery_s: an attempt is followed by another until this long after the last token (or the start).
+        retry_pause_s: between an attempt that found nobody and the next.
+        stall_s: an attempt that brings nothing for so long counts as lost.
+        member_timeout_s: silence after which a worker counts as lost.
+    """
+
+    recovery_s: float = 30.0
+    retry_pause_s: float = 0.3
+    stall_s: float = 120.0
+    member_timeout_s: float = 2.0
+
+
+@dataclass(slots=True)
+class _Request:
+    request_id: str
+    prompt_tokens: int
+    received_s: float
+    state: RequestState = RequestState.WAITING
+    epoch: int = 0
+    stream_id: int = 0
+    accepted: bool = False
+    workers: tuple[str, ...] = ()
+    token_ids: list[int] = field(default_factory=list)
+    early: dict[int, m.TokenDelta] = field(default_factory=dict)
+    first_token_s: float | None = None
+    progress_s: float = 0.0
+    lost_since_s: float | None = None
+    retry_at_s: float | None = None
+
+
+class GatewayRole:
+    """The gateway's state machine: `handle(event, now) -> commands`."""
+
+    def __init__(self, gateway_id: str, limits: RecoveryLimits | None = None) -> None:
+        self.gateway_id = gateway_id
+        self.limits = limits or RecoveryLimits()
+        self.membership = Membership(self.limits.member_timeout_s)
+        self._requests: dict[str, _Request] = {}
+        self._streams: dict[int, _Request] = {}
+        self._next_stream_id = 1
+        self._commands: list[GatewayCommand] = []
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            RequestReceived: self._received,
+            RequestClosed: self._closed,
+            SubmitFailed: self._submit_failed,
+            m.RequestAccepted: lambda event, now: None,  # it waits for its workers
+            m.RequestAssigned: self._assigned,
+            m.RequestRejected: self._rejected,
+            m.TokenBatch: self._token_batch,
+            m.Member: self._heartbeat,
+            m.Tick: self._tick,
+        }
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def handle(self, event: GatewayEvent, now: float) -> list[GatewayCommand]:
+        """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
+        self._handlers[type(event)](event, now)
+        commands, self._commands = self._commands, []
+        return commands
+
+    # --- attempts -----------------------------------------------------------------------------------------------------
+
+    def _received(self, event: RequestReceived, now: float) -> None:
+        request = _Request(event.request_id, event.prompt_tokens, received_s=now, progress_s=now)
+        self._requests[event.request_id] = request
+        self._submit(request)
+
+    def _submit(self, request: _Request) -> None:
+        self._streams.pop(request.stream_id, None)
+        request.epoch += 1
+        request.stream_id = self._next_stream_id
+        self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
+        self._streams[request.stream_id] = request
+        request.workers = ()
+        request.early.clear()
+        request.retry_at_s = None
+        self._commands.append(
+            SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
+        )
+
+    def _current(self, request_id: str, epoch: int) -> _Request | None:
+        request = self._requests.get(request_id)
+        return request if request is not None and request.epoch == epoch else None
+
+    def _assigned(self, event: m.RequestAssigned, now: float) -> None:
+        request = self._current(event.request_id, event.epoch)
+        if request is None:
+            return
+        request.workers = (event.prompt_worker, event.token_worker)
+        if not request.accepted and request.first_token_s is None:
+            request.accepted = True
+            self._commands.append(Accept(request.request_id))
+        for worker_id in request.workers:
+            if self.membership.lost_lately(worker_id, now):
+                self._attempt_lost(request, f"worker {worker_id} was lost", now)
+                return
+
+    def _rejected(self, event: m.RequestRejected, now: float) -> None:
+        request = self._current(event.request_id, event.epoch)
+        if request is None:
+            return
+        if event.epoch == 1 or event.code is m.RejectCode.NEVER_FITS:
+            self._fail(request, event.code.value, event.message, event.retry_after_s, now)
+        else:
+            self._attempt_lost(request, event.message, now)
+
+    def _submit_failed(self, event: SubmitFailed, now: float) -> None:
+        request = self._current(event.request_id, event.epoch)
+        if request is None:
+            return
+        if event.epoch == 1:
+            self._fail(request, FAIL_NO_SCHEDULER, event.reason, 1.0, now)
+        else:
+            self._attempt_lost(request, event.reason, now)
+
+    def _attempt_lost(self, request: _Request, reason: str, now: float) -> None:
+        """Try again soon, or give up when that has gone on for too long."""
+        if request.lost_since_s is None:
+            request.lost_since_s = now
+        if now - request.lost_since_s >= self.limits.recovery_s:
+            message = f"the request could not be recovered within {self.limits.recovery_s:g} s: {reason}"
+            self._fail(request, FAIL_NOT_RECOVERED, message, 1.0, now)
+            return
+        self._streams.pop(request.stream_id, None)
+        first_retry = request.lost_since_s == now
+        request.retry_at_s = now if first_retry else now + self.limits.retry_pause_s
+        self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
+        if first_retry:
+            self._submit(request)
+
+    # --- tokens -------------------------------------------------------------------------------------------------------
+
+    def _token_batch(self, batch: m.TokenBatch, now: float) -> None:
+        for delta in batch.deltas:
+            request = self._streams.get(delta.stream_id)
+            if request is not None:
+                if (batch.worker_id,) == request.workers[-1:]:
+                    request.workers = request.workers[-1:]  # the prompt worker's part is done, its fate no matter
+                self._token(request, delta, now)
+
+    def _token(self, request: _Request, delta: m.TokenDelta, now: float) -> None:
+        if delta.finish_reason is FinishReason.ERROR:
+            if delta.retryable:
+                self._attempt_lost(request, delta.error, now)
+            else:
+                self._fail(request, FAIL_ENGINE, delta.error, None, now)
+            return
+        expected = len(request.token_ids)
+        if delta.token_index > expected:
+            request.early[delta.token_index] = delta  # the prompt worker's token is still on its way
+            return
+        if delta.token_index < expected or delta.token_id is None:
+            return
+        ready: list[m.TokenDelta] = []
+        next_delta: m.TokenDelta | None = delta
+        while next_delta is not None and next_delta.token_id is not None:
+            ready.append(next_delta)
+            request.token_ids.append(next_delta.token_id)
+            next_delta = request.early.pop(len(request.token_ids), None)
+        if request.first_token_s is None:
+            request.first_token_s = now
+            request.state = advance(request.state, RequestEvent.PREFILL_STARTED)
+        request.progress_s, request.lost_since_s = now, None
+        finish_reason = ready[-1].finish_reason
+        self._commands.append(Deliver(request.request_id, tuple(ready), finish_reason))
+        if finish_reason is not None:
+            self._end(request, FINISH_EVENT[finish_reason], now, finished=True)
+
+    # --- endings ------------------------------------------------------------------------------------------------------
+
+    def _closed(self, event: RequestClosed, now: float) -> None:
+        request = self._requests.get(event.request_id)
+        if request is not None:
+            self._end(request, RequestEvent.ABORTED, now, finished=False)
+
+    def _fail(self, request: _Request, code: str, message: str, retry_after_s: float | None, now: float) -> None:
+        self._commands.append(Fail(request.request_id, code, message, retry_after_s))
+        self._end(request, RequestEvent.FAILED, now, finished=False)
+
+    def _end(self, request: _Request, event: RequestEvent, now: float, *, finished: bool) -> None:
+        request.state = advance(request.state, event)
+        assert is_terminal(request.state)
+        del self._requests[request.request_id]
+        self._streams.pop(request.stream_id, None)
+        self._commands.append(CloseAttempts(m.CloseRequest(request.request_id, request.epoch, finished)))
+        tokens = len(request.token_ids)
+        facts: dict[str, str | int | float] = {
+            "finish": request.state.value.removeprefix("finished_"),
+            "prompt_tokens": request.prompt_tokens,
+            "output_tokens": tokens,
+            "attempts": request.epoch,
+            "e2e_s": now - request.received_s,
+        }
+        if request.first_token_s is not None:
+            facts["ttft_s"] = request.first_token_s - request.received_s
+            if tokens > 1:
+                facts["tpot_s"] = (request.progress_s - request.first_token_s) / (tokens - 1)
+        self._record(request, "completed", now, **facts)
+
+    def _record(self, request: _Request, stage: str, now: float, **facts: str | int | float) -> None:
+        entry = m.LedgerEntry(request.request_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
+        self._commands.append(m.RecordLedger(entry))
+
+    # --- members and time ---------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, member: m.Member, now: float) -> None:
+        for event in self.membership.observe(member, now):
+            if isinstance(event, MemberLost):
+                self._member_lost(event, now)
+
+    def _member_lost(self, event: MemberLost, now: float) -> None:
+        """Recover what the member had: a worker its assigned requests, a scheduler those that wait to be assigned."""
+        member = event.member
+        is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
+        for request in list(self._requests.values()):
+            waits = is_scheduler and not request.workers and request.retry_at_s is None
+            if waits or member.id in request.workers:
+                self._attempt_lost(request, f"{member.kind.value} {member.id} {event.reason}", now)
+
+    def _tick(self, event: m.Tick, now: float) -> None:
+        for change in self.membership.expire(now):
+            if isinstance(change, MemberLost):
+                self._member_lost(change, now)
+        for request in list(self._requests.values()):
+            if request.retry_at_s is not None:
+                if request.retry_at_s <= now:
+                    self._submit(request)
+            elif now - max(request.progress_s, request.lost_since_s or 0.0) > self.limits.stall_s:
+                self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)

@@ -1,0 +1,92 @@
+"""Who is in the mesh, by their heartbeats.
+
+Law: a member is present from its first heartbeat until it says it left or stays silent for `timeout_s`. Of one id only the
+newest incarnation counts; a late message of an older one changes nothing.
+
+Invariants: every `MemberJoined` of an incarnation is followed by at most one `MemberLost` of it; members are listed in order
+of id, so that whoever breaks ties by position does so everywhere alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.messages import Member, MemberKind, MemberState
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A member, or a new incarnation of one, was heard for the first time."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member left, fell silent or was replaced by a new incarnation; what it held is gone."""
+
+    member: Member
+    reason: str
+
+
+MembershipEvent = MemberJoined | MemberLost
+
+
+class Membership:
+    """The members present, as seen by one listener."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._members: dict[str, Member] = {}
+        self._heard_s: dict[str, float] = {}
+        self._newest: dict[str, int] = {}
+        self._lost_s: dict[str, float] = {}
+
+    def observe(self, member: Member, now: float) -> list[MembershipEvent]:
+        """Take in a heartbeat and return what it changes."""
+        if member.incarnation < self._newest.get(member.id, 0):
+            return []
+        self._newest[member.id] = member.incarnation
+        events: list[MembershipEvent] = []
+        known = self._members.get(member.id)
+        if known is not None and known.incarnation < member.incarnation:
+            events.append(self._lose(known, "restarted", now))
+            known = None
+        if member.state is MemberState.LEFT:
+            if known is not None:
+                events.append(self._lose(known, "left", now))
+            return events
+        self._members[member.id] = member
+        self._heard_s[member.id] = now
+        if known is None:
+            events.append(MemberJoined(member))
+        return events
+
+    def expire(self, now: float) -> list[MembershipEvent]:
+        """Return whom the silence has lasted too long of."""
+        silent = [id_ for id_, heard_s in sorted(self._heard_s.items()) if now - heard_s > self.timeout_s]
+        return [self._lose(self._members[id_], f"silent for {self.timeout_s:g} s", now) for id_ in silent]
+
+    def lost_lately(self, member_id: str, now: float) -> bool:
+        """Tell whether a member was lost within the last time-out and has not come back: news of it may still be stale."""
+        lost_s = self._lost_s.get(member_id)
+        return lost_s is not None and member_id not in self._members and now - lost_s <= self.timeout_s
+
+    def get(self, member_id: str) -> Member | None:
+        """Return a member that is present."""
+        return self._members.get(member_id)
+
+    def all(self, *kinds: MemberKind) -> list[Member]:
+        """Return the members present, of these kinds if any are given, in order of id."""
+        members = (self._members[id_] for id_ in sorted(self._members))
+        return [member for member in members if not kinds or member.kind in kinds]
+
+    def workers(self) -> list[Member]:
+        """Return the prompt and token workers present, in order of id."""
+        return self.all(MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+
+    def _lose(self, member: Member, reason: str, now: float) -> MemberLost:
+        del self._members[member.id]
+        self._heard_s.pop(member.id, None)
+        self._lost_s[member.id] = now
+        return MemberLost(member, reason)

@@ -1,0 +1,365 @@
+"""What the roles say to one another.
+
+Law: an imperative name is an order to its receiver, a past-tense name a report; a receiver treats either as an event. Every
+message about a request carries the attempt's epoch, and the receiver ignores epochs it has seen the end of. Messages hold
+decisions only: token ids of prompts stay in the request store, KV bytes on the transfer plane.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spotwise.core.record import KvTarget
+from spotwise.core.request import FinishReason
+from spotwise.core.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRef:
+    """Where a sequence's tokens go: a gateway, and the attempt's number there."""
+
+    gateway_id: str
+    stream_id: int
+
+
+class RejectCode(StrEnum):
+    """Why the scheduler does not take a request."""
+
+    MESH_FULL = "mesh_full"
+    NO_WORKERS = "no_workers"
+    NEVER_FITS = "never_fits"
+    QUEUE_TIMEOUT = "queue_timeout"
+
+
+# --- gateway -> scheduler ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRequest:
+    """Route this sequence; its record is in the store.
+
+    Attributes:
+        prompt_tokens: tokens to prefill: the prompt, and outputs committed by earlier attempts.
+        max_new_tokens: tokens still owed at most.
+    """
+
+    request_id: str
+    epoch: int
+    stream: StreamRef
+    prompt_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequest:
+    """The gateway is done with the sequence: all attempts up to `epoch`. Unless it finished, workers must drop it."""
+
+    request_id: str
+    epoch: int
+    finished: bool
+
+
+# --- scheduler -> gateway ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAccepted:
+    """The scheduler will assign the sequence, or reject it later."""
+
+    request_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRejected:
+    """The sequence will not be served; `retry_after_s` says when asking again makes sense, if ever."""
+
+    request_id: str
+    epoch: int
+    code: RejectCode
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAssigned:
+    """Both phases have their worker, and the KV its blocks."""
+
+    request_id: str
+    epoch: int
+    prompt_worker: str
+    token_worker: str
+
+
+# --- scheduler -> worker ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveKv:
+    """Hold blocks for a sequence whose prompt another worker will compute.
+
+    Attributes:
+        scheduler_id: who asks, and gets `KvReserved` or `KvRefused`.
+        assignment: the scheduler's running number; heartbeats echo the last one seen, so that its view can be reconciled.
+        kv_tokens: tokens to hold at most: prompt and all new ones.
+        owed_tokens: new tokens at most.
+        lease_s: the reservation is dropped that long after its last renewal.
+    """
+
+    request_id: str
+    epoch: int
+    stream: StreamRef
+    scheduler_id: str
+    assignment: int
+    kv_tokens: int
+    owed_tokens: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill:
+    """Compute the prompt, sample one token, deliver the KV to `target`."""
+
+    request_id: str
+    epoch: int
+    stream: StreamRef
+    scheduler_id: str
+    assignment: int
+    prompt_tokens: int
+    target: KvTarget
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Drop all attempts of the sequence up to `epoch`; nobody waits for an answer."""
+
+    request_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new requests, let running ones finish, then leave; whatever runs at the deadline is given back."""
+
+    worker_id: str
+    deadline_s: float
+    reason: str = ""
+
+
+# --- worker -> scheduler ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KvReserved:
+    """The reservation stands."""
+
+    request_id: str
+    epoch: int
+    target: KvTarget
+
+
+@dataclass(frozen=True, slots=True)
+class KvRefused:
+    """There is no room, or the worker takes nothing new."""
+
+    request_id: str
+    epoch: int
+    worker_id: str
+    reason: str
+
+
+# --- worker -> worker -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLeases:
+    """The prompt worker still works on these (request id, epoch) pairs."""
+
+    leases: tuple[tuple[str, int], ...]
+
+
+# --- worker -> gateway ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """What one iteration brought one stream.
+
+    Attributes:
+        stream_id: the attempt, at its gateway.
+        token_index: index of `token_id` in the sequence's output, from 0; for an ending without a token, the number of
+            tokens sent before.
+        token_id: the new token; `None` where the stream ends without one.
+        finish_reason: set with the last delta of the stream.
+        error: says why, where `finish_reason` is ERROR.
+        retryable: another attempt may succeed.
+        queue_s: with a sequence's first token here: seconds from the order to its prefill.
+        logprobs, prompt_logprobs: where the client asked for them.
+    """
+
+    stream_id: int
+    token_index: int
+    token_id: int | None
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    retryable: bool = False
+    queue_s: float | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """All that one iteration of one worker has for one gateway."""
+
+    worker_id: str
+    deltas: tuple[TokenDelta, ...]
+
+
+# --- everyone -> everyone ---------------------------------------------------------------------------------------------
+
+
+class MemberKind(StrEnum):
+    """The six services."""
+
+    GATEWAY = "gateway"
+    CLUSTER_SCHEDULER = "cluster_scheduler"
+    PROMPT_WORKER = "prompt_worker"
+    TOKEN_WORKER = "token_worker"
+    MIGRATION_PLANNER = "migration_planner"
+    SPOT_WATCHER = "spot_watcher"
+
+
+class Pool(StrEnum):
+    """A worker's home role."""
+
+    PROMPT = "prompt"
+    TOKEN = "token"
+    MIXED = "mixed"
+
+
+class MemberState(StrEnum):
+    """Whether a member takes work."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker's own count of what it holds, derived at the moment it is sent.
+
+    Attributes:
+        pending_prompt_tokens: prompt tokens not yet computed.
+        owed_tokens: new tokens that reserved and running sequences may still produce.
+        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each.
+        waiting, waiting_for_kv, running, migrating: sequences by state.
+        assignments_seen: (scheduler id, last assignment number received) pairs.
+    """
+
+    pending_prompt_tokens: int = 0
+    owed_tokens: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
+    kv_block_size: int = 16
+    waiting: int = 0
+    waiting_for_kv: int = 0
+    running: int = 0
+    migrating: int = 0
+    assignments_seen: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who a process is and how it is doing; sent as its heartbeat, kept in the registry.
+
+    Attributes:
+        incarnation: grows each time a member of this id starts.
+        grpc_address: `host:port` of health and engine control.
+        transfer_address: a worker's KV listener.
+        load: of workers only.
+    """
+
+    id: str
+    kind: MemberKind
+    incarnation: int
+    state: MemberState
+    host: str
+    pid: int
+    grpc_address: str
+    pool: Pool | None = None
+    transfer_address: str = ""
+    model: str = ""
+    load: WorkerLoad | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReply:
+    """The spot watcher's answer to who asked for a drain."""
+
+    accepted: bool
+    detail: str
+
+
+# --- the request's ledger ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One line of a request's ledger: what a member did for it.
+
+    Attributes:
+        stage: `assigned`, `prefilled`, `handed_off`, `decoded`, `failed` or `completed`.
+        at_s: Unix time.
+        facts: (name, value) pairs; names carry their unit.
+    """
+
+    request_id: str
+    epoch: int
+    stage: str
+    member_id: str
+    at_s: float
+    facts: tuple[tuple[str, str | int | float], ...]
+
+
+Message = (
+    SubmitRequest
+    | CloseRequest
+    | RequestAccepted
+    | RequestRejected
+    | RequestAssigned
+    | ReserveKv
+    | StartPrefill
+    | CancelRequest
+    | Drain
+    | DrainReply
+    | KvReserved
+    | KvRefused
+    | RenewLeases
+    | TokenBatch
+    | Member
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Command: put `message` into the inbox of `recipient_id`."""
+
+    recipient_id: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLedger:
+    """Command: append an entry to the request's ledger."""
+
+    entry: LedgerEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Event: time passed; roles look at their deadlines."""

@@ -1,0 +1,85 @@
+"""What the mesh must know of a request to serve it from any worker, at any token.
+
+Law: a request's record holds its inputs and the tokens already committed to the client; with the stateless sampler
+(`sampling.py`) that is enough to go on anywhere. The gateway writes it; workers only read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+
+
+def sequence_id(request_id: str, epoch: int) -> str:
+    """Return the id of one attempt at a request: what an engine and a block pool know it by."""
+    return f"{request_id}@{epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One sequence, as kept in the request store.
+
+    Attributes:
+        request_id: the sequence's id; the choices of one API request share the part before `#`.
+        epoch: attempt number, from 1; a higher one fences all lower ones.
+        gateway_id: who streams it.
+        stream_id: the attempt's number at that gateway; token messages carry it instead of the id.
+        model: name the client asked for.
+        prompt_token_ids: the prompt.
+        output_token_ids: output tokens committed before this attempt; they are computed again, not counted again.
+        sampling: how tokens are drawn.
+        stop: when it ends; `max_new_tokens` counts `output_token_ids` too.
+        arrival_unix_s: when the gateway received it.
+    """
+
+    request_id: str
+    epoch: int
+    gateway_id: str
+    stream_id: int
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopCriteria
+    arrival_unix_s: float
+
+    @property
+    def sequence_id(self) -> str:
+        """Id of this attempt."""
+        return sequence_id(self.request_id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandoff:
+    """The end of a prompt phase: what the token worker needs besides the KV bytes.
+
+    Attributes:
+        request_id: the sequence.
+        epoch: its attempt.
+        num_tokens: tokens whose KV travels (the prompt and outputs committed before, not the first new token).
+        first_token_id: the token the prefill produced; its KV is not computed yet.
+    """
+
+    request_id: str
+    epoch: int
+    num_tokens: int
+    first_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvTarget:
+    """Blocks reserved for a hand-off on a token worker.
+
+    Attributes:
+        worker_id: who holds the reservation.
+        incarnation: of that worker; a restarted one refuses what was meant for its predecessor.
+        address: its transfer listener, `host:port`.
+        block_ids: the reserved blocks, in position order.
+    """
+
+    worker_id: str
+    incarnation: int
+    address: str
+    block_ids: tuple[int, ...]

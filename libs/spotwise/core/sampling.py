@@ -1,0 +1,102 @@
+"""How the next token is drawn, as data, and the one source of randomness.
+
+Law: the token at output index `i` of a sequence depends on the logits, the sampling parameters, the tokens so far and
+`counter_uniform(seed, i)`, and on nothing else. The sampler therefore has no state that a move to another worker could lose:
+whoever holds the tokens can go on.
+
+Invariants: `counter_uniform` is a pure function, in [0, 1), the same on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(value: int) -> int:
+    """Finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def counter_uniform(seed: int, index: int) -> float:
+    """Return the uniform number in [0, 1) that belongs to output token `index` of a sequence seeded with `seed`."""
+    stream = _mix((seed + _GOLDEN) & _MASK)
+    bits = _mix((stream + (index + 1) * _GOLDEN) & _MASK)
+    return (bits >> 11) / float(1 << 53)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one sequence, with the OpenAI API's meanings and vLLM's extensions.
+
+    Attributes:
+        temperature: 0 means greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: keep the k likeliest tokens; `None` keeps all.
+        min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1].
+        seed: seed of the sequence; the gateway draws one where the client gave none.
+        presence_penalty: subtracted once from the logit of every token already in the output.
+        frequency_penalty: subtracted from a logit once per occurrence in the output.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
+        logit_bias: (token id, bias) pairs added to the logits.
+        logprobs: how many likeliest alternatives to report per output token; `None` reports nothing, 0 the token alone.
+        prompt_logprobs: the same for prompt tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken; no random number is then used."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens so far change the logits."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural logarithm, of the model's own distribution (before any parameter).
+
+    Attributes:
+        logprob: of the token that stands there.
+        top_token_ids: the likeliest alternatives, likeliest first.
+        top_logprobs: theirs, same order.
+    """
+
+    logprob: float
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What an iteration produced for one sequence.
+
+    Attributes:
+        sequence_id: the attempt.
+        token_id: the token drawn.
+        logprobs: filled where the sequence asked for it.
+        prompt_logprobs: with the first token, one entry a prompt token (the first has none), where asked for.
+    """
+
+    sequence_id: str
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -1,0 +1,164 @@
+"""What a worker role asks of its process, and what the process tells it.
+
+Events first (past tense), then commands (imperative). Inter-member messages are in `messages.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.batching import Batch
+from spotwise.core.messages import (
+    CancelRequest,
+    Drain,
+    RecordLedger,
+    RenewLeases,
+    ReserveKv,
+    Send,
+    StartPrefill,
+    Tick,
+)
+from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
+from spotwise.core.sampling import SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLoaded:
+    """The request's record was read from the store and the engine took it."""
+
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RecordUnavailable:
+    """The store has no such record (or an older attempt's), or the engine refused it."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IterationFinished:
+    """The engine ran the batch; rows that reached the end of their known tokens have a token each."""
+
+    sampled: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationFailed:
+    """The engine raised; nothing of the batch counts."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvArrived:
+    """A hand-off is complete and verified in the blocks reserved for it."""
+
+    handoff: KvHandoff
+    kv_bytes: int
+    transfer_s: float
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffDelivered:
+    """The token worker has the KV and said so."""
+
+    request_id: str
+    epoch: int
+    kv_bytes: int
+    transfer_s: float
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """The token worker has none of the KV."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
+WorkerEvent = (
+    ReserveKv
+    | StartPrefill
+    | CancelRequest
+    | RenewLeases
+    | Drain
+    | RecordLoaded
+    | RecordUnavailable
+    | IterationFinished
+    | IterationFailed
+    | KvArrived
+    | HandoffDelivered
+    | HandoffFailed
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRecord:
+    """Read the record and give it to the engine."""
+
+    request_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSequence:
+    """Let the engine forget the attempt."""
+
+    sequence_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendToken:
+    """Tell the engine a token that another worker sampled."""
+
+    sequence_id: str
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunIteration:
+    """Run the batch; one is in flight at a time."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectKv:
+    """Let the transfer plane write into these blocks."""
+
+    request_id: str
+    epoch: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetKv:
+    """Let it write there no more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushKv:
+    """Deliver a prompt's KV."""
+
+    handoff: KvHandoff
+    target: KvTarget
+    source_block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process."""
+
+
+WorkerCommand = (
+    Send | RecordLedger | LoadRecord | DropSequence | AppendToken | RunIteration | ExpectKv | ForgetKv | PushKv | Leave
+)

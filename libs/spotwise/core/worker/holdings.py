@@ -1,0 +1,156 @@
+"""The sequences a worker holds, their blocks, and the ways out.
+
+Law: a sequence owns blocks here exactly while it is held, and it is held until nothing reads or writes those blocks any
+more: not in the middle of an iteration, not while its KV is being pushed. One that ends too early for that is *condemned*
+and leaves as soon as it may.
+
+Invariants: blocks owned == blocks of the sequences held; a condemned sequence joins no iteration and publishes nothing;
+every ending that the gateway did not ask for is published to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spotwise.core import messages as m
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import sequence_id
+from spotwise.core.request import FINISH_EVENT, FinishReason, RequestState
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.sequence import Sequence
+
+
+class Holdings:
+    """Sequences in order of arrival, and the commands that their fates cause."""
+
+    def __init__(self, worker_id: str, pool: BlockPool) -> None:
+        self.worker_id = worker_id
+        self.pool = pool
+        self.in_iteration: frozenset[str] = frozenset()
+        self._sequences: dict[str, Sequence] = {}
+        self._commands: list[c.WorkerCommand] = []
+        self._deltas: dict[str, list[m.TokenDelta]] = {}
+
+    # --- who is here --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._sequences
+
+    def get(self, request_id: str, epoch: int) -> Sequence | None:
+        """Return that attempt if it is here and not condemned."""
+        return self.by_id(sequence_id(request_id, epoch))
+
+    def by_id(self, sequence_id: str) -> Sequence | None:
+        """Return the sequence if it is here and not condemned."""
+        sequence = self._sequences.get(sequence_id)
+        return None if sequence is None or sequence.condemned else sequence
+
+    def add(self, request_id: str, epoch: int, stream: m.StreamRef, state: RequestState, now: float) -> Sequence:
+        """Enter an attempt that is not here."""
+        sequence = Sequence(request_id, epoch, stream, state, now)
+        self._sequences[sequence.sequence_id] = sequence
+        return sequence
+
+    def allocate(self, sequence: Sequence, tokens: int) -> None:
+        """Give the sequence blocks for `tokens` tokens; ask the pool first."""
+        sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens)
+
+    # --- what follows -------------------------------------------------------------------------------------------------
+
+    def say(self, command: c.WorkerCommand) -> None:
+        """Add a command to the answer."""
+        self._commands.append(command)
+
+    def publish(self, sequence: Sequence, delta: m.TokenDelta) -> None:
+        """Add to the one message that this event sends to the sequence's gateway."""
+        self._deltas.setdefault(sequence.stream.gateway_id, []).append(delta)
+
+    def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
+        """Add a line to the request's ledger."""
+        entry = m.LedgerEntry(sequence.request_id, sequence.epoch, stage, self.worker_id, now, tuple(facts.items()))
+        self.say(m.RecordLedger(entry))
+
+    def answer(self) -> list[c.WorkerCommand]:
+        """Return what was said since the last answer: tokens first, because a client waits for them."""
+        tokens = [
+            m.Send(gateway_id, m.TokenBatch(self.worker_id, tuple(deltas)))
+            for gateway_id, deltas in self._deltas.items()
+        ]
+        commands = [*tokens, *self._commands]
+        self._deltas.clear()
+        self._commands.clear()
+        return commands
+
+    # --- ways out -----------------------------------------------------------------------------------------------------
+
+    def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool) -> None:
+        """End a sequence that cannot be served here, and tell its gateway and its other worker."""
+        self.publish(
+            sequence,
+            m.TokenDelta(
+                stream_id=sequence.stream.stream_id,
+                token_index=sequence.output_tokens,
+                token_id=None,
+                finish_reason=FinishReason.ERROR,
+                error=reason,
+                retryable=retryable,
+            ),
+        )
+        self.record(sequence, "failed", now, reason=reason)
+        self.cancel_target(sequence)
+        self.end(sequence, FinishReason.ERROR)
+
+    def fence(self, request_id: str, epoch: int) -> None:
+        """End all attempts up to `epoch`; whoever asked knows."""
+        for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.condemned]:
+            self.cancel_target(sequence)
+            self.end(sequence, FinishReason.ABORT)
+
+    def cancel_target(self, sequence: Sequence) -> None:
+        """Give the reservation on the token worker back, where there is one."""
+        if sequence.target is not None:
+            order = m.CancelRequest(sequence.request_id, sequence.epoch)
+            self.say(m.Send(sequence.target.worker_id, order))
+
+    def end(self, sequence: Sequence, finish_reason: FinishReason) -> None:
+        """Let go: at once where its blocks are at rest, else once they are."""
+        if sequence.state is RequestState.WAITING_FOR_KV:
+            self.say(c.ForgetKv(sequence.request_id))
+        sequence.advance(FINISH_EVENT[finish_reason])
+        sequence.condemned = True
+        self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
+        if sequence.push_in_flight or sequence.sequence_id in self.in_iteration:
+            return
+        del self._sequences[sequence.sequence_id]
+        if sequence.block_ids:
+            self.pool.free(sequence.sequence_id)
+        self.say(c.DropSequence(sequence.sequence_id))
+
+    def end_iteration(self) -> list[Sequence]:
+        """Note that no iteration runs; return the wanted sequences that took part, in order of arrival."""
+        took_part, self.in_iteration = self.in_iteration, frozenset()
+        members = [sequence for sequence in self if sequence.sequence_id in took_part]
+        for sequence in members:
+            if sequence.condemned:
+                self.release(sequence)
+        return [sequence for sequence in members if not sequence.condemned]
+
+    def push_ended(self, request_id: str, epoch: int) -> Sequence | None:
+        """Note that a push ended; return its sequence if it is still wanted."""
+        sequence = self._sequences.get(sequence_id(request_id, epoch))
+        if sequence is None or not sequence.push_in_flight:
+            return None
+        sequence.push_in_flight = False
+        if sequence.condemned:
+            self.release(sequence)
+            return None
+        return sequence

@@ -1,0 +1,134 @@
+"""What the engine runs next, and what its results mean.
+
+Law: iteration-level scheduling (Orca, section 4.1): one iteration in flight; between iterations finished sequences leave and
+waiting ones join. Decode rows and prefill rows share an iteration.
+
+Invariants: FCFS: of two prompts the earlier never waits for the later; every runnable decode takes part as long as there are
+rows.
+"""
+
+from __future__ import annotations
+
+from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+from spotwise.core.messages import TokenDelta
+from spotwise.core.request import FinishReason, RequestEvent, RequestState
+from spotwise.core.sampling import SampledToken
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.prompt_side import PromptSide
+from spotwise.core.worker.sequence import Sequence
+
+
+class Iterations:
+    """Builds batches and takes their results."""
+
+    def __init__(self, holdings: Holdings, prompt_side: PromptSide, limits: BatchLimits) -> None:
+        self.finished = 0
+        self._holdings = holdings
+        self._prompt_side = prompt_side
+        self._limits = limits
+        self._in_flight = False
+
+    def run_next(self, now: float) -> None:
+        """Order the next iteration, where none is in flight and something can run."""
+        if self._in_flight:
+            return
+        builder = BatchBuilder(self._limits)
+        for sequence in self._holdings:
+            if builder.is_full:
+                break
+            if not sequence.is_runnable:
+                continue
+            if sequence.state is RequestState.RUNNING:
+                builder.add_decode(_row(sequence))
+            else:
+                self._offer_prompt(builder, sequence, now)
+        batch = builder.build()
+        if batch is not None:
+            self._in_flight = True
+            self._holdings.in_iteration = frozenset(row.sequence_id for row in batch.rows)
+            self._holdings.say(c.RunIteration(batch))
+
+    def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
+        if not builder.takes_prompt(sequence.uncomputed_tokens):
+            return
+        if not sequence.block_ids:
+            if not self._holdings.pool.can_allocate(sequence.known_tokens):
+                builder.close_for_prompts()
+                return
+            self._holdings.allocate(sequence, sequence.known_tokens)
+        sequence.advance(RequestEvent.PREFILL_STARTED)
+        sequence.started_s, sequence.prefilled_here = now, True
+        builder.add_prompt(_row(sequence))
+
+    def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
+        """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
+        self._in_flight = False
+        self.finished += 1
+        for sequence in self._holdings.end_iteration():
+            sequence.computed_tokens = sequence.known_tokens
+        for sampled in event.sampled:
+            sequence_or_none = self._holdings.by_id(sampled.sequence_id)
+            if sequence_or_none is not None:
+                self._token_sampled(sequence_or_none, sampled, now)
+
+    def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
+        """Give up what was in the batch: what the engine did to it is unknown."""
+        self._in_flight = False
+        for sequence in self._holdings.end_iteration():
+            self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
+
+    def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
+        assert sequence.stop is not None  # what has no record is in no batch
+        index = sequence.output_tokens
+        sequence.output_tokens += 1
+        sequence.produced_here += 1
+        sequence.known_tokens += 1
+        finish_reason = sequence.stop.finish_reason(sampled.token_id, sequence.output_tokens)
+        prefilled_now = sequence.prefilled_here and sequence.produced_here == 1
+        queue_s = (sequence.started_s or now) - sequence.arrived_s if prefilled_now else None
+        self._holdings.publish(
+            sequence,
+            TokenDelta(
+                stream_id=sequence.stream.stream_id,
+                token_index=index,
+                token_id=sampled.token_id,
+                finish_reason=finish_reason,
+                queue_s=queue_s,
+                logprobs=sampled.logprobs,
+                prompt_logprobs=sampled.prompt_logprobs,
+            ),
+        )
+        if prefilled_now:
+            self._record_prefill(sequence, now)
+        if finish_reason is not None:
+            self._finish(sequence, finish_reason, now)
+        elif not sequence.decodes_here:
+            self._prompt_side.hand_off(sequence, sampled.token_id)
+
+    def _record_prefill(self, sequence: Sequence, now: float) -> None:
+        assert sequence.started_s is not None
+        self._holdings.record(
+            sequence,
+            "prefilled",
+            now,
+            prompt_tokens=sequence.computed_tokens,
+            queue_s=sequence.started_s - sequence.arrived_s,
+            prefill_s=now - sequence.started_s,
+        )
+        sequence.started_s = now  # of the token phase
+
+    def _finish(self, sequence: Sequence, finish_reason: FinishReason, now: float) -> None:
+        if sequence.decodes_here:
+            assert sequence.started_s is not None
+            tokens = sequence.produced_here - sequence.prefilled_here
+            decode_s = now - sequence.started_s
+            self._holdings.record(
+                sequence, "decoded", now, tokens=tokens, decode_s=decode_s, finish_reason=finish_reason.value
+            )
+        self._holdings.cancel_target(sequence)
+        self._holdings.end(sequence, finish_reason)
+
+
+def _row(sequence: Sequence) -> BatchRow:
+    return BatchRow(sequence.sequence_id, sequence.computed_tokens, sequence.uncomputed_tokens, sequence.block_ids)

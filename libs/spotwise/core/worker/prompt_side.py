@@ -1,0 +1,102 @@
+"""The prompt worker's half: prompts that wait, and KV that is handed off.
+
+Law: prompts are first come, first served; the KV goes to the reservation named in the order, and the sequence is let go when
+the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A hand-off that fails ends the
+attempt; the gateway, which has every token so far, tries again elsewhere.
+
+Source: Splitwise, sections 4.2 and 4.3.
+"""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvHandoff, sequence_id
+from spotwise.core.request import RequestEvent, RequestState
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.sequence import Sequence
+
+#: A lease is renewed this many times within its length, so that one lost message costs nothing.
+RENEWALS_PER_LEASE = 3
+
+
+class PromptSide:
+    """Handles `StartPrefill`, the fate of hand-offs, and the renewal of leases."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._renewed_s: dict[str, float] = {}
+
+    def start_prefill(self, order: m.StartPrefill, now: float) -> None:
+        """Queue a prompt."""
+        holdings = self._holdings
+        if order.target.worker_id == holdings.worker_id:
+            self._start_in_place(order, now)
+            return
+        if sequence_id(order.request_id, order.epoch) in holdings:
+            return  # delivered twice
+        holdings.fence(order.request_id, order.epoch - 1)
+        sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
+        sequence.known_tokens = order.prompt_tokens
+        sequence.target, sequence.lease_s = order.target, order.lease_s
+        if holdings.pool.could_ever_fit(order.prompt_tokens):
+            holdings.say(c.LoadRecord(order.request_id, order.epoch))
+        else:
+            holdings.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
+
+    def _start_in_place(self, order: m.StartPrefill, now: float) -> None:
+        """Both phases here: the reservation becomes the sequence, and nothing is transferred."""
+        sequence = self._holdings.get(order.request_id, order.epoch)
+        if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
+            return  # its lease ran out, which the gateway was told; or delivered twice
+        self._holdings.say(c.ForgetKv(order.request_id))
+        sequence.advance(RequestEvent.PREFILL_ASSIGNED_HERE)
+        sequence.known_tokens = order.prompt_tokens
+        sequence.lease_expires_s = None
+
+    def hand_off(self, sequence: Sequence, first_token_id: int) -> None:
+        """Send a computed prompt's KV to its token worker."""
+        assert sequence.target is not None
+        sequence.advance(RequestEvent.HANDOFF_STARTED)
+        sequence.push_in_flight = True
+        tokens = sequence.computed_tokens
+        handoff = KvHandoff(sequence.request_id, sequence.epoch, tokens, first_token_id)
+        source = sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]
+        self._holdings.say(c.PushKv(handoff, sequence.target, source))
+
+    def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
+        """Let go of what the token worker has."""
+        sequence = self._holdings.push_ended(event.request_id, event.epoch)
+        if sequence is None:
+            return
+        assert sequence.target is not None
+        self._holdings.record(
+            sequence,
+            "handed_off",
+            now,
+            token_worker=sequence.target.worker_id,
+            kv_bytes=event.kv_bytes,
+            transfer_s=event.transfer_s,
+            transport=event.transport,
+        )
+        sequence.advance(RequestEvent.HANDOFF_DELIVERED)
+        self._holdings.release(sequence)
+
+    def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
+        """Give the attempt back to its gateway."""
+        sequence = self._holdings.push_ended(event.request_id, event.epoch)
+        if sequence is not None:
+            self._holdings.fail(sequence, f"the KV hand-off failed: {event.reason}", now, retryable=True)
+
+    def renew_leases(self, now: float) -> None:
+        """Tell every token worker, in one message each, which of its reservations are still wanted."""
+        due: dict[str, list[tuple[str, int]]] = {}
+        for sequence in self._holdings:
+            if sequence.target is None or sequence.condemned:
+                continue
+            target_id = sequence.target.worker_id
+            if now - self._renewed_s.get(target_id, 0.0) >= sequence.lease_s / RENEWALS_PER_LEASE:
+                due.setdefault(target_id, []).append((sequence.request_id, sequence.epoch))
+        for target_id, leases in due.items():
+            self._renewed_s[target_id] = now
+            self._holdings.say(m.Send(target_id, m.RenewLeases(tuple(leases))))

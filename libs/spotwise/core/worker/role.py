@@ -1,0 +1,147 @@
+"""One worker: what it accepts, what it runs next, when it leaves.
+
+Law: a worker computes prompts, tokens, or both; its pool is a home role and no restriction (mixed machines: Splitwise,
+section 4.1). Four parts share one set of holdings: the token side (reservations), the prompt side (hand-offs), the
+iterations, and the drain below.
+
+Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
+a draining worker accepts no reservation and leaves when it holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.request import RequestState
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.iterations import Iterations
+from spotwise.core.worker.prompt_side import PromptSide
+from spotwise.core.worker.token_side import TokenSide
+
+#: A draining worker stays this long at least, so that work sent before the news spread still finds it.
+DRAIN_LINGER_S = 1.0
+
+
+class WorkerRole:
+    """The worker's state machine: `handle(event, now) -> commands`.
+
+    Args:
+        worker_id: this member's id.
+        incarnation: of this process.
+        address: its KV listener, `host:port`.
+        pool: its blocks.
+        limits: of one iteration.
+    """
+
+    def __init__(
+        self, worker_id: str, incarnation: int, address: str, pool: BlockPool, limits: BatchLimits | None = None
+    ) -> None:
+        self.worker_id = worker_id
+        self._holdings = Holdings(worker_id, pool)
+        self._token_side = TokenSide(self._holdings, incarnation, address)
+        self._prompt_side = PromptSide(self._holdings)
+        self._iterations = Iterations(self._holdings, self._prompt_side, limits or BatchLimits())
+        self._assignments_seen: dict[str, int] = {}
+        self._drain: m.Drain | None = None
+        self._drain_started_s = 0.0
+        self._has_left = False
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            m.ReserveKv: self._reserve_kv,
+            m.StartPrefill: self._start_prefill,
+            m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
+            m.RenewLeases: self._token_side.renew_leases,
+            m.Drain: self._start_drain,
+            m.Tick: self._tick,
+            c.RecordLoaded: self._record_loaded,
+            c.RecordUnavailable: self._record_unavailable,
+            c.IterationFinished: self._iterations.iteration_finished,
+            c.IterationFailed: self._iterations.iteration_failed,
+            c.KvArrived: self._token_side.kv_arrived,
+            c.HandoffDelivered: self._prompt_side.handoff_delivered,
+            c.HandoffFailed: self._prompt_side.handoff_failed,
+        }
+
+    @property
+    def state(self) -> m.MemberState:
+        """Whether it takes new requests."""
+        return m.MemberState.READY if self._drain is None else m.MemberState.DRAINING
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that finished."""
+        return self._iterations.finished
+
+    def handle(self, event: c.WorkerEvent, now: float) -> list[c.WorkerCommand]:
+        """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
+        self._handlers[type(event)](event, now)
+        self._iterations.run_next(now)
+        self._leave_if_done(now)
+        return self._holdings.answer()
+
+    def load(self) -> m.WorkerLoad:
+        """Count what the worker holds now."""
+        held = list(self._holdings)
+        pool = self._holdings.pool
+        states = Counter(sequence.state for sequence in held)
+        decoding = [s for s in held if s.decodes_here and not s.condemned]
+        return m.WorkerLoad(
+            pending_prompt_tokens=sum(s.uncomputed_tokens for s in held if s.awaits_prefill),
+            owed_tokens=sum(max(0, s.owed_tokens - s.produced_here) for s in decoding),
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_free=pool.free_blocks,
+            kv_block_size=pool.block_size,
+            waiting=states[RequestState.WAITING],
+            waiting_for_kv=states[RequestState.WAITING_FOR_KV],
+            running=states[RequestState.RUNNING],
+            migrating=states[RequestState.MIGRATING],
+            assignments_seen=tuple(sorted(self._assignments_seen.items())),
+        )
+
+    def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
+        self._assignments_seen[order.scheduler_id] = order.assignment
+        self._token_side.reserve_kv(order, now, draining=self._drain is not None)
+
+    def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
+        self._assignments_seen[order.scheduler_id] = order.assignment
+        self._prompt_side.start_prefill(order, now)
+
+    def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
+        sequence = self._holdings.get(event.record.request_id, event.record.epoch)
+        if sequence is None:
+            self._holdings.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
+            return
+        sequence.load(event.record)
+        self._token_side.pass_first_token(sequence)
+
+    def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
+        sequence = self._holdings.get(event.request_id, event.epoch)
+        if sequence is not None:
+            self._holdings.fail(sequence, event.reason, now, retryable=False)
+
+    def _tick(self, event: m.Tick, now: float) -> None:
+        self._token_side.expire_leases(now)
+        self._prompt_side.renew_leases(now)
+        if self._drain is not None and now >= self._drain.deadline_s:
+            for sequence in [s for s in self._holdings if not s.condemned]:
+                self._holdings.fail(sequence, "the worker had to leave", now, retryable=True)
+
+    def _start_drain(self, order: m.Drain, now: float) -> None:
+        if order.worker_id != self.worker_id:
+            return
+        if self._drain is None:
+            self._drain, self._drain_started_s = order, now
+        elif order.deadline_s < self._drain.deadline_s:
+            self._drain = order
+
+    def _leave_if_done(self, now: float) -> None:
+        if self._drain is None or self._has_left or len(self._holdings):
+            return
+        if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
+            self._has_left = True
+            self._holdings.say(c.Leave())

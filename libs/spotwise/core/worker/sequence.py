@@ -1,0 +1,86 @@
+"""One sequence in the hands of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.messages import StreamRef
+from spotwise.core.record import KvTarget, RequestRecord, sequence_id
+from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What a worker knows of one attempt at a request.
+
+    Attributes:
+        known_tokens: prompt and output tokens whose ids exist.
+        computed_tokens: of those, how many have their KV in `block_ids`.
+        output_tokens: output tokens so far, earlier attempts included; counts from the record on.
+        produced_here: output tokens sampled by this worker in this attempt.
+        owed_tokens: new tokens this attempt may still produce at most.
+        target: where the prompt worker delivers the KV; `None` where this worker decodes.
+        lease_expires_s: when a reservation ends unless renewed; `None` once the sequence is this worker's own.
+        stop: from the record; `None` until the engine knows the sequence.
+        handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
+        condemned: ended, and here only until nothing uses its blocks any more.
+        push_in_flight: its blocks are being read for a hand-off.
+        started_s: when its prefill, or the token phase of a handed-off sequence, started here.
+        prefilled_here: its prompt phase ran on this worker.
+    """
+
+    request_id: str
+    epoch: int
+    stream: StreamRef
+    state: RequestState
+    arrived_s: float
+    known_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    produced_here: int = 0
+    owed_tokens: int = 0
+    target: KvTarget | None = None
+    lease_s: float = 0.0
+    lease_expires_s: float | None = None
+    stop: StopCriteria | None = None
+    handed_token_id: int | None = None
+    condemned: bool = False
+    push_in_flight: bool = False
+    prefilled_here: bool = False
+    started_s: float | None = None
+    block_ids: tuple[int, ...] = ()
+
+    @property
+    def sequence_id(self) -> str:
+        """Id of this attempt, for the engine and the block pool."""
+        return sequence_id(self.request_id, self.epoch)
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Known tokens without KV: the prompt before its prefill, 1 between decodes."""
+        return self.known_tokens - self.computed_tokens
+
+    @property
+    def decodes_here(self) -> bool:
+        """Whether this worker runs its token phase."""
+        return self.target is None
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether it can take part in an iteration, memory permitting."""
+        runs = self.state in (RequestState.WAITING, RequestState.RUNNING)
+        return runs and self.stop is not None and not self.condemned
+
+    @property
+    def awaits_prefill(self) -> bool:
+        """Whether its prompt is still to be computed here."""
+        return not self.condemned and self.computed_tokens == 0 and self.known_tokens > 0
+
+    def advance(self, event: RequestEvent) -> None:
+        """Move along the transition table."""
+        self.state = advance(self.state, event)
+
+    def load(self, record: RequestRecord) -> None:
+        """Take over what the record says."""
+        self.stop = record.stop
+        self.output_tokens += len(record.output_token_ids)

@@ -1,0 +1,97 @@
+"""The token worker's half: reservations, leases, and KV that arrives.
+
+Law: blocks are reserved before the prompt starts and held under a lease that the prompt worker renews; a lease that runs out
+ends the attempt and says so to the gateway, which tries again. KV is accepted into a standing reservation of the same epoch
+and nowhere else (the transfer plane asks before it writes).
+
+Source: joint assignment of both machines, Splitwise section 4.2; leases against what breaks elsewhere: blocks held for a
+dead peer.
+"""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvTarget, sequence_id
+from spotwise.core.request import RequestEvent, RequestState
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.sequence import Sequence
+
+
+class TokenSide:
+    """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
+
+    def __init__(self, holdings: Holdings, incarnation: int, address: str) -> None:
+        self._holdings = holdings
+        self._incarnation = incarnation
+        self._address = address
+
+    def reserve_kv(self, order: m.ReserveKv, now: float, *, draining: bool) -> None:
+        """Reserve blocks, or say why not."""
+        holdings = self._holdings
+        if refusal := self._refusal(order, draining):
+            answer = m.KvRefused(order.request_id, order.epoch, holdings.worker_id, refusal)
+            holdings.say(m.Send(order.scheduler_id, answer))
+            return
+        holdings.fence(order.request_id, order.epoch - 1)
+        sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
+        sequence.owed_tokens = order.owed_tokens
+        sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + order.lease_s
+        holdings.allocate(sequence, order.kv_tokens)
+        holdings.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
+        target = KvTarget(holdings.worker_id, self._incarnation, self._address, sequence.block_ids)
+        holdings.say(m.Send(order.scheduler_id, m.KvReserved(order.request_id, order.epoch, target)))
+        holdings.say(c.LoadRecord(order.request_id, order.epoch))
+
+    def _refusal(self, order: m.ReserveKv, draining: bool) -> str | None:
+        pool = self._holdings.pool
+        if draining:
+            return "draining"
+        if sequence_id(order.request_id, order.epoch) in self._holdings:
+            return "reserved already"
+        if not pool.can_allocate(order.kv_tokens):
+            return f"{pool.blocks_for(order.kv_tokens)} blocks asked, {pool.free_blocks} free"
+        return None
+
+    def renew_leases(self, order: m.RenewLeases, now: float) -> None:
+        """Extend the reservations that their prompt workers still work on."""
+        for request_id, epoch in order.leases:
+            sequence = self._holdings.get(request_id, epoch)
+            if sequence is not None and sequence.lease_expires_s is not None:
+                sequence.lease_expires_s = now + sequence.lease_s
+
+    def expire_leases(self, now: float) -> None:
+        """Give back what nobody renewed."""
+        for sequence in list(self._holdings):
+            expires_s = sequence.lease_expires_s
+            if expires_s is not None and expires_s <= now and not sequence.condemned:
+                self._holdings.fail(sequence, "the prompt worker went silent", now, retryable=True)
+
+    def kv_arrived(self, event: c.KvArrived, now: float) -> None:
+        """Take a handed-off sequence into the token phase."""
+        sequence = self._holdings.get(event.handoff.request_id, event.handoff.epoch)
+        if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
+            return  # ended while its last bytes were on the way
+        sequence.advance(RequestEvent.KV_ARRIVED)
+        sequence.lease_expires_s = None
+        sequence.computed_tokens = event.handoff.num_tokens
+        sequence.known_tokens = event.handoff.num_tokens + 1
+        sequence.output_tokens += 1
+        sequence.handed_token_id = event.handoff.first_token_id
+        sequence.started_s = now
+        self._holdings.record(
+            sequence,
+            "kv_received",
+            now,
+            kv_bytes=event.kv_bytes,
+            transfer_s=event.transfer_s,
+            transport=event.transport,
+            reserved_s=now - sequence.arrived_s,
+        )
+        self.pass_first_token(sequence)
+
+    def pass_first_token(self, sequence: Sequence) -> None:
+        """Tell the engine the token that the prompt worker sampled, once the engine knows the sequence."""
+        if sequence.handed_token_id is not None and sequence.stop is not None:
+            self._holdings.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
+            sequence.handed_token_id = None

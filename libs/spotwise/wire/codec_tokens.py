@@ -1,0 +1,165 @@
+"""Request records and token batches: the two messages that carry token ids.
+
+Law: a token batch is three packed columns, so that its cost a token is a few bytes and no object; what only some deltas have
+(an ending, log-probabilities) travels beside, by position.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from spotwise.core.messages import TokenBatch, TokenDelta
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import FinishReason, StopCriteria
+from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.wire.v1 import request_pb2 as pb
+
+_FINISH_TO = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_FINISH_FROM = {number: reason for reason, number in _FINISH_TO.items()}
+
+
+def encode_record(record: RequestRecord) -> bytes:
+    """Return the bytes under which a record is stored."""
+    sampling, stop = record.sampling, record.stop
+    return pb.RequestRecord(
+        request_id=record.request_id,
+        epoch=record.epoch,
+        gateway_id=record.gateway_id,
+        stream_id=record.stream_id,
+        model=record.model,
+        prompt_token_ids=record.prompt_token_ids,
+        output_token_ids=record.output_token_ids,
+        sampling=pb.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias_token_ids=[token_id for token_id, _ in sampling.logit_bias],
+            logit_bias_values=[bias for _, bias in sampling.logit_bias],
+            logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+        ),
+        stop=pb.StopCriteria(
+            max_new_tokens=stop.max_new_tokens,
+            stop_token_ids=stop.stop_token_ids,
+            min_new_tokens=stop.min_new_tokens,
+        ),
+        arrival_unix_s=record.arrival_unix_s,
+    ).SerializeToString()
+
+
+def decode_record(payload: bytes) -> RequestRecord:
+    """Return the record.
+
+    Raises:
+        ValueError: the bytes are no record.
+    """
+    try:
+        proto = pb.RequestRecord.FromString(payload)
+    except DecodeError as error:
+        raise ValueError(f"not a request record: {error}") from error
+    sampling, stop = proto.sampling, proto.stop
+    return RequestRecord(
+        request_id=proto.request_id,
+        epoch=proto.epoch,
+        gateway_id=proto.gateway_id,
+        stream_id=proto.stream_id,
+        model=proto.model,
+        prompt_token_ids=tuple(proto.prompt_token_ids),
+        output_token_ids=tuple(proto.output_token_ids),
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k if sampling.HasField("top_k") else None,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=tuple(zip(sampling.logit_bias_token_ids, sampling.logit_bias_values, strict=True)),
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+            prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        ),
+        stop=StopCriteria(stop.max_new_tokens, tuple(stop.stop_token_ids), stop.min_new_tokens),
+        arrival_unix_s=proto.arrival_unix_s,
+    )
+
+
+def batch_to(batch: TokenBatch) -> pb.TokenBatch:
+    """Return a token batch's protobuf twin."""
+    return pb.TokenBatch(
+        worker_id=batch.worker_id,
+        stream_ids=[delta.stream_id for delta in batch.deltas],
+        token_indexes=[delta.token_index for delta in batch.deltas],
+        token_ids=[delta.token_id or 0 for delta in batch.deltas],
+        extras=[_extra_to(position, delta) for position, delta in enumerate(batch.deltas) if _has_extra(delta)],
+    )
+
+
+def batch_from(proto: pb.TokenBatch) -> TokenBatch:
+    """Return the token batch that `batch_to` turned into `proto`."""
+    columns = zip(proto.stream_ids, proto.token_indexes, proto.token_ids, strict=True)
+    deltas = [TokenDelta(stream_id, index, token_id) for stream_id, index, token_id in columns]
+    for extra in proto.extras:
+        plain = deltas[extra.position]
+        deltas[extra.position] = TokenDelta(
+            stream_id=plain.stream_id,
+            token_index=plain.token_index,
+            token_id=None if extra.without_token else plain.token_id,
+            finish_reason=_FINISH_FROM.get(extra.finish_reason),
+            error=extra.error,
+            retryable=extra.retryable,
+            queue_s=extra.queue_s if extra.HasField("queue_s") else None,
+            logprobs=_logprobs_from(extra.logprobs) if extra.HasField("logprobs") else None,
+            prompt_logprobs=tuple(_logprobs_from(entry) for entry in extra.prompt_logprobs)
+            if extra.has_prompt_logprobs
+            else None,
+        )
+    return TokenBatch(proto.worker_id, tuple(deltas))
+
+
+def _has_extra(delta: TokenDelta) -> bool:
+    return (
+        delta.finish_reason is not None
+        or delta.token_id is None
+        or delta.queue_s is not None
+        or delta.logprobs is not None
+        or delta.prompt_logprobs is not None
+    )
+
+
+def _extra_to(position: int, delta: TokenDelta) -> pb.TokenExtra:
+    return pb.TokenExtra(
+        position=position,
+        without_token=delta.token_id is None,
+        finish_reason=_FINISH_TO[delta.finish_reason] if delta.finish_reason else pb.FINISH_REASON_UNSPECIFIED,
+        error=delta.error,
+        retryable=delta.retryable,
+        queue_s=delta.queue_s,
+        logprobs=_logprobs_to(delta.logprobs) if delta.logprobs else None,
+        has_prompt_logprobs=delta.prompt_logprobs is not None,
+        prompt_logprobs=[_logprobs_to(entry) for entry in delta.prompt_logprobs or ()],
+    )
+
+
+def _logprobs_to(logprobs: TokenLogprobs | None) -> pb.TokenLogprobs:
+    if logprobs is None:
+        return pb.TokenLogprobs(absent=True)
+    return pb.TokenLogprobs(
+        logprob=logprobs.logprob, top_token_ids=logprobs.top_token_ids, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def _logprobs_from(proto: pb.TokenLogprobs) -> TokenLogprobs | None:
+    if proto.absent:
+        return None
+    return TokenLogprobs(proto.logprob, tuple(proto.top_token_ids), tuple(proto.top_logprobs))

@@ -1,0 +1,43 @@
+"""Every NATS subject of the mesh, and every Redis key, in one place.
+
+An inbox is one subject per member, so that what one sender tells one receiver stays in order. `SUBMIT` is shared: schedulers
+form a queue group, and a gateway learns at once (no responders) that there is none.
+"""
+
+_ROOT = "spotwise.v1"
+
+SUBMIT = f"{_ROOT}.scheduler.submit"
+SCHEDULERS = "schedulers"  #: queue group of `SUBMIT`
+CLOSE = f"{_ROOT}.scheduler.close"
+HEARTBEATS = f"{_ROOT}.heartbeat.*"
+NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices, to everyone who cares
+DRAIN = f"{_ROOT}.spot.drain"  #: asks the spot watcher to raise a notice
+WATCHERS = "watchers"  #: queue group of `DRAIN`
+
+
+def inbox(member_id: str) -> str:
+    """Return the subject on which a member hears its messages."""
+    return f"{_ROOT}.inbox.{member_id}"
+
+
+def heartbeat(member_id: str) -> str:
+    """Return the subject of a member's heartbeats."""
+    return f"{_ROOT}.heartbeat.{member_id}"
+
+
+def request_key(request_id: str) -> str:
+    """Return the Redis key of a request's record."""
+    return f"spotwise:request:{request_id}"
+
+
+def ledger_key(request_id: str) -> str:
+    """Return the Redis key of an API request's ledger, shared by its choices."""
+    return f"spotwise:ledger:{request_id.split('#')[0]}"
+
+
+def member_key(member_id: str) -> str:
+    """Return the Redis key of a member's registration."""
+    return f"spotwise:member:{member_id}"
+
+
+MEMBER_KEYS = member_key("*")

@@ -1,0 +1,306 @@
+"""A whole mesh in one process: the real roles, a fake network, engines that only remember what stands in which block.
+
+Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
+order. An engine's writes take effect when its iteration ends, and a push reads and writes when it ends, which is when a block
+given away too early would show.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spotwise.core import gateway as g
+from spotwise.core import messages as m
+from spotwise.core.batching import Batch, BatchLimits
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import RequestRecord, sequence_id
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.role import WorkerRole
+
+BLOCK_SIZE = 4
+HEARTBEAT_S = 0.25
+
+
+def expected_token(request_id: str, index: int) -> int:
+    """The token that a correct mesh delivers at `index`."""
+    return hash((request_id, index)) % 1000
+
+
+@dataclass
+class FakeWorker:
+    """A role, and what its engine and its blocks hold."""
+
+    role: WorkerRole
+    pool: BlockPool
+    member: m.Member
+    engine: dict[str, RequestRecord] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    blocks: dict[int, dict[int, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
+    windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    alive: bool = True
+
+    def write(self, block_ids: tuple[int, ...], request_id: str, first: int, count: int) -> None:
+        for position in range(first, first + count):
+            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = (request_id, position)
+
+    def check(self, block_ids: tuple[int, ...], request_id: str, count: int) -> None:
+        for position in range(count):
+            found = self.blocks[block_ids[position // BLOCK_SIZE]].get(position % BLOCK_SIZE)
+            assert found == (request_id, position), f"KV of {request_id} at {position} is {found}"
+
+
+class MeshWorld:
+    """One gateway, one scheduler, some workers."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        pools: list[m.Pool],
+        num_blocks: int,
+        limits: SchedulerLimits,
+        iteration_s: float = 0.05,
+        push_s: float = 0.1,
+    ) -> None:
+        self.rng = rng
+        self.iteration_s = iteration_s
+        self.push_s = push_s
+        self.attempts: dict[str, int] = {}
+        self.now = 1000.0
+        self.num_blocks = num_blocks
+        self.gateway = g.GatewayRole("gateway", g.RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0))
+        self.scheduler = SchedulerRole("scheduler", limits)
+        self.workers: dict[str, FakeWorker] = {}
+        self.retired: list[FakeWorker] = []
+        self.records: dict[str, RequestRecord] = {}
+        self.specs: dict[str, tuple[int, StopCriteria]] = {}
+        self.delivered: dict[str, list[int]] = defaultdict(list)
+        self.ended: dict[str, str] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._link_free: dict[tuple[str, str], float] = {}
+        for number, pool in enumerate(pools):
+            self.start_worker(f"w{number}", pool)
+        for member in (self._plain("gateway", m.MemberKind.GATEWAY), self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER)):
+            self._beat_plain(member)
+        self.at(0.05, self._tick)
+
+    # --- time and links -----------------------------------------------------------------------------------------------
+
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (self.now + delay_s, self._order, action))
+
+    def run_until(self, end: float, done: Callable[[], bool] = lambda: False) -> None:
+        while self._events and self._events[0][0] <= end and not done():
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+    def delay(self, most: float = 0.02) -> float:
+        return self.rng.uniform(0.0, most)
+
+    def transmit(self, sender: str, recipient: str, action: Callable[[], None]) -> None:
+        arrival = max(self.now + self.delay(), self._link_free.get((sender, recipient), 0.0) + 1e-9)
+        self._link_free[sender, recipient] = arrival
+        self.at(arrival - self.now, action)
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _plain(member_id: str, kind: m.MemberKind) -> m.Member:
+        return m.Member(member_id, kind, 1, m.MemberState.READY, "host", 1, "")
+
+    def start_worker(self, worker_id: str, pool: m.Pool) -> None:
+        incarnation = int(self.now * 1000)
+        blocks = BlockPool(self.num_blocks, BLOCK_SIZE)
+        role = WorkerRole(worker_id, incarnation, worker_id, blocks, BatchLimits(max_num_seqs=4, max_prompt_tokens=12))
+        kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+        member = m.Member(worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool)
+        worker = FakeWorker(role, blocks, member)
+        self.workers[worker_id] = worker
+        self._beat(worker)
+
+    def kill(self, worker_id: str) -> None:
+        worker = self.workers.pop(worker_id)
+        worker.alive = False
+
+    def _beat(self, worker: FakeWorker) -> None:
+        if not worker.alive:
+            return
+        member = replace(worker.member, state=worker.role.state, load=worker.role.load())
+        self._broadcast(member)
+        self.at(HEARTBEAT_S, lambda: self._beat(worker))
+
+    def _beat_plain(self, member: m.Member) -> None:
+        self._broadcast(member)
+        self.at(HEARTBEAT_S, lambda: self._beat_plain(member))
+
+    def _broadcast(self, member: m.Member) -> None:
+        self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
+        self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
+
+    def _tick(self) -> None:
+        self.feed_gateway(m.Tick())
+        self.feed_scheduler(m.Tick())
+        for worker in list(self.workers.values()):
+            self.feed_worker(worker, m.Tick())
+        self.at(0.1, self._tick)
+
+    # --- the client ---------------------------------------------------------------------------------------------------
+
+    def request(self, request_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
+        self.specs[request_id] = (prompt_tokens, StopCriteria(max_new_tokens))
+        self.feed_gateway(g.RequestReceived(request_id, prompt_tokens, max_new_tokens))
+
+    def close(self, request_id: str) -> None:
+        if request_id not in self.ended:
+            self.ended[request_id] = "closed"
+            self.feed_gateway(g.RequestClosed(request_id))
+
+    # --- gateway ------------------------------------------------------------------------------------------------------
+
+    def feed_gateway(self, event: Any) -> None:
+        for command in self.gateway.handle(event, self.now):
+            match command:
+                case g.SubmitAttempt():
+                    self._submit(command)
+                case g.CloseAttempts(order):
+                    self.records.pop(order.request_id, None)
+                    self.transmit("gateway", "scheduler", lambda order=order: self.feed_scheduler(order))
+                case g.Deliver(request_id, tokens, finish_reason):
+                    assert request_id not in self.ended, "delivered after the end"
+                    for delta in tokens:
+                        assert delta.token_index == len(self.delivered[request_id])
+                        assert delta.token_id == expected_token(request_id, delta.token_index)
+                        self.delivered[request_id].append(delta.token_id)
+                    if finish_reason is not None:
+                        self.ended[request_id] = finish_reason.value
+                case g.Fail(request_id, code):
+                    assert request_id not in self.ended, "failed after the end"
+                    self.ended[request_id] = code
+
+    def _submit(self, command: g.SubmitAttempt) -> None:
+        self.attempts[command.request_id] = command.epoch
+        prompt_tokens, stop = self.specs[command.request_id]
+        committed = command.output_token_ids
+        self.records[command.request_id] = RequestRecord(
+            command.request_id,
+            command.epoch,
+            "gateway",
+            command.stream_id,
+            "model",
+            (0,) * prompt_tokens,
+            committed,
+            SamplingParams(),
+            stop,
+            self.now,
+        )
+        stream = m.StreamRef("gateway", command.stream_id)
+        tokens, owed = prompt_tokens + len(committed), stop.max_new_tokens - len(committed)
+        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed)
+        self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
+
+    # --- scheduler ----------------------------------------------------------------------------------------------------
+
+    def feed_scheduler(self, event: Any) -> None:
+        for command in self.scheduler.handle(event, self.now):
+            if isinstance(command, m.Send):
+                self._send("scheduler", command)
+
+    def _send(self, sender: str, command: m.Send) -> None:
+        recipient, message = command.recipient_id, command.message
+        if recipient == "gateway":
+            self.transmit(sender, recipient, lambda: self.feed_gateway(message))
+        elif recipient == "scheduler":
+            self.transmit(sender, recipient, lambda: self.feed_scheduler(message))
+        else:
+            self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
+
+    def _to_worker(self, worker_id: str, message: Any) -> None:
+        if worker_id in self.workers:
+            self.feed_worker(self.workers[worker_id], message)
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def feed_worker(self, worker: FakeWorker, event: Any) -> None:
+        if not worker.alive:
+            return
+        for command in worker.role.handle(event, self.now):
+            match command:
+                case m.Send():
+                    self._send(worker.member.id, command)
+                case c.LoadRecord(request_id, epoch):
+                    self.at(self.delay(), lambda r=request_id, e=epoch: self._load(worker, r, e))
+                case c.DropSequence(attempt):
+                    worker.engine.pop(attempt, None)
+                case c.AppendToken(attempt, token_id):
+                    index = worker.outputs[attempt]
+                    assert token_id == expected_token(worker.engine[attempt].request_id, index)
+                    worker.outputs[attempt] += 1
+                case c.ExpectKv(request_id, epoch, block_ids):
+                    worker.windows[request_id] = (epoch, block_ids)
+                case c.ForgetKv(request_id):
+                    worker.windows.pop(request_id, None)
+                case c.RunIteration(batch):
+                    self.at(0.001 + self.delay(self.iteration_s), lambda b=batch: self._iterate(worker, b))
+                case c.PushKv():
+                    self.at(0.001 + self.delay(self.push_s), lambda p=command: self._push(worker, p))
+                case c.Leave():
+                    self._leave(worker)
+
+    def _leave(self, worker: FakeWorker) -> None:
+        worker.alive = False
+        self.retired.append(self.workers.pop(worker.member.id))
+        self._broadcast(replace(worker.member, state=m.MemberState.LEFT))
+
+    def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
+        record = self.records.get(request_id)
+        if record is None or record.epoch != epoch:
+            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone"))
+            return
+        worker.engine[record.sequence_id] = record
+        worker.outputs[record.sequence_id] = len(record.output_token_ids)
+        self.feed_worker(worker, c.RecordLoaded(record))
+
+    def _iterate(self, worker: FakeWorker, batch: Batch) -> None:
+        if not worker.alive:
+            return
+        sampled = []
+        for row in batch.rows:
+            record = worker.engine.get(row.sequence_id)
+            assert record is not None, "a row of a sequence that the engine forgot"
+            known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]
+            assert row.first_position + row.num_tokens == known
+            worker.check(row.block_ids, record.request_id, row.first_position)
+            worker.write(row.block_ids, record.request_id, row.first_position, row.num_tokens)
+            index = worker.outputs[row.sequence_id]
+            worker.outputs[row.sequence_id] += 1
+            sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
+        self.feed_worker(worker, c.IterationFinished(tuple(sampled)))
+
+    def _push(self, worker: FakeWorker, push: c.PushKv) -> None:
+        if not worker.alive:
+            return
+        request_id, epoch, tokens = push.handoff.request_id, push.handoff.epoch, push.handoff.num_tokens
+        worker.check(push.source_block_ids, request_id, tokens)
+        assert sequence_id(request_id, epoch) in worker.engine
+        target = self.workers.get(push.target.worker_id)
+        refused = (
+            target is None
+            or target.member.incarnation != push.target.incarnation
+            or target.windows.get(request_id) != (epoch, push.target.block_ids)
+        )
+        if refused or target is None:
+            self.feed_worker(worker, c.HandoffFailed(request_id, epoch, "refused"))
+            return
+        del target.windows[request_id]
+        target.write(push.target.block_ids, request_id, 0, tokens)
+        self.feed_worker(target, c.KvArrived(push.handoff, tokens, 0.0, "memory"))
+        self.at(self.delay(), lambda: self.feed_worker(worker, c.HandoffDelivered(request_id, epoch, tokens, 0.0, "memory")))

@@ -1,0 +1,115 @@
+"""The real roles over a hostile network: whatever happens, tokens are right, everyone ends, nothing is held."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.messages import Drain, Pool
+from spotwise.core.scheduler import SchedulerLimits
+from tests.property.mesh_world import MeshWorld
+
+POOLS = st.sampled_from(
+    [
+        [Pool.PROMPT, Pool.TOKEN],
+        [Pool.PROMPT, Pool.PROMPT, Pool.TOKEN, Pool.TOKEN],
+        [Pool.TOKEN],
+        [Pool.MIXED, Pool.MIXED],
+        [Pool.PROMPT, Pool.MIXED, Pool.TOKEN],
+    ]
+)
+#: Longest iteration and longest push, seconds: a fast mesh, slow engines, slow links.
+PACES = st.sampled_from([(0.02, 0.05), (1.5, 0.1), (0.05, 1.5)])
+MAX_PROMPT, MAX_NEW = 20, 12
+
+
+def world_of(seed: int, pools: list[Pool], num_blocks: int, pace: tuple[float, float], count: int) -> MeshWorld:
+    """A mesh into which `count` requests come within two seconds."""
+    rng = random.Random(seed)
+    world = MeshWorld(rng, pools, num_blocks, SchedulerLimits(max_queue_s=1000.0), *pace)
+    world.run_until(world.now + 1.0)
+    for number in range(count):
+        prompt, new = rng.randint(1, MAX_PROMPT), rng.randint(1, MAX_NEW)
+        world.at(rng.uniform(0, 2), lambda n=number, p=prompt, k=new: world.request(f"r{n}", p, k))
+    return world
+
+
+def settle(world: MeshWorld, count: int) -> None:
+    """Run until every request has ended, then long enough for the last messages and leases."""
+    world.run_until(world.now + 2000.0, lambda: len(world.ended) == count)
+    world.run_until(world.now + 15.0)
+    assert len(world.ended) == count, "a request never ended"
+
+
+def assert_nothing_held(world: MeshWorld) -> None:
+    assert world.gateway.open_requests == 0
+    assert world.scheduler.live == world.scheduler.queued == 0
+    for worker in [*world.workers.values(), *world.retired]:
+        load = worker.role.load()
+        assert worker.pool.free_blocks == worker.pool.num_blocks
+        assert worker.engine == {}
+        assert worker.windows == {}
+        assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 24))
+def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, count):
+    """Without failures every request ends by length, with exactly its tokens, in one attempt."""
+    world = world_of(seed, pools, num_blocks, pace, count)
+    settle(world, count)
+    for request_id, (_, stop) in world.specs.items():
+        assert world.ended[request_id] == "length"
+        assert len(world.delivered[request_id]) == stop.max_new_tokens
+        assert world.attempts[request_id] == 1
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 24))
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(seed, pools, num_blocks, pace, count):
+    """Half of the clients leave, in every phase of their requests; the others get every token."""
+    world = world_of(seed, pools, num_blocks, pace, count)
+    for number in range(0, count, 2):
+        world.at(world.rng.uniform(0.5, 5), lambda n=number: f"r{n}" in world.specs and world.close(f"r{n}"))
+    settle(world, count)
+    for request_id, ending in world.ended.items():
+        assert ending in ("length", "closed")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.specs[request_id][1].max_new_tokens
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 16), st.integers(0, 4), st.integers(0, 1)
+)
+def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, pace, count, kills, drains):
+    """Workers die without a word and come back, or leave by order; every request still gets every token."""
+    world = world_of(seed, pools, num_blocks, pace, count)
+    rng = world.rng
+
+    def kill(number: int, back_s: float) -> None:
+        if f"w{number}" in world.workers:
+            world.kill(f"w{number}")
+            world.at(back_s, lambda: world.start_worker(f"w{number}", pools[number]))
+
+    def drain(number: int, grace_s: float) -> None:
+        if f"w{number}" in world.workers:
+            world.feed_worker(world.workers[f"w{number}"], Drain(f"w{number}", world.now + grace_s))
+            # someone else takes its place, or the mesh would have no such worker for good
+            world.at(1.0, lambda: world.start_worker(f"next{number}", pools[number]))
+
+    for _ in range(kills):
+        world.at(rng.uniform(0.5, 5), lambda n=rng.randrange(len(pools)), b=rng.uniform(0.05, 6): kill(n, b))
+    for _ in range(drains):
+        world.at(rng.uniform(0.5, 5), lambda n=rng.randrange(len(pools)), s=rng.uniform(0, 3): drain(n, s))
+    settle(world, count)
+    for request_id, ending in world.ended.items():
+        # one that arrives while no worker at all is there is told so; anything else is served
+        assert ending in ("length", "no_workers")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.specs[request_id][1].max_new_tokens
+    assert_nothing_held(world)
