@@ -1,0 +1,126 @@
+"""The message bus over NATS."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import nats
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from spotwise.mesh.ports import (
+    BusMessage,
+    MeshError,
+    NoResponderError,
+    PayloadTooLargeError,
+    ReplyTimeoutError,
+    Subscription,
+)
+
+_log = structlog.get_logger(__name__)
+
+
+class _Subscription:
+    def __init__(self, client: Client, subscription: NatsSubscription) -> None:
+        self._client = client
+        self._subscription: NatsSubscription | None = subscription
+
+    async def unsubscribe(self) -> None:
+        """Stop receiving; idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and self._client.is_connected:
+            await subscription.unsubscribe()
+
+
+class NatsBus:
+    """A connection to one NATS server; reconnects for ever, so that a broker's restart is a pause and not an end."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @classmethod
+    async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0) -> NatsBus:
+        """Connect under a name that the broker's monitoring shows.
+
+        Raises:
+            MeshError: no broker answers at `url`.
+        """
+
+        async def on_error(error: Exception) -> None:
+            _log.warning("nats_error", error=str(error) or type(error).__name__)
+
+        async def on_disconnect() -> None:
+            _log.warning("nats_disconnected", url=url)
+
+        async def on_reconnect() -> None:
+            _log.info("nats_reconnected", url=url)
+
+        try:
+            client = await nats.connect(
+                url,
+                name=name,
+                connect_timeout=connect_timeout_s,
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.2,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+                reconnected_cb=on_reconnect,
+            )
+        except (OSError, nats.errors.Error) as error:
+            raise MeshError(f"no NATS server answers at {url}: {error or type(error).__name__}") from error
+        return cls(client)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send without waiting for anyone."""
+        self._check_size(subject, payload)
+        try:
+            await self._client.publish(subject, payload)
+        except nats.errors.Error as error:
+            raise MeshError(f"cannot publish on {subject}: {error}") from error
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """Send and wait for one answer."""
+        self._check_size(subject, payload)
+        try:
+            reply = await self._client.request(subject, payload, timeout=timeout_s)
+        except NoRespondersError:
+            raise NoResponderError(f"nobody listens on {subject}") from None
+        except NatsTimeoutError:
+            raise ReplyTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
+        except nats.errors.Error as error:
+            raise MeshError(f"cannot ask on {subject}: {error}") from error
+        return bytes(reply.data)
+
+    async def subscribe(
+        self, subject: str, handler: Callable[[BusMessage], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        """Call `handler` for each message, one at a time, in order."""
+
+        async def on_message(message: Msg) -> None:
+            respond = message.respond if message.reply else None
+            await handler(BusMessage(message.subject, message.data, respond))
+
+        subscription = await self._client.subscribe(subject, queue=queue, cb=on_message)
+        await self._client.flush()  # the broker knows it before this returns
+        return _Subscription(self._client, subscription)
+
+    async def close(self) -> None:
+        """Send what is pending and disconnect; idempotent."""
+        if self._client.is_closed:
+            return
+        if self._client.is_connected:
+            await self._client.drain()
+        else:
+            await self._client.close()
+
+    def _check_size(self, subject: str, payload: bytes) -> None:
+        limit = self._client.max_payload
+        if len(payload) > limit:
+            raise PayloadTooLargeError(
+                f"a message of {len(payload)} bytes for {subject} exceeds the broker's max_payload of {limit} bytes"
+            )

@@ -1,0 +1,158 @@
+"""The doors of the mesh: what a service may ask of the world.
+
+Each port is a Protocol with a real adapter (`nats_bus`, `redis_store`, `ucx_transfer`) and, for unit tests only, an in-memory
+twin (`memory`). Nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.record import KvHandoff, KvTarget
+
+
+class MeshError(Exception):
+    """The world outside the process did not do what was asked."""
+
+
+class NoResponderError(MeshError):
+    """Nobody listens on the subject of a request."""
+
+
+class ReplyTimeoutError(MeshError):
+    """A listener exists and did not answer in time."""
+
+
+class PayloadTooLargeError(MeshError):
+    """A message exceeds what the broker carries."""
+
+
+class KvTransferError(MeshError):
+    """A hand-off's KV did not reach its reserved blocks; the receiver holds none of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusMessage:
+    """One message as received.
+
+    Attributes:
+        subject: where it was published.
+        payload: its bytes.
+        respond: sends the answer, where the sender waits for one.
+    """
+
+    subject: str
+    payload: bytes
+    respond: Callable[[bytes], Awaitable[None]] | None = None
+
+
+class Subscription(Protocol):
+    """A running subscription."""
+
+    async def unsubscribe(self) -> None:
+        """Stop receiving; idempotent."""
+
+
+class MessageBus(Protocol):
+    """Small control messages (NATS)."""
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send without waiting for anyone.
+
+        Raises:
+            PayloadTooLargeError: the broker would refuse it.
+        """
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """Send and wait for one answer.
+
+        Raises:
+            NoResponderError: nobody listens.
+            ReplyTimeoutError: nobody answered within `timeout_s`.
+            PayloadTooLargeError: the broker would refuse it.
+        """
+
+    async def subscribe(
+        self, subject: str, handler: Callable[[BusMessage], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        """Call `handler` for each message, one at a time, in order; members of one `queue` share the messages."""
+
+    async def close(self) -> None:
+        """Send what is pending and disconnect; idempotent."""
+
+
+class KvMemory(Protocol):
+    """Paged KV as the transfer sees it: bytes by layer and block. Implemented by the engine."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that hold KV."""
+
+    @property
+    def layer_block_bytes(self) -> int:
+        """Bytes of one block in one layer, K and V together."""
+
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes."""
+
+    def import_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Copy blocks in: the inverse of `export_layers`.
+
+        Raises:
+            ValueError: `data` has not the size that the arguments say.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What a finished push was like.
+
+    Attributes:
+        kv_bytes: payload moved.
+        seconds: from the first export to the receiver's acknowledgement.
+        transport: what UCX really used, e.g. `tcp/lo`, `shm/memory`, `rc_mlx5/mlx5_0:1`.
+    """
+
+    kv_bytes: int
+    seconds: float
+    transport: str
+
+
+class KvTransport(Protocol):
+    """KV blocks from worker to worker (UCX). Each worker runs one: it listens, and it pushes."""
+
+    @property
+    def address(self) -> str:
+        """Where peers reach this listener, `host:port`."""
+
+    async def start(self) -> None:
+        """Listen."""
+
+    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+        """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
+
+    def forget(self, request_id: str) -> None:
+        """Refuse what still comes for the request; after this call its blocks are not written any more. Idempotent."""
+
+    async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
+        """Copy the KV of `handoff.num_tokens` tokens into the target's reserved blocks and tell it the hand-off.
+
+        Returns after the receiver verified every checksum and accepted.
+
+        Raises:
+            KvTransferError: unreachable, refused (stale epoch or incarnation, reservation gone), corrupt, or timed out.
+        """
+
+    async def close(self) -> None:
+        """Stop listening, drop endpoints; idempotent."""
+
+
+#: Called on the event loop once a hand-off is complete in the reserved blocks.
+HandoffHandler = Callable[[KvHandoff, TransferReport], Any]

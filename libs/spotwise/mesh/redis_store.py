@@ -1,0 +1,138 @@
+"""The request store and the registry over Redis.
+
+Records and ledgers carry a time to live, so that nothing is left behind by whoever died; registrations too, renewed by
+heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import orjson
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool
+from spotwise.core.record import RequestRecord
+from spotwise.mesh.ports import MeshError
+from spotwise.wire import subjects
+from spotwise.wire.codec_tokens import decode_record, encode_record
+
+RECORD_TTL_S = 3600
+LEDGER_TTL_S = 3600
+LEDGER_MAX_ENTRIES = 256
+
+
+@contextlib.contextmanager
+def _mesh_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RedisError) as error:
+        raise MeshError(f"Redis: {error}") from error
+
+
+class RedisStore:
+    """One Redis server; every method raises `MeshError` where it does not answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    @classmethod
+    async def connect(cls, url: str) -> RedisStore:
+        """Connect; commands are retried over a server's restart for a few seconds.
+
+        Raises:
+            MeshError: no server answers at `url`.
+        """
+        redis = Redis.from_url(
+            url,
+            socket_connect_timeout=5.0,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries=8),
+            retry_on_error=[RedisConnectionError, RedisTimeoutError],
+        )
+        try:
+            await redis.ping()
+        except (OSError, RedisError) as error:
+            await redis.aclose()
+            raise MeshError(f"no Redis server answers at {url}: {error}") from error
+        return cls(redis)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def put_record(self, record: RequestRecord) -> None:
+        """Write a request's record; a newer attempt replaces an older one."""
+        with _mesh_errors():
+            await self._redis.set(subjects.request_key(record.request_id), encode_record(record), ex=RECORD_TTL_S)
+
+    async def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the record, or `None` where there is none (any more)."""
+        with _mesh_errors():
+            payload = await self._redis.get(subjects.request_key(request_id))
+        return decode_record(payload) if isinstance(payload, bytes) else None
+
+    async def delete_record(self, request_id: str) -> None:
+        """Remove a record; idempotent."""
+        with _mesh_errors():
+            await self._redis.delete(subjects.request_key(request_id))
+
+    async def append_ledger(self, *entries: LedgerEntry) -> None:
+        """Append to the ledgers of the requests that the entries are about."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                key = subjects.ledger_key(entry.request_id)
+                pipe.rpush(key, orjson.dumps(dataclasses.asdict(entry)))
+                pipe.ltrim(key, -LEDGER_MAX_ENTRIES, -1)
+                pipe.expire(key, LEDGER_TTL_S)
+            with _mesh_errors():
+                await pipe.execute()
+
+    async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
+        """Return an API request's ledger in order of time; empty where nothing is known of it."""
+        with _mesh_errors():
+            lines = await self._redis.lrange(subjects.ledger_key(request_id), 0, -1)
+        entries = [_ledger_entry(orjson.loads(line)) for line in lines]
+        return sorted(entries, key=lambda entry: entry.at_s)
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    async def register(self, member: Member, ttl_s: float) -> None:
+        """Write a registration that ends by itself after `ttl_s`."""
+        payload = orjson.dumps(dataclasses.asdict(member))
+        with _mesh_errors():
+            await self._redis.set(subjects.member_key(member.id), payload, px=int(ttl_s * 1000))
+
+    async def unregister(self, member_id: str) -> None:
+        """Remove a registration; idempotent."""
+        with _mesh_errors():
+            await self._redis.delete(subjects.member_key(member_id))
+
+    async def members(self) -> list[Member]:
+        """Return the registered members in order of id."""
+        keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS)]
+        with _mesh_errors():
+            payloads = await self._redis.mget(sorted(keys)) if keys else []
+        return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
+
+    async def close(self) -> None:
+        """Disconnect; idempotent."""
+        await self._redis.aclose()
+
+
+def _ledger_entry(fields: dict[str, object]) -> LedgerEntry:
+    facts = fields.pop("facts")
+    assert isinstance(facts, list)
+    return LedgerEntry(**fields, facts=tuple((name, value) for name, value in facts))  # type: ignore[arg-type]
+
+
+def _member(fields: dict[str, object]) -> Member:
+    fields["kind"] = MemberKind(str(fields["kind"]))
+    fields["state"] = MemberState(str(fields["state"]))
+    fields["pool"] = Pool(str(fields["pool"])) if fields["pool"] else None
+    fields["load"] = None  # the registry says who is there; how they do, they say themselves
+    return Member(**fields)  # type: ignore[arg-type]

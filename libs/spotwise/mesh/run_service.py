@@ -1,0 +1,42 @@
+"""How every service's main begins: settings, logs, event loop, exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+import uvloop
+from pydantic import ValidationError
+
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.telemetry import configure_logging
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awaitable[None]]) -> int:
+    """Read the settings from the environment, serve until told to stop, and return the exit code.
+
+    0: stopped in order; 1: the mesh could not be joined; 2: a setting is wrong or missing.
+    """
+    try:
+        settings = settings_type()
+    except ValidationError as error:
+        for problem in error.errors():
+            name = "_".join(str(part) for part in problem["loc"]).upper()
+            sys.stderr.write(f"SPOTWISE_{name}: {problem['msg']}\n")
+        return 2
+    configure_logging(settings)
+
+    async def main() -> None:
+        await serve(settings)
+
+    try:
+        uvloop.run(main())
+    except MeshError as error:
+        structlog.get_logger(__name__).error("cannot_serve", error=str(error))
+        return 1
+    return 0

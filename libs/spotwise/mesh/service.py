@@ -1,0 +1,228 @@
+"""What every service does: join, beat, answer health checks, leave; and the one event loop's outer edge.
+
+A service's main opens a `ServiceHost`, wires its role to it and calls `run`. The host owns the bus, the store and the gRPC
+endpoint, and closes them whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
+from spotwise.mesh.clock import SystemClock
+from spotwise.mesh.edge import event_edge
+from spotwise.mesh.grpc_control import ControlServer, EngineDescription
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.wire import subjects
+from spotwise.wire.codec import MalformedMessageError, decode, encode
+
+_log = structlog.get_logger(__name__)
+
+#: A registration outlives its member by this many heartbeat time-outs at most.
+REGISTRATION_TTL_FACTOR = 2.0
+
+
+class ServiceHost:
+    """One member of the mesh, and its doors to the others."""
+
+    def __init__(
+        self, settings: ServiceSettings, bus: NatsBus, store: RedisStore, control: ControlServer, member: Member
+    ) -> None:
+        self.settings = settings
+        self.bus = bus
+        self.store = store
+        self.control = control
+        self.clock = SystemClock()
+        self._member = member
+        self._describe: Callable[[Member], Member] = lambda member: member
+        self._stopping = asyncio.Event()
+        self._ledger: list[LedgerEntry] = []
+        self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self._registered_s = 0.0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls,
+        settings: ServiceSettings,
+        kind: MemberKind,
+        describe_engine: Callable[[], EngineDescription | None] | None = None,
+    ) -> AsyncIterator[ServiceHost]:
+        """Connect to broker and store, listen for health checks, and register as STARTING.
+
+        Raises:
+            MeshError: broker or store do not answer, or the port is taken.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            bus = await NatsBus.connect(settings.nats_url, settings.service_id)
+            stack.push_async_callback(bus.close)
+            store = await RedisStore.connect(settings.redis_url)
+            stack.push_async_callback(store.close)
+            control = ControlServer(settings.bind_host, settings.grpc_port, describe_engine)
+            await control.start()
+            stack.push_async_callback(control.close)
+            member = Member(
+                id=settings.service_id,
+                kind=kind,
+                incarnation=time.time_ns() // 1_000_000,  # grows from start to start, whatever the store forgot
+                state=MemberState.STARTING,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                grpc_address=f"{settings.peer_host}:{control.port}",
+            )
+            host = cls(settings, bus, store, control, member)
+            await host._beat()
+            host.spawn(host._empty_outbox(), "outbox")
+            stack.push_async_callback(host._end)
+            yield host
+
+    # --- identity -----------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """This member's id."""
+        return self._member.id
+
+    @property
+    def member(self) -> Member:
+        """This member, as its next heartbeat says it."""
+        return self._describe(self._member)
+
+    def describe_with(self, describe: Callable[[Member], Member]) -> None:
+        """Let `describe` fill in what changes from beat to beat: state and load."""
+        self._describe = describe
+
+    def introduce(self, **fields: Any) -> None:
+        """Set what this member says of itself: pool, transfer address, model."""
+        self._member = replace(self._member, **fields)
+
+    # --- doors --------------------------------------------------------------------------------------------------------
+
+    def post(self, subject: str, message: Message) -> None:
+        """Publish soon; what one member posts leaves in order, and nobody waits for the broker.
+
+        A message that the broker will not carry is logged and dropped, as if the network had lost it.
+        """
+        self._outbox.put_nowait((subject, encode(message)))
+
+    def send(self, recipient_id: str, message: Message) -> None:
+        """Put a message into a member's inbox, soon."""
+        self.post(subjects.inbox(recipient_id), message)
+
+    async def _empty_outbox(self) -> None:
+        while True:
+            subject, payload = await self._outbox.get()
+            try:
+                await self.bus.publish(subject, payload)
+            except MeshError as error:
+                _log.error("message_lost", subject=subject, error=str(error))
+            finally:
+                self._outbox.task_done()
+
+    async def listen(
+        self, subject: str, handler: Callable[[Any, BusMessage], Awaitable[None]], queue: str = ""
+    ) -> None:
+        """Decode what comes on `subject` and hand it on, one message at a time."""
+
+        async def on_message(raw: BusMessage) -> None:
+            try:
+                message = decode(raw.payload)
+            except MalformedMessageError as error:
+                _log.warning("malformed_message", subject=raw.subject, error=str(error))
+                return
+            with event_edge(raw.subject):
+                await handler(message, raw)
+
+        await self.bus.subscribe(subject, on_message, queue)
+
+    def record(self, entry: LedgerEntry) -> None:
+        """Append to a request's ledger soon; entries are written together, off every request's path."""
+        self._ledger.append(entry)
+
+    def spawn(self, work: Awaitable[Any], name: str) -> None:
+        """Run work in the background; its failure ends the service, because nothing else would notice."""
+        task = asyncio.ensure_future(work)
+        task.set_name(name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("task_failed", task=task.get_name(), exc_info=task.exception())
+            self.stop()
+
+    def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
+        """Call `work` again and again; a broker or store that is away for a moment is logged and waited for."""
+
+        async def loop() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                try:
+                    await work()
+                except (MeshError, OSError) as error:
+                    _log.warning("periodic_work_failed", work=name, error=str(error))
+
+        self.spawn(loop(), name)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End `run`; idempotent."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        self._member = replace(self._member, state=MemberState.READY)
+        await self.control.set_serving(True)
+        await self._register()
+        await self._beat()
+        self.every(self.settings.heartbeat_s, self._beat, "heartbeat")
+        _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
+        await self._stopping.wait()
+        await self.control.set_serving(False)
+
+    async def _beat(self) -> None:
+        member = self.member
+        await self.bus.publish(subjects.heartbeat(member.id), encode(member))
+        if self._ledger:
+            entries, self._ledger = self._ledger, []
+            await self.store.append_ledger(*entries)
+        if self.clock.now() - self._registered_s >= self.settings.member_timeout_s / 2:
+            await self._register()
+
+    async def _register(self) -> None:
+        self._registered_s = self.clock.now()
+        await self.store.register(self.member, self.settings.member_timeout_s * REGISTRATION_TTL_FACTOR)
+
+    async def _end(self) -> None:
+        """Say what is left to say, and goodbye: peers need not wait for the silence."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._outbox.join(), timeout=2.0)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._member = replace(self._member, state=MemberState.LEFT)
+        self._describe = lambda member: member
+        with contextlib.suppress(MeshError, OSError):
+            await self._beat()
+            await self.store.unregister(self.id)
+        _log.info("left")

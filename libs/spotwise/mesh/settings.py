@@ -1,0 +1,33 @@
+"""Settings that every service has; each service's own `settings.py` adds to them.
+
+All are environment variables with the prefix `SPOTWISE_`, e.g. `SPOTWISE_NATS_URL`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ServiceSettings(BaseSettings):
+    """What a service needs to join the mesh."""
+
+    model_config = SettingsConfigDict(env_prefix="SPOTWISE_", extra="ignore")
+
+    service_id: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$", description="unique id of this member")
+    nats_url: str = "nats://127.0.0.1:4222"
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    bind_host: str = Field("127.0.0.1", description="address on which health, control and transfer listen")
+    advertise_host: str | None = Field(None, description="address that peers use, where it differs from bind_host")
+    grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
+    heartbeat_s: float = Field(0.25, gt=0)
+    member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+
+    @property
+    def peer_host(self) -> str:
+        """The address under which peers reach this process."""
+        return self.advertise_host or self.bind_host

@@ -1,0 +1,77 @@
+"""The one thread that runs torch, so that the event loop never waits for an iteration.
+
+Law: everything that touches the engine's sequences runs on this thread, in the order in which it was asked for; what comes
+back arrives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from spotwise.core.batching import Batch
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken
+from spotwise.engine.engine import Engine
+
+_log = structlog.get_logger(__name__)
+
+
+class EngineThread:
+    """An engine, and the thread that owns it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._loop = asyncio.get_running_loop()
+
+    async def add_sequence(self, record: RequestRecord) -> None:
+        """Give the engine a sequence.
+
+        Raises:
+            ValueError: the engine refuses it.
+        """
+        await self._loop.run_in_executor(self._executor, self.engine.add_sequence, record)
+
+    def append_token(self, sequence_id: str, token_id: int) -> None:
+        """Tell the engine a token that another worker sampled."""
+        self._submit(self.engine.append_token, sequence_id, token_id)
+
+    def drop_sequence(self, sequence_id: str) -> None:
+        """Let the engine forget a sequence."""
+        self._submit(self.engine.drop_sequence, sequence_id)
+
+    def run_iteration(
+        self,
+        batch: Batch,
+        on_finished: Callable[[tuple[SampledToken, ...]], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Run a batch; one of the two is called on the event loop when it is done."""
+
+        def done(future: Future[tuple[SampledToken, ...]]) -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                self._loop.call_soon_threadsafe(on_finished, future.result())
+            elif isinstance(error, Exception):
+                _log.error("iteration_failed", rows=len(batch.rows), exc_info=error)
+                self._loop.call_soon_threadsafe(on_failed, error)
+
+        self._executor.submit(self.engine.run_iteration, batch).add_done_callback(done)
+
+    def close(self) -> None:
+        """Wait for what runs, forget what does not yet."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, work: Callable[..., Any], *args: Any) -> None:
+        def done(future: Future[Any]) -> None:
+            if not future.cancelled() and (error := future.exception()) is not None:
+                _log.error("engine_call_failed", call=work.__name__, exc_info=error)
+
+        self._executor.submit(work, *args).add_done_callback(done)

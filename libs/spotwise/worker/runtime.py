@@ -1,0 +1,117 @@
+"""Performs a worker role's commands: engine, transfer plane, store, bus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+
+from spotwise.core.batching import BatchLimits
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.messages import Member, RecordLedger, Send, Tick
+from spotwise.core.record import KvHandoff
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.role import WorkerRole
+from spotwise.mesh.grpc_control import EngineDescription
+from spotwise.mesh.ports import BusMessage, KvTransferError, KvTransport, MeshError, TransferReport
+from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.service import ServiceHost
+from spotwise.wire import subjects
+from spotwise.worker.engine_thread import EngineThread
+
+#: How often the role looks at its deadlines (leases, drains).
+TICK_S = 0.2
+
+
+class WorkerRuntime:
+    """One worker at work.
+
+    Args:
+        host: this member.
+        engine: its engine.
+        transport: its KV listener, not started yet.
+        limits: of one iteration.
+    """
+
+    def __init__(self, host: ServiceHost, engine: EngineThread, transport: KvTransport, limits: BatchLimits) -> None:
+        self._host = host
+        self._engine = engine
+        self._transport = transport
+        pool = BlockPool(engine.engine.num_blocks, engine.engine.block_size)
+        self.role = WorkerRole(host.id, host.member.incarnation, transport.address, pool, limits)
+        self._loop = RoleLoop(
+            self.role,
+            host.clock,
+            {
+                Send: lambda command: host.send(command.recipient_id, command.message),
+                RecordLedger: lambda command: host.record(command.entry),
+                c.LoadRecord: lambda command: host.spawn(self._load_record(command), "load_record"),
+                c.DropSequence: lambda command: engine.drop_sequence(command.sequence_id),
+                c.AppendToken: lambda command: engine.append_token(command.sequence_id, command.token_id),
+                c.RunIteration: self._run_iteration,
+                c.ExpectKv: lambda cmd: transport.expect(cmd.request_id, cmd.epoch, cmd.block_ids),
+                c.ForgetKv: lambda command: transport.forget(command.request_id),
+                c.PushKv: lambda command: host.spawn(self._push_kv(command), "push_kv"),
+                c.Leave: lambda command: host.stop(),
+            },
+        )
+
+    async def start(self) -> None:
+        """Hear orders and notices, and keep time."""
+        self._host.describe_with(self._describe)
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        await self._host.listen(subjects.NOTICES, self._on_message)
+        self._host.every(TICK_S, self._tick, "tick")
+
+    async def _on_message(self, message: c.WorkerEvent, raw: BusMessage) -> None:
+        self._loop.feed(message)
+
+    async def _tick(self) -> None:
+        self._loop.feed(Tick())
+
+    def _describe(self, member: Member) -> Member:
+        return replace(member, state=self.role.state, load=self.role.load())
+
+    def handoff_arrived(self, handoff: KvHandoff, report: TransferReport) -> None:
+        """Take in a hand-off that the transport has verified and stored."""
+        self._loop.feed(c.KvArrived(handoff, report.kv_bytes, report.seconds, report.transport))
+
+    async def _load_record(self, command: c.LoadRecord) -> None:
+        try:
+            record = await self._host.store.get_record(command.request_id)
+            if record is None or record.epoch != command.epoch:
+                reason = "the request's record is gone from the store"
+                self._loop.feed(c.RecordUnavailable(command.request_id, command.epoch, reason))
+                return
+            await self._engine.add_sequence(record)
+        except (MeshError, ValueError) as error:
+            self._loop.feed(c.RecordUnavailable(command.request_id, command.epoch, str(error)))
+            return
+        self._loop.feed(c.RecordLoaded(record))
+
+    def _run_iteration(self, command: c.RunIteration) -> None:
+        self._engine.run_iteration(
+            command.batch,
+            on_finished=lambda sampled: self._loop.feed(c.IterationFinished(sampled)),
+            on_failed=lambda error: self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}")),
+        )
+
+    async def _push_kv(self, command: c.PushKv) -> None:
+        request_id, epoch = command.handoff.request_id, command.handoff.epoch
+        try:
+            report = await self._transport.push(command.target, command.handoff, command.source_block_ids)
+        except KvTransferError as error:
+            self._loop.feed(c.HandoffFailed(request_id, epoch, str(error)))
+            return
+        self._loop.feed(c.HandoffDelivered(request_id, epoch, report.kv_bytes, report.seconds, report.transport))
+
+    def description(self) -> EngineDescription:
+        """Say what this worker holds, for engine control."""
+        engine = self._engine.engine
+        return EngineDescription(
+            member=self._host.member,
+            engine_sequences=engine.num_sequences,
+            resident_bytes=psutil.Process().memory_info().rss,
+            iterations=self.role.iterations,
+            engine=f"{engine.dtype} on {engine.device}",
+        )

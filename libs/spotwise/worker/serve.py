@@ -1,0 +1,67 @@
+"""A worker's life, from settings to the last goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from spotwise.core.batching import BatchLimits
+from spotwise.core.messages import MemberKind, Pool
+from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.errors import ModelError
+from spotwise.mesh.grpc_control import EngineDescription
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.runtime import WorkerRuntime
+from spotwise.worker.settings import WorkerSettings
+
+
+async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Pool) -> None:
+    """Load the model, join the mesh in `home_pool` (or the pool that the settings name), and serve until told to stop."""
+    if settings.core_ids:
+        os.sched_setaffinity(0, settings.core_ids)
+    runtime: WorkerRuntime | None = None
+
+    def describe() -> EngineDescription | None:
+        return runtime.description() if runtime is not None else None
+
+    async with contextlib.AsyncExitStack() as stack:
+        host = await stack.enter_async_context(ServiceHost.open(settings, kind, describe))
+        host.introduce(pool=settings.pool or home_pool, model=settings.served_name)
+        engine = EngineThread(await _load(settings))
+        stack.callback(engine.close)
+        transport = UcxKvTransport(
+            memory=engine.engine.kv,
+            worker_id=host.id,
+            incarnation=host.member.incarnation,
+            on_handoff=lambda handoff, report: runtime.handoff_arrived(handoff, report) if runtime else None,
+            host=settings.peer_host,
+            port=settings.transfer_port,
+            push_timeout_s=settings.push_timeout_s,
+        )
+        await transport.start()
+        stack.push_async_callback(transport.close)
+        host.introduce(transfer_address=transport.address)
+        limits = BatchLimits(settings.max_num_seqs, settings.max_prompt_tokens)
+        runtime = WorkerRuntime(host, engine, transport, limits)
+        await runtime.start()
+        await host.run()
+
+
+async def _load(settings: WorkerSettings) -> Engine:
+    """Load the model beside the event loop, so that heartbeats go on."""
+    config = EngineConfig(
+        model_dir=settings.model_dir,
+        dtype=settings.dtype,
+        device=settings.device,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        block_size=settings.kv_block_size,
+        threads=settings.threads,
+    )
+    try:
+        return await asyncio.to_thread(Engine.load, config)
+    except (ModelError, ValueError) as error:
+        raise MeshError(f"the model cannot be served: {error}") from error

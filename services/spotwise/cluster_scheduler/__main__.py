@@ -1,0 +1,71 @@
+"""The cluster scheduler: a prompt worker and a token worker for every request."""
+
+import sys
+
+from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
+from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.run_service import run_service
+from spotwise.mesh.service import ServiceHost
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+
+#: How often the role looks at its deadlines (lost members, silent reservations, long waits).
+TICK_S = 0.2
+
+
+class SchedulerService:
+    """Feeds the role and carries its commands out."""
+
+    def __init__(self, host: ServiceHost, role: SchedulerRole) -> None:
+        self._host = host
+        self._answers: list[RequestAccepted | RequestRejected] = []
+        self._answering = False
+        self._loop = RoleLoop(
+            role,
+            host.clock,
+            {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
+        )
+
+    async def start(self) -> None:
+        """Hear gateways, workers and heartbeats, and keep time."""
+        await self._host.listen(subjects.HEARTBEATS, self._on_message)
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        await self._host.listen(subjects.CLOSE, self._on_message)
+        await self._host.listen(subjects.SUBMIT, self._on_submit, queue=subjects.SCHEDULERS)
+        self._host.every(TICK_S, self._tick, "tick")
+
+    async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
+        self._loop.feed(message)
+
+    async def _tick(self) -> None:
+        self._loop.feed(Tick())
+
+    async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
+        """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""
+        self._answering = True
+        self._loop.feed(order)
+        self._answering = False
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            if raw.respond is not None:
+                await raw.respond(encode(answer))
+
+    def _send(self, command: Send) -> None:
+        if self._answering and isinstance(command.message, RequestAccepted | RequestRejected):
+            self._answers.append(command.message)
+        else:
+            self._host.send(command.recipient_id, command.message)
+
+
+async def serve(settings: SchedulerSettings) -> None:
+    """Serve as the cluster scheduler."""
+    async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
+        await SchedulerService(host, SchedulerRole(host.id, settings.limits)).start()
+        await host.run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(SchedulerSettings, serve))

@@ -1,0 +1,40 @@
+"""The migration planner: knows which workers there are, which is what every later plan starts from."""
+
+import sys
+
+import structlog
+
+from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
+from spotwise.core.messages import Member, MemberKind
+from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.run_service import run_service
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.wire import subjects
+
+_log = structlog.get_logger(__name__)
+
+
+async def serve(settings: ServiceSettings) -> None:
+    """Serve as the migration planner."""
+    async with ServiceHost.open(settings, MemberKind.MIGRATION_PLANNER) as host:
+        membership = Membership(settings.member_timeout_s)
+
+        def tell(changes: list[MembershipEvent]) -> None:
+            for change in changes:
+                joined = isinstance(change, MemberJoined)
+                _log.info("member_joined" if joined else "member_lost", id=change.member.id)
+
+        async def heard(member: Member, raw: BusMessage) -> None:
+            tell(membership.observe(member, host.clock.now()))
+
+        async def tick() -> None:
+            tell(membership.expire(host.clock.now()))
+
+        await host.listen(subjects.HEARTBEATS, heard)
+        host.every(settings.member_timeout_s / 2, tick, "tick")
+        await host.run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(ServiceSettings, serve))

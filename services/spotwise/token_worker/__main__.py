@@ -1,0 +1,17 @@
+"""The token worker: a worker whose home is the token pool."""
+
+import sys
+
+from spotwise.core.messages import MemberKind, Pool
+from spotwise.mesh.run_service import run_service
+from spotwise.worker.serve import serve_worker
+from spotwise.worker.settings import WorkerSettings
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Serve as a token worker."""
+    await serve_worker(settings, MemberKind.TOKEN_WORKER, Pool.TOKEN)
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(WorkerSettings, serve))
