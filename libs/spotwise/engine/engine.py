@@ -1,0 +1,224 @@
+"""One model, its paged KV cache, and iterations over batches of rows.
+
+Law: the engine decides nothing. Which rows run, in which blocks, is the scheduler's; when a sequence ends is its owner's. The
+engine runs one forward over all rows of a batch (prefills and decodes together: Orca's selective batching), samples for each
+row that reaches the end of its known tokens, and appends what it sampled.
+
+Invariants: a token is the same whatever rows run beside it (bit for bit in so far as the matrix products are); weights are
+held once; every method but the KV cache's is called from one thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Rows
+from typing import Any, Self
+
+import torch
+
+from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.engine.attention import PagedAttention, set_attention_context
+from spotwise.engine.compatibility import ModelFacts
+from spotwise.engine.iteration import BatchLayout, FlatBatch
+from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.prompt_scoring import SequenceRow, note_prompt_logprobs, split_prompt_scoring
+from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
+from spotwise.engine.sequences import Sequence
+
+__all__ = ["Engine", "EngineConfig"]
+
+
+class Engine:
+    """Runs iterations of one model."""
+
+    def __init__(self, model: Any, facts: ModelFacts, cache: PagedKvCache) -> None:
+        self._model = model
+        self._facts = facts
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._attention = PagedAttention(cache)
+        self._layout = BatchLayout(cache)
+        self._sequences: dict[str, Sequence] = {}
+        #: The paged KV cache; the transfer reads and writes its blocks.
+        self.kv = cache
+        set_attention_context(model, self._attention)
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Self:
+        """Load the model of `config.model_dir` and allocate its KV cache.
+
+        Raises:
+            ModelError: the folder cannot be loaded.
+            UnsupportedModelError: the model would not be computed exactly.
+            ValueError: the configuration is wrong, `kv_cache_bytes` too small for one block included.
+        """
+        model, facts = load_model(config)
+        bytes_per_block = facts.geometry.elements_per_token * facts.kv_dtype.itemsize * config.block_size
+        num_blocks = config.kv_cache_bytes // bytes_per_block
+        if num_blocks < 1:
+            raise ValueError(
+                f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {bytes_per_block}"
+            )
+        cache = PagedKvCache(facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device)
+        return cls(model, facts, cache)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.kv.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.kv.block_size
+
+    @property
+    def context_length(self) -> int:
+        """Tokens a sequence may have, prompt and output."""
+        return self._facts.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._facts.vocab_size
+
+    @property
+    def dtype(self) -> str:
+        """Type of weights and activations, e.g. `bfloat16`."""
+        return str(self._model.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """Where it runs, e.g. `cpu`, `cuda:0`."""
+        return str(self._model.device)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV per token, all layers."""
+        return self._facts.geometry.elements_per_token * self.kv.dtype.itemsize
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences known here."""
+        return len(self._sequences)
+
+    def add_sequence(self, record: RequestRecord) -> None:
+        """Learn a sequence: its prompt and the output tokens committed so far.
+
+        Raises:
+            ValueError: the id is known, there is no prompt, it is longer than the context, or a token is not in the vocabulary.
+        """
+        known = record.prompt_token_ids + record.output_token_ids
+        if record.sequence_id in self._sequences:
+            raise ValueError(f"sequence {record.sequence_id} is here already")
+        if not record.prompt_token_ids:
+            raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
+        if len(known) > self.context_length:
+            raise ValueError(
+                f"sequence {record.sequence_id} has {len(known)} tokens, the context {self.context_length}"
+            )
+        if min(known) < 0 or max(known) >= self.vocab_size:
+            raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{self.vocab_size - 1}")
+        self._sequences[record.sequence_id] = Sequence(record)
+
+    def append_token(self, sequence_id: str, token_id: int) -> None:
+        """Add an output token that was sampled elsewhere (the first token of a hand-off).
+
+        Raises:
+            ValueError: the sequence is not here, or the token is not in the vocabulary.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            raise ValueError(f"token id {token_id} is outside 0..{self.vocab_size - 1}")
+        self._sequence(sequence_id).append(token_id)
+
+    def drop_sequence(self, sequence_id: str) -> None:
+        """Forget a sequence; idempotent."""
+        self._sequences.pop(sequence_id, None)
+
+    @torch.inference_mode()
+    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
+        """Compute all rows and return, in their order, a token for each that reached the end of its known tokens.
+
+        Raises:
+            ValueError: a row names a sequence, tokens or blocks that do not exist; nothing was appended.
+        """
+        rows = [(row, self._checked(row)) for row in batch.rows]
+        scoring, rows = split_prompt_scoring(rows)
+        for pieces in scoring:
+            self._score_prompts(pieces)
+        if not rows:
+            return ()
+        sampled = [
+            index
+            for index, (row, sequence) in enumerate(rows)
+            if row.first_position + row.num_tokens == sequence.num_tokens
+        ]
+        flat = self._layout.lay_out(rows)
+        logits = self._forward(flat, [flat.last_token[index] for index in sampled])
+        if not sampled:
+            return ()
+        sequences = [rows[index][1] for index in sampled]
+        token_ids = sample(
+            logits, [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences]
+        )
+        logprobs = _logprobs_where_asked(logits, sequences, token_ids)
+        results = []
+        for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True):
+            reported = None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs)
+            sequence.append(token_id)
+            results.append(SampledToken(sequence.sequence_id, token_id, logprob, reported))
+        return tuple(results)
+
+    def _forward(self, flat: FlatBatch, positions: Rows[int]) -> torch.Tensor:
+        """Compute the flat batch and return logits `[positions, vocab_size]` at these places of it."""
+        keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
+        options = {"logits_to_keep": keep} if self._keeps_logits else {}
+        self._attention.plan = flat.plan
+        try:
+            output = self._model(input_ids=flat.token_ids, position_ids=flat.position_ids, use_cache=False, **options)
+        finally:
+            self._attention.plan = None
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._keeps_logits else logits[keep]
+
+    def _score_prompts(self, rows: Rows[SequenceRow]) -> None:
+        """Compute pieces of prompts and note the log-probability of each token that follows."""
+        flat = self._layout.lay_out(rows)
+        positions = [
+            last - row.num_tokens + 1 + offset
+            for last, (row, _) in zip(flat.last_token, rows, strict=True)
+            for offset in range(row.num_tokens)
+        ]
+        note_prompt_logprobs(self._forward(flat, positions), rows)
+
+    def _sequence(self, sequence_id: str) -> Sequence:
+        try:
+            return self._sequences[sequence_id]
+        except KeyError:
+            raise ValueError(f"sequence {sequence_id} is not here") from None
+
+    def _checked(self, row: BatchRow) -> Sequence:
+        sequence = self._sequence(row.sequence_id)
+        end = row.first_position + row.num_tokens
+        if row.first_position < 0 or row.num_tokens < 1 or end > sequence.num_tokens:
+            raise ValueError(
+                f"row {row.sequence_id}: tokens {row.first_position}..{end} of a sequence of {sequence.num_tokens}"
+            )
+        if end > len(row.block_ids) * self.block_size:
+            raise ValueError(f"row {row.sequence_id}: {len(row.block_ids)} blocks do not hold {end} tokens")
+        return sequence
+
+
+def _logprobs_where_asked(
+    logits: torch.Tensor, sequences: Rows[Sequence], token_ids: Rows[int]
+) -> list[TokenLogprobs | None]:
+    found: list[TokenLogprobs | None] = [None] * len(sequences)
+    asking = [index for index, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
+    if asking:
+        num_top = [sequences[index].sampling.logprobs or 0 for index in asking]
+        computed = token_logprobs(logits[asking], [token_ids[index] for index in asking], num_top)
+        for index, logprobs in zip(asking, computed, strict=True):
+            found[index] = logprobs
+    return found

@@ -1,0 +1,129 @@
+"""A model read from its folder, on its device, in its dtype, with our attention in place.
+
+Law: one copy of the weights is resident; nothing is fetched from a network and no code from a model folder is run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from spotwise.engine.attention import ATTENTION_NAME, register_attention
+from spotwise.engine.compatibility import ModelFacts, inspect_model
+from spotwise.engine.errors import ModelError, UnsupportedModelError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to load a model.
+
+    Attributes:
+        model_dir: folder in Hugging Face layout.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 where the hardware multiplies it, else float32.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one.
+        kv_cache_bytes: bound of the KV cache; whole blocks of it are used.
+        block_size: tokens of a KV block.
+        threads: threads of a CPU operation; `None` leaves torch's choice.
+    """
+
+    model_dir: Path
+    dtype: str = "auto"
+    device: str = "auto"
+    kv_cache_bytes: int = 1 << 30
+    block_size: int = 16
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in _DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, {', '.join(_DTYPES)}")
+        if self.block_size < 1:
+            raise ValueError("block_size must be at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError("threads must be at least 1")
+
+
+def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
+    """Return the model, ready for inference, and what is known of it.
+
+    Raises:
+        ModelError: the folder cannot be loaded.
+        UnsupportedModelError: the model would not be computed exactly.
+        ValueError: there is no such device.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    register_attention()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model_config = AutoConfig.from_pretrained(config.model_dir, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot read the config of {config.model_dir}: {_first_line(error)}") from error
+    if type(model_config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModelError(
+            f"{model_config.model_type!r} has no causal language model in transformers; only decoder-only models can be served"
+        )
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            config.model_dir,
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            device_map=None if device.type == "cpu" else {"": device},
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # older models pick a class by the name
+            raise UnsupportedModelError(
+                f"the layers of {model_config.model_type!r} have an attention of their own; this model cannot be served"
+            ) from error
+        raise ModelError(f"cannot load {config.model_dir}: {_first_line(error)}") from error
+    model.eval().requires_grad_(False)
+    facts = inspect_model(model)
+    if facts.context_limit is not None:
+        _log.warning("context limited to %d tokens by %s", facts.context_length, facts.context_limit)
+    return model, facts
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device is {name!r}, and this torch sees no CUDA device; use --device cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {name!r}; there are {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda", device.index or 0)
+    if device.type != "cpu":
+        raise ValueError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16
+    capabilities = torch.cpu.get_capabilities()
+    multiplies_bfloat16 = any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
+    return torch.bfloat16 if multiplies_bfloat16 else torch.float32

@@ -1,0 +1,58 @@
+"""Log-probabilities of prompts, in pieces.
+
+Law: a prompt whose log-probabilities are asked for needs logits at every position, `vocab_size` numbers each. Its tokens are
+therefore computed in forwards of their own, at most `PROMPT_CHUNK_TOKENS` of them each, several short prompts together; only
+what is left (the last prompt token, whose logits are sampled) stays in the iteration's forward. Memory is bounded by
+`PROMPT_CHUNK_TOKENS * vocab_size` whatever the prompts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import replace
+
+import torch
+
+from spotwise.core.batching import BatchRow
+from spotwise.engine.sampler import token_logprobs
+from spotwise.engine.sequences import Sequence
+
+PROMPT_CHUNK_TOKENS = 256
+
+SequenceRow = tuple[BatchRow, Sequence]
+
+
+def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow]], list[SequenceRow]]:
+    """Cut the rows into forwards that score prompts, in order, and the rows of the iteration's own forward."""
+    forwards: list[list[SequenceRow]] = []
+    room = 0
+    remaining: list[SequenceRow] = []
+    for row, sequence in rows:
+        first, end = row.first_position, row.first_position + row.num_tokens
+        scored_end = min(end, sequence.prompt_length - 1) if sequence.prompt_logprobs is not None else first
+        while first < scored_end:
+            if room == 0:
+                forwards.append([])
+                room = PROMPT_CHUNK_TOKENS
+            taken = min(room, scored_end - first)
+            forwards[-1].append((replace(row, first_position=first, num_tokens=taken), sequence))
+            first += taken
+            room -= taken
+        if first < end:
+            remaining.append((replace(row, first_position=first, num_tokens=end - first), sequence))
+    return forwards, remaining
+
+
+def note_prompt_logprobs(logits: torch.Tensor, rows: Rows[SequenceRow]) -> None:
+    """Keep in each sequence what the logits of its row, `[tokens of all rows, vocab_size]`, say of the tokens that follow."""
+    following: list[int] = []
+    num_top: list[int] = []
+    for row, sequence in rows:
+        first = row.first_position + 1
+        following += sequence.tokens[first : first + row.num_tokens].tolist()
+        num_top += [sequence.sampling.prompt_logprobs or 0] * row.num_tokens
+    found = iter(token_logprobs(logits, following, num_top))
+    for row, sequence in rows:
+        if sequence.prompt_logprobs is not None:
+            first = row.first_position + 1
+            sequence.prompt_logprobs[first : first + row.num_tokens] = [next(found) for _ in range(row.num_tokens)]

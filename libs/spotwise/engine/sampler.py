@@ -1,0 +1,197 @@
+"""From logits to tokens, for a batch of sequences with different parameters.
+
+Law: the meanings are those of `core.sampling`. Order: logit bias, the stop-token mask of `min_new_tokens`, repetition,
+frequency and presence penalties, temperature, `min_p`, `top_k`, `top_p` (over what the two before left), then one draw by
+inverse CDF over the tokens sorted by probability, with `counter_uniform(seed, output_index)`. All three filters keep a prefix
+of the sorted tokens, so in most cases the few hundred likeliest decide and the vocabulary is never sorted.
+
+Invariants: a row's token depends on its own logits and parameters only, not on the rows beside it; `logits` is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams, TokenLogprobs, counter_uniform
+
+# Likeliest tokens looked at before the whole vocabulary is sorted.
+_TOP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What the sampler needs of one sequence.
+
+    Attributes:
+        sampling: its parameters.
+        stop: its stop tokens, for `min_new_tokens`.
+        tokens: prompt and output so far.
+        prompt_length: how many of them are prompt.
+    """
+
+    sampling: SamplingParams
+    stop: StopCriteria
+    tokens: NDArray[np.int64]
+    prompt_length: int
+
+    @property
+    def output_index(self) -> int:
+        """Index of the output token to be drawn."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether no random number is used."""
+        return self.sampling.is_greedy or self.sampling.top_k == 1
+
+    @property
+    def masks_stop_tokens(self) -> bool:
+        """Whether the sequence may not end yet."""
+        return self.output_index < self.stop.min_new_tokens and bool(self.stop.stop_token_ids)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the model's logits are not taken as they are."""
+        return self.sampling.has_penalties or bool(self.sampling.logit_bias) or self.masks_stop_tokens
+
+
+def sample(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
+    """Return one token for each row of `logits` `[rows, vocab_size]`."""
+    if all(row.takes_likeliest and not row.changes_logits for row in rows):
+        return _token_list(logits.argmax(-1))
+    adjusted = logits.to(torch.float32, copy=True)
+    for row_logits, row in zip(adjusted, rows, strict=True):
+        if row.changes_logits:
+            _adjust(row_logits, row)
+    tokens = _token_list(adjusted.argmax(-1))
+    drawn = [index for index, row in enumerate(rows) if not row.takes_likeliest]
+    if drawn:
+        subset = adjusted if len(drawn) == len(rows) else adjusted[drawn]
+        for index, token in zip(drawn, _draw(subset, [rows[index] for index in drawn]), strict=True):
+            tokens[index] = token
+    return tokens
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int]) -> list[TokenLogprobs]:
+    """Return log-probabilities of the model's own distribution.
+
+    Args:
+        logits: `[rows, vocab_size]`, as the model gave them.
+        token_ids: the token that stands at each row.
+        num_top: how many likeliest tokens to report for each row.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
+    most = min(max(num_top, default=0), logits.shape[-1])
+    top_values, top_ids = (part.tolist() for part in logprobs.topk(most, dim=-1))
+    return [
+        TokenLogprobs(logprob, tuple(ids[:count]), tuple(values[:count]))
+        for logprob, ids, values, count in zip(chosen, top_ids, top_values, num_top, strict=True)
+    ]
+
+
+def _adjust(logits: torch.Tensor, row: SamplingRow) -> None:
+    """Apply to one row `[vocab_size]`, in place, all that changes logits."""
+    sampling = row.sampling
+    if sampling.logit_bias:
+        ids, biases = zip(*sampling.logit_bias, strict=True)
+        logits.index_add_(0, _ids(ids, logits), torch.tensor(biases, dtype=logits.dtype, device=logits.device))
+    if row.masks_stop_tokens:
+        logits[_ids(row.stop.stop_token_ids, logits)] = -torch.inf
+    if sampling.repetition_penalty != 1.0:
+        seen = _ids(np.unique(row.tokens), logits)
+        values = logits[seen]
+        penalty = sampling.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if row.output_index and (sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0):
+        used, counts = np.unique(row.tokens[row.prompt_length :], return_counts=True)
+        amounts = counts.astype(np.float32) * sampling.frequency_penalty + sampling.presence_penalty
+        logits[_ids(used, logits)] -= torch.from_numpy(amounts).to(logits)
+
+
+def _ids(ids: Rows[int] | NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(ids, dtype=torch.int64, device=like.device)
+
+
+def _draw(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
+    """Draw a token for each row of the adjusted `logits`."""
+    temperatures = torch.tensor([row.sampling.temperature for row in rows], dtype=torch.float64)
+    uniforms = np.array([counter_uniform(row.sampling.seed, row.output_index) for row in rows])
+    vocab_size = logits.shape[-1]
+    top_logits, top_ids = logits.topk(min(_TOP_TOKENS, vocab_size), dim=-1)
+    # Weights relative to the likeliest: its own is 1, and no temperature overflows.
+    scale = (1.0 / temperatures).to(logits.device, torch.float32).unsqueeze(1)
+    totals = ((logits - top_logits[:, :1]) * scale).exp().sum(-1, dtype=torch.float64).cpu().numpy()
+    choices = _choose(_weights(top_logits, temperatures), totals, rows, uniforms, vocab_size)
+    tokens = (
+        top_ids.gather(1, torch.from_numpy(choices.clip(min=0)).to(top_ids.device).unsqueeze(1)).squeeze(1).tolist()
+    )
+    for index in np.flatnonzero(choices < 0).tolist():  # the likeliest did not decide
+        sorted_logits, sorted_ids = logits[index].sort(descending=True, stable=True)
+        weights = _weights(sorted_logits.unsqueeze(0), temperatures[index : index + 1])
+        choice = _choose(weights, totals[index : index + 1], [rows[index]], uniforms[index : index + 1], vocab_size)
+        tokens[index] = int(sorted_ids[choice[0]])
+    return tokens
+
+
+def _weights(sorted_logits: torch.Tensor, temperatures: torch.Tensor) -> NDArray[np.float64]:
+    """Return unnormalized probabilities `[rows, tokens]`, the first of a row being 1."""
+    exact = sorted_logits.double().cpu()
+    weights: NDArray[np.float64] = ((exact - exact[:, :1]) / temperatures.unsqueeze(1)).exp().numpy()
+    return weights
+
+
+def _choose(
+    weights: NDArray[np.float64],
+    totals: NDArray[np.float64],
+    rows: Rows[SamplingRow],
+    uniforms: NDArray[np.float64],
+    vocab_size: int,
+) -> NDArray[np.int64]:
+    """Filter and draw, by inverse CDF.
+
+    Args:
+        weights: `[rows, tokens]` descending, of the likeliest tokens or of all.
+        totals: `[rows]` sum of the weights of the whole vocabulary.
+        rows: the sequences.
+        uniforms: `[rows]` in [0, 1).
+        vocab_size: how many tokens there are.
+
+    Returns:
+        `[rows]` index of the token in sorted order; negative where these tokens do not decide.
+    """
+    num_tokens = weights.shape[1]
+    complete = num_tokens == vocab_size
+    cumulative = weights.cumsum(axis=1)
+    min_p = np.array([row.sampling.min_p for row in rows])
+    top_k = np.array([min(row.sampling.top_k or vocab_size, vocab_size) for row in rows])
+    top_p = np.array([row.sampling.top_p for row in rows])
+    kept = np.minimum((weights >= min_p[:, None]).sum(axis=1), np.minimum(top_k, num_tokens))
+    # The mass that min_p and top_k leave: known where they end among these tokens, or where they leave everything.
+    ends_here = (kept < num_tokens) | (top_k == num_tokens) | complete
+    leaves_all = (min_p == 0.0) & (top_k == vocab_size)
+    mass = np.where(ends_here, _at(cumulative, kept - 1), totals)
+    # The token that crosses top_p is kept.
+    nucleus = (cumulative < (top_p * mass)[:, None]).sum(axis=1) + 1
+    narrows = (top_p < 1.0) & (nucleus <= kept)
+    kept = np.where(narrows, nucleus, kept)
+    mass = np.where(narrows, _at(cumulative, kept - 1), mass)
+    choice = (cumulative <= (uniforms * mass)[:, None]).sum(axis=1)
+    # A nucleus that reaches beyond these tokens has an unknown mass, too.
+    decided = ends_here | (leaves_all & np.where(top_p < 1.0, narrows, choice < num_tokens))
+    return np.where(decided, np.minimum(choice, kept - 1), np.int64(-1))
+
+
+def _at(cumulative: NDArray[np.float64], index: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.take_along_axis(cumulative, index[:, None], axis=1)[:, 0]
+
+
+def _token_list(token_ids: torch.Tensor) -> list[int]:
+    tokens: list[int] = token_ids.tolist()
+    return tokens

@@ -1,0 +1,65 @@
+"""The tokens an engine knows of each sequence.
+
+Law: a sequence is its prompt followed by its output tokens; which of them have their KV computed is the scheduler's knowledge
+and comes with every row. Invariants: tokens are only appended; `output_index` is the index of the next output token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import TokenLogprobs
+
+
+class Sequence:
+    """One sequence's tokens, parameters and block table, kept in arrays so that a row costs no Python loop."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self.sequence_id = record.sequence_id
+        self.sampling = record.sampling
+        self.stop = record.stop
+        self.prompt_length = len(record.prompt_token_ids)
+        known = record.prompt_token_ids + record.output_token_ids
+        self._tokens = np.empty(len(known) + 64, dtype=np.int64)
+        self._tokens[: len(known)] = known
+        self._length = len(known)
+        self._block_ids: tuple[int, ...] = ()
+        self._block_table = np.empty(0, dtype=np.int64)
+        # An attempt that goes on after committed outputs has reported its prompt already.
+        reports_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] * self.prompt_length if reports_prompt else None
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, prompt and output."""
+        return self._length
+
+    @property
+    def output_index(self) -> int:
+        """Index of the output token that comes next."""
+        return self._length - self.prompt_length
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Known tokens, a view."""
+        return self._tokens[: self._length]
+
+    def append(self, token_id: int) -> None:
+        """Add an output token."""
+        if self._length == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty(self._length, dtype=np.int64)])
+        self._tokens[self._length] = token_id
+        self._length += 1
+        self.prompt_logprobs = None  # they go out with the first output token, by whoever samples it
+
+    def block_table(self, block_ids: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return `block_ids` as an array, converted anew only when they changed."""
+        if block_ids is not self._block_ids:
+            if block_ids != self._block_ids:
+                self._block_table = np.asarray(block_ids, dtype=np.int64)
+            self._block_ids = block_ids
+        return self._block_table

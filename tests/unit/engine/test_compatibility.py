@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from spotwise.engine.engine import Engine
+from spotwise.engine.errors import ModelError, UnsupportedModelError
+from spotwise.engine.loading import EngineConfig
+from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "bloom": ({}, "attention of their own"),
+    "bert": ({"is_decoder": False}, "both directions"),
+    "falcon": ({"alibi": True}, "attention of their own"),
+    "gemma2": ({"head_dim": 8}, "soft-capped"),
+    "gpt_oss": ({"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "sinks"),
+    "mamba": ({"state_size": 4}, "recurrent"),
+    "qwen3_next": ({"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}, "recurrent"),
+}
+
+
+@pytest.mark.parametrize("model_type", UNSUPPORTED)
+def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(model_type: str, tmp_path: Path) -> None:
+    """ALiBi, soft caps, sinks, recurrent layers, two-way attention: one sentence each, at load."""
+    changes, reason = UNSUPPORTED[model_type]
+    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    with pytest.raises(UnsupportedModelError, match=reason):
+        load_engine(save_model(config, tmp_path))
+
+
+def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
+    """It has no causal language model in transformers."""
+    transformers.T5Config(d_model=16, num_layers=1, num_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="only decoder-only"):
+        load_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "context_length"),
+    [
+        (transformers.MistralConfig(**SHAPE, sliding_window=48), 48),
+        (transformers.MistralConfig(**SHAPE, sliding_window=4096), 128),
+        (
+            llama_config(
+                rope_parameters={
+                    "rope_type": "dynamic",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            ),
+            64,
+        ),
+    ],
+)
+def test_the_context_ends_where_exactness_would(config: Any, context_length: int, tmp_path: Path) -> None:
+    """A sliding window or a rotary scaling that depends on the batch limits the context, and not the model's use."""
+    assert load_engine(save_model(config, tmp_path)).context_length == context_length
+
+
+def test_a_broken_folder_is_a_model_error(tmp_path: Path) -> None:
+    """No config, or a config without weights."""
+    with pytest.raises(ModelError, match="config"):
+        load_engine(tmp_path)
+    llama_config().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="cannot load"):
+        load_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": "int8"}, "dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"device": "mps"}, "device"),
+        ({"threads": 0}, "threads"),
+    ],
+)
+def test_a_wrong_setting_says_which(llama_folder: Path, changes: dict[str, Any], reason: str) -> None:
+    """Types, devices and thread counts that do not exist."""
+    with pytest.raises(ValueError, match=reason):
+        Engine.load(EngineConfig(**{"model_dir": llama_folder, "device": "cpu", **changes}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_says_so(llama_folder: Path) -> None:
+    """The message names the way out."""
+    with pytest.raises(ValueError, match="--device cpu"):
+        Engine.load(EngineConfig(llama_folder, device="cuda"))

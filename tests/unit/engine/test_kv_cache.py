@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+
+GEOMETRY = KvGeometry(num_layers=3, kv_heads=2, key_dim=8, value_dim=6)
+
+
+def filled(dtype: torch.dtype, seed: int = 0) -> PagedKvCache:
+    cache = PagedKvCache(GEOMETRY, num_blocks=10, block_size=4, dtype=dtype, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    cache.keys.copy_(torch.randn(cache.keys.shape, generator=generator))
+    cache.values.copy_(torch.randn(cache.values.shape, generator=generator))
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_blocks_travel_bit_for_bit_and_touch_nothing_else(dtype: torch.dtype) -> None:
+    """What is exported from some blocks arrives in others, layer by layer or all at once; all other blocks keep theirs."""
+    source, target = filled(dtype), filled(dtype, seed=1)
+    before_keys, before_values = target.keys.clone(), target.values.clone()
+    there, here = (7, 0, 3), (2, 9, 4)
+    target.import_layers(0, 1, here, source.export_layers(0, 1, there))
+    target.import_layers(1, 2, here, source.export_layers(1, 2, there))
+    assert torch.equal(target.keys[:, :, list(here)], source.keys[:, :, list(there)])
+    assert torch.equal(target.values[:, :, list(here)], source.values[:, :, list(there)])
+    others = [block for block in range(10) if block not in here]
+    assert torch.equal(target.keys[:, :, others], before_keys[:, :, others])
+    assert torch.equal(target.values[:, :, others], before_values[:, :, others])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_export_has_the_size_it_promises(dtype: torch.dtype) -> None:
+    """`layers * blocks * layer_block_bytes`, flat and contiguous; no blocks are no bytes."""
+    cache = filled(dtype)
+    data = cache.export_layers(1, 2, (1, 5))
+    assert cache.layer_block_bytes == 2 * 4 * (8 + 6) * dtype.itemsize
+    assert data.dtype == np.uint8 and data.shape == (2 * 2 * cache.layer_block_bytes,) and data.flags.c_contiguous
+    assert cache.export_layers(0, 3, ()).size == 0
+
+
+def test_read_only_and_unaligned_bytes_are_taken() -> None:
+    """Bytes as a network delivers them: at any address, not ours to write."""
+    source, target = filled(torch.float32), filled(torch.float32, seed=1)
+    data = np.frombuffer(b"x" + source.export_layers(0, 3, (6,)).tobytes(), dtype=np.uint8)[1:]
+    target.import_layers(0, 3, (1,), data)
+    assert torch.equal(target.keys[:, :, 1], source.keys[:, :, 6])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Wrong sizes, blocks and layers raise and change nothing."""
+    cache = filled(torch.float32)
+    before = cache.keys.clone()
+    data = cache.export_layers(0, 1, (1, 2))
+    for arguments in [(0, 1, (1,), data), (0, 1, (1, 10), data), (0, 1, (-1, 2), data), (3, 1, (1, 2), data)]:
+        with pytest.raises(ValueError):
+            cache.import_layers(*arguments)
+    with pytest.raises(ValueError, match="layers"):
+        cache.export_layers(2, 2, (1,))
+    assert torch.equal(cache.keys, before)
+
+
+def test_memory_is_committed_when_it_is_used() -> None:
+    """A cache of 1 GiB that holds one block takes next to nothing."""
+    before = psutil.Process().memory_info().rss
+    geometry = KvGeometry(num_layers=4, kv_heads=2, key_dim=64, value_dim=64)
+    cache = PagedKvCache(geometry, 16384, 16, torch.float32, torch.device("cpu"))
+    cache.keys[:, :, 0] = 1.0
+    assert cache.keys.nbytes + cache.values.nbytes == 1 << 30
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    assert float(cache.values[2, 1, 9000].abs().max()) == 0.0

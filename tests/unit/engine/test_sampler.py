@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams, counter_uniform
+from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
+
+VOCAB = 600  # more than the sampler looks at before it sorts everything
+
+
+def row(
+    prompt: list[int] | None = None, output: list[int] | None = None, stop: Any = None, **sampling: Any
+) -> SamplingRow:
+    prompt = [1, 2] if prompt is None else prompt
+    tokens = np.array(prompt + (output or []), dtype=np.int64)
+    return SamplingRow(SamplingParams(**sampling), stop or StopCriteria(100), tokens, len(prompt))
+
+
+def logits_of(seed: int, rows: int = 1, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def reference_draw(logits: torch.Tensor, sampling: SamplingParams, output_index: int) -> int:
+    """The definition, in float64 over the whole sorted vocabulary."""
+    order = np.argsort(-logits.double().numpy(), kind="stable")
+    weights = np.exp((logits.double().numpy()[order] - float(logits.max())) / sampling.temperature)
+    keep = int((weights >= sampling.min_p * weights[0]).sum())
+    keep = min(keep, sampling.top_k or VOCAB)
+    probabilities = weights[:keep] / weights[:keep].sum()
+    cumulative = probabilities.cumsum()
+    if sampling.top_p < 1.0:
+        keep = min(keep, int((cumulative < sampling.top_p).sum()) + 1)
+    cumulative = cumulative[:keep] / cumulative[keep - 1]
+    return int(order[min(int((cumulative <= counter_uniform(sampling.seed, output_index)).sum()), keep - 1)])
+
+
+sampling_parameters = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 1.9]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3, 1e-6]),
+    top_k=st.sampled_from([None, 1, 2, 40, 300, 10_000]),
+    min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(parameters=sampling_parameters, logits_seed=st.integers(0, 50), spread=st.sampled_from([0.01, 1.0, 6.0]))
+def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: int, spread: float) -> None:
+    """Whether the likeliest tokens decide or the whole vocabulary is sorted, the token is that of the plain definition."""
+    logits = logits_of(logits_seed, spread=spread)
+    drawn = sample(logits, [SamplingRow(parameters, StopCriteria(9), np.arange(5), 2)])
+    assert drawn == [reference_draw(logits[0], parameters, 3)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=6))
+def test_a_row_is_drawn_alike_alone_and_beside_others(seeds: list[int]) -> None:
+    """Greedy and random rows of one batch do not influence each other, and the logits stay as they were."""
+    logits = logits_of(1, rows=len(seeds))
+    before = logits.clone()
+    rows = [row(temperature=0.0 if seed % 3 == 0 else 1.1, seed=seed, presence_penalty=seed % 2) for seed in seeds]
+    together = sample(logits, rows)
+    assert together == [sample(logits[i : i + 1], [rows[i]])[0] for i in range(len(seeds))]
+    assert torch.equal(logits, before)
+
+
+def test_the_same_seed_gives_the_same_token_and_each_index_its_own() -> None:
+    """Draws repeat; over indexes they vary."""
+    logits = logits_of(2, spread=0.5)
+    tokens = [sample(logits, [row(output=[7] * index, seed=5)])[0] for index in range(20)]
+    assert tokens == [sample(logits, [row(output=[7] * index, seed=5)])[0] for index in range(20)]
+    assert len(set(tokens)) > 10
+
+
+@pytest.mark.parametrize("parameters", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
+def test_the_narrowest_filters_are_greedy(parameters: dict[str, Any]) -> None:
+    """`top_k=1`, the smallest nucleus and `min_p=1` all leave the likeliest token."""
+    logits = logits_of(3, rows=8)
+    assert sample(logits, [row(seed=i, **parameters) for i in range(8)]) == logits.argmax(-1).tolist()
+
+
+def test_top_p_keeps_its_mass_and_no_more() -> None:
+    """Drawn tokens are the fewest likeliest whose probabilities reach `top_p`, and all of them occur."""
+    logits = torch.full((1, VOCAB), -50.0)
+    logits[0, [10, 20, 30, 40]] = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
+    drawn = {sample(logits, [row(top_p=0.75, seed=seed)])[0] for seed in range(200)}
+    assert drawn == {10, 20, 30}
+
+
+def test_draws_follow_the_probabilities() -> None:
+    """Over many seeds, frequencies approach the distribution at the temperature."""
+    logits = torch.full((1, VOCAB), -50.0)
+    logits[0, [3, 4]] = torch.log(torch.tensor([0.8, 0.2]))
+    rows = [row(temperature=2.0, seed=seed) for seed in range(4000)]
+    drawn = sample(logits.expand(4000, -1), rows)
+    assert drawn.count(3) / 4000 == pytest.approx(0.8**0.5 / (0.8**0.5 + 0.2**0.5), abs=0.03)
+
+
+def test_presence_and_frequency_penalties_count_the_output_alone() -> None:
+    """A logit falls by `presence + count * frequency` for tokens of the output; the prompt does not count."""
+    output = [5, 5, 5, 9]
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [5, 9, 1, 12]] = torch.tensor([10.0, 8.0, 6.2, 6.1])
+    # 5: 10 - 1 - 3 * 1 = 6, 9: 8 - 1 - 1 = 6, 1 is in the prompt only
+    penalties = {"presence_penalty": 1.0, "frequency_penalty": 1.0}
+    assert sample(logits, [row(prompt=[1, 12], output=output, temperature=0.0, **penalties)]) == [1]
+    assert sample(logits, [row(prompt=[1, 12], output=output[:1], temperature=0.0, **penalties)]) == [5]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30),
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=30),
+    penalty=st.sampled_from([0.5, 1.2, 2.0]),
+)
+def test_the_repetition_penalty_is_transformers_own(prompt: list[int], output: list[int], penalty: float) -> None:
+    """Tokens of prompt and output, each once, whatever the sign of the logit."""
+    logits = logits_of(4)
+    processor: Any = RepetitionPenaltyLogitsProcessor(penalty)
+    expected = processor(torch.tensor([prompt + output]), logits.clone()).argmax(-1).tolist()
+    assert sample(logits, [row(prompt, output, temperature=0.0, repetition_penalty=penalty)]) == expected
+
+
+def test_logit_bias_adds_and_bans() -> None:
+    """A bias moves a token to the top, another takes the likeliest out."""
+    logits = logits_of(5)
+    likeliest = int(logits.argmax())
+    assert sample(logits, [row(temperature=0.0, logit_bias=((17, 100.0),))]) == [17]
+    banned = row(temperature=0.0, logit_bias=((likeliest, -100.0),))
+    assert sample(logits, [banned]) == [int(logits[0].topk(2).indices[1])]
+
+
+def test_no_stop_token_before_the_minimum() -> None:
+    """Stop tokens are masked for the first `min_new_tokens` outputs and free after them."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 4], logits[0, 8] = 9.0, 5.0
+    stop = StopCriteria(100, stop_token_ids=(4,), min_new_tokens=2)
+    for temperature in (0.0, 0.01):
+        tokens = [sample(logits, [row(output=[3] * n, stop=stop, temperature=temperature)])[0] for n in range(4)]
+        assert tokens == [8, 8, 4, 4]
+
+
+def test_a_tiny_temperature_is_the_likeliest_and_no_overflow() -> None:
+    """`temperature=1e-9` divides nothing into infinities."""
+    logits = logits_of(6, spread=100.0)
+    assert sample(logits, [row(temperature=1e-9, seed=3)]) == [int(logits.argmax())]
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    """They sum to one over the vocabulary, are sorted, and the counts asked for differ by row."""
+    logits = logits_of(7, rows=3)
+    found = token_logprobs(logits, [4, 5, 6], [VOCAB, 2, 0])
+    assert np.exp(found[0].top_logprobs).sum() == pytest.approx(1.0, abs=1e-5)
+    assert list(found[0].top_logprobs) == sorted(found[0].top_logprobs, reverse=True)
+    assert [len(entry.top_token_ids) for entry in found] == [VOCAB, 2, 0]
+    expected = logits.log_softmax(-1)
+    assert [entry.logprob for entry in found] == pytest.approx([float(expected[i, 4 + i]) for i in range(3)])
+
+
+def test_half_precision_logits_are_drawn_in_float32() -> None:
+    """The same numbers in bfloat16 give the same draw."""
+    logits = logits_of(8).to(torch.bfloat16)
+    assert sample(logits, [row(seed=11)]) == sample(logits.float(), [row(seed=11)])
