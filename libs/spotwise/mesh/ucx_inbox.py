@@ -1,0 +1,253 @@
+"""What a worker accepts: windows of reserved blocks, and the pushes that fill them.
+
+Law: a byte reaches a block only under its window's lock and only from the one push that the window belongs to at that
+moment. Scatters run on copy threads (a first touch of 1 MiB takes milliseconds: too long for the loop); `forget` takes the
+lock, so it waits for at most the scatter that is under way, and none starts after it. A window is consumed by its first
+complete push; the hand-off is announced exactly once.
+
+Invariants: a refused push is answered once, and what still comes of it is drained; a push that is refused, given up or
+cut off leaves its window free for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Executor
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport
+from spotwise.mesh.ucx_link import UcxLink
+from spotwise.wire.kv_frames import HANDOFF_BYTES, FrameKind, KvFrame, NackReason, decode_handoff
+
+
+class _Window:
+    """Blocks reserved for one attempt; `owner` is the push that may write them now."""
+
+    def __init__(self, epoch: int, block_ids: tuple[int, ...]) -> None:
+        self.epoch = epoch
+        self.block_ids = block_ids
+        self.lock = threading.Lock()
+        self.owner: _Incoming | None = None
+
+
+class _Incoming:
+    """One push as it arrives; `over` once it is answered or given up."""
+
+    def __init__(self, link: UcxLink, first: KvFrame) -> None:
+        self.link = link
+        self.request_id = first.request_id
+        self.epoch = first.epoch
+        self.push_id = first.push_id
+        self.window: _Window | None = None
+        self.over = False
+        self.chunks: set[asyncio.Task[None]] = set()
+        self.stored: set[int] = set()
+        self.stored_cells = 0
+        self.kv_bytes = 0
+        self.started_s = time.perf_counter()
+
+
+class KvInbox:
+    """Receives pushes into reserved blocks."""
+
+    def __init__(self, memory: KvMemory, incarnation: int, on_handoff: HandoffHandler, copies: Executor) -> None:
+        self._memory = memory
+        self._incarnation = incarnation
+        self._on_handoff = on_handoff
+        self._copies = copies
+        self._windows: dict[str, _Window] = {}
+        self._incoming: dict[tuple[UcxLink, int], _Incoming] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+        """Open a window; replaces the request's earlier one."""
+        self.forget(request_id)
+        self._windows[request_id] = _Window(epoch, block_ids)
+
+    def forget(self, request_id: str) -> None:
+        """Close a window: when this returns, nothing writes its blocks any more. Idempotent."""
+        window = self._windows.pop(request_id, None)
+        if window is None:
+            return
+        if window.owner is not None:
+            self._refuse(window.owner, NackReason.NO_RESERVATION)
+        # The scatter under way ends; those that queue behind it find the window without an owner and write nothing.
+        with window.lock:
+            pass
+
+    def receive(
+        self, link: UcxLink, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+    ) -> asyncio.Task[None] | None:
+        """Take a CHUNK, COMMIT or ABORT whose payload is still arriving; the task ends when its buffer is free again."""
+        key = (link, frame.push_id)
+        if frame.kind is FrameKind.ABORT:
+            self._give_up(key)
+            return None
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            incoming = self._incoming[key] = _Incoming(link, frame)
+        if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
+            self._refuse(incoming, reason)
+        if frame.kind is FrameKind.CHUNK:
+            task = asyncio.create_task(self._chunk(incoming, frame, payload, arrived))
+            incoming.chunks.add(task)
+        else:
+            task = asyncio.create_task(self._finish(incoming, frame, payload, arrived))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def link_lost(self, link: UcxLink) -> None:
+        """Give up what was arriving on a link; the windows wait for another push."""
+        for key in [key for key in self._incoming if key[0] is link]:
+            self._give_up(key)
+
+    def forget_all(self) -> None:
+        """Close every window."""
+        for request_id in tuple(self._windows):
+            self.forget(request_id)
+
+    async def idle(self) -> None:
+        """Wait for the copies under way; to be called once the links are closed, since payloads may never come."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _claim(self, incoming: _Incoming, frame: KvFrame) -> NackReason | None:
+        """Check a header against its window, which the push takes if it is free; `None` where all is well."""
+        if frame.target_incarnation != self._incarnation:
+            return NackReason.WRONG_INCARNATION
+        window = self._windows.get(frame.request_id)
+        if window is None:
+            return NackReason.NO_RESERVATION
+        if frame.epoch != window.epoch:
+            return NackReason.STALE_EPOCH if frame.epoch < window.epoch else NackReason.NO_RESERVATION
+        if window.owner is None and incoming.window is None:
+            window.owner, incoming.window = incoming, window
+        if window.owner is not incoming:
+            return NackReason.BUSY
+        last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
+        cells = frame.num_layers * frame.num_blocks
+        if not cells or last_layer > self._memory.num_layers or last_block > len(window.block_ids):
+            return NackReason.BAD_SHAPE
+        if frame.kind is FrameKind.CHUNK and frame.payload_bytes != cells * self._memory.layer_block_bytes:
+            return NackReason.BAD_SHAPE
+        return None
+
+    async def _chunk(
+        self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+    ) -> None:
+        await arrived
+        if incoming.over:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            reason = await loop.run_in_executor(self._copies, self._store, incoming, frame, payload)
+        except Exception as error:
+            # The edge: whatever the memory raises must not leave the sender without an answer.
+            self._report("KV could not be written", error)
+            reason = NackReason.REFUSED
+        if reason is not None:
+            self._refuse(incoming, reason)
+        elif frame.chunk_index not in incoming.stored:
+            incoming.stored.add(frame.chunk_index)
+            incoming.stored_cells += frame.num_layers * frame.num_blocks
+            incoming.kv_bytes += frame.payload_bytes
+
+    def _store(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
+        """On a copy thread: verify and scatter one chunk."""
+        if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
+            return NackReason.BAD_CHECKSUM
+        window = incoming.window
+        if window is None:
+            return NackReason.NO_RESERVATION
+        block_ids = window.block_ids[frame.first_block : frame.first_block + frame.num_blocks]
+        with window.lock:
+            if window.owner is not incoming:
+                return NackReason.NO_RESERVATION
+            self._memory.import_layers(frame.first_layer, frame.num_layers, block_ids, payload)
+        return None
+
+    async def _finish(
+        self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+    ) -> None:
+        try:
+            await arrived
+            if incoming.chunks:
+                await asyncio.wait(incoming.chunks)
+            if incoming.over:
+                return
+            if (reason := self._missing(incoming, frame, payload)) is not None:
+                self._refuse(incoming, reason)
+            else:
+                self._complete(incoming, frame, payload)
+        finally:
+            self._give_up((incoming.link, incoming.push_id))
+
+    def _missing(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
+        if payload.nbytes != HANDOFF_BYTES:
+            return NackReason.BAD_SHAPE
+        if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
+            return NackReason.BAD_CHECKSUM
+        whole = frame.num_layers == self._memory.num_layers and len(incoming.stored) == frame.chunk_total
+        if not whole or incoming.stored_cells != frame.num_layers * frame.num_blocks:
+            return NackReason.INCOMPLETE
+        return None
+
+    def _complete(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
+        handoff = decode_handoff(frame, payload.data)
+        incoming.over = True
+        self._release(incoming)
+        del self._windows[frame.request_id]
+        seconds = time.perf_counter() - incoming.started_s
+        report = TransferReport(kv_bytes=incoming.kv_bytes, seconds=seconds, transport=incoming.link.transport)
+        try:
+            self._on_handoff(handoff, report)
+        except Exception as error:
+            # The edge: the sender must learn that nobody took its hand-off.
+            self._report("a hand-off was not taken", error)
+            self._answer(incoming, FrameKind.NACK, NackReason.REFUSED)
+        else:
+            self._answer(incoming, FrameKind.ACK, None)
+
+    def _refuse(self, incoming: _Incoming, reason: NackReason) -> None:
+        if not incoming.over:
+            incoming.over = True
+            self._release(incoming)
+            self._answer(incoming, FrameKind.NACK, reason)
+
+    def _give_up(self, key: tuple[UcxLink, int]) -> None:
+        """Let go of a push that is over, or that its sender called off, or whose sender is gone; idempotent."""
+        incoming = self._incoming.pop(key, None)
+        if incoming is not None:
+            incoming.over = True
+            self._release(incoming)
+
+    def _release(self, incoming: _Incoming) -> None:
+        """Take the window from a push. Its last scatter may still run: the next owner's wait for it at the lock."""
+        window = incoming.window
+        if window is not None and window.owner is incoming:
+            window.owner = None
+
+    def _answer(self, incoming: _Incoming, kind: FrameKind, reason: NackReason | None) -> None:
+        answer = KvFrame(
+            kind=kind,
+            request_id=incoming.request_id,
+            epoch=incoming.epoch,
+            push_id=incoming.push_id,
+            sender_incarnation=self._incarnation,
+            target_incarnation=incoming.link.peer.incarnation,
+            reason=reason,
+        )
+        try:
+            incoming.link.send(answer)
+        except KvTransferError:
+            # The peer is gone; there is nobody to answer.
+            return
+
+    def _report(self, message: str, error: Exception) -> None:
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

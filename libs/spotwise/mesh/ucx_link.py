@@ -1,0 +1,236 @@
+"""One connection between two workers: frames in, frames out.
+
+Law: a link is one UCX endpoint and one read loop. A frame's header and payload are submitted together, without giving up
+the loop between, so that pushes that share a link never mix. Whatever goes wrong on it, a malformed header, a reset, a peer
+that died, ends the link: everything that waits on it fails with one reason, and it is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.mesh.ports import KvTransferError
+from spotwise.mesh.ucx_reactor import UcxReactor, transport_name
+from spotwise.wire.kv_frames import (
+    FRAME_BYTES,
+    HELLO_BYTES,
+    KvFrame,
+    KvFrameError,
+    LinkHello,
+    decode_frame,
+    decode_hello,
+    encode_frame,
+    encode_hello,
+)
+
+# What has not left or closed by then is dropped: the peer is gone or stuck.
+_CLOSE_WAIT_S = 1.0
+_CLOSE_PERIOD_NS = 10**9
+# Payloads up to this size are not worth a pooled buffer.
+_SMALL_BYTES = 4096
+
+#: Called on the loop for each frame, in order: the link, the header, the buffer and the future of its payload's arrival.
+FrameHandler = Callable[["UcxLink", KvFrame, NDArray[np.uint8], "asyncio.Future[None]"], "asyncio.Task[None] | None"]
+
+
+class ReceiveBuffers:
+    """Buffers for payloads, used again: fresh memory costs a page fault for every 4 KiB received."""
+
+    def __init__(self, buffer_bytes: int, keep: int) -> None:
+        self._buffer_bytes = buffer_bytes
+        self._keep = keep
+        self._free: list[NDArray[np.uint8]] = []
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return a buffer of at least `size` bytes."""
+        if size <= _SMALL_BYTES or size > self._buffer_bytes:
+            return np.empty(size, np.uint8)
+        return self._free.pop() if self._free else np.empty(self._buffer_bytes, np.uint8)
+
+    def give(self, buffer: NDArray[np.uint8]) -> None:
+        """Take back a buffer that nobody reads or writes any more."""
+        if buffer.nbytes == self._buffer_bytes and len(self._free) < self._keep:
+            self._free.append(buffer)
+
+
+class UcxLink:
+    """One endpoint with its read loop.
+
+    Attributes:
+        peer: who is at the other end.
+        transport: what UCX uses for it.
+        slots: payloads of this link in flight at most, each way apart.
+        retired: gets no new pushes; closed when the last one is over.
+    """
+
+    def __init__(
+        self,
+        reactor: UcxReactor,
+        endpoint: Any,
+        buffers: ReceiveBuffers,
+        in_flight: int,
+        on_frame: FrameHandler,
+        on_lost: Callable[[UcxLink, str], object],
+    ) -> None:
+        self.slots = asyncio.Semaphore(in_flight)
+        self.retired = False
+        self.peer: LinkHello
+        self.transport: str
+        self._reactor = reactor
+        self._endpoint = endpoint
+        self._buffers = buffers
+        self._receive_slots = asyncio.Semaphore(in_flight)
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._receive_tag = reactor.new_tag()
+        self._sending: set[asyncio.Future[None]] = set()
+        self._arriving: set[asyncio.Future[None]] = set()
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reading: asyncio.Task[None] | None = None
+        endpoint.set_close_callback(reactor.soon(self._endpoint_closed))
+
+    @property
+    def alive(self) -> bool:
+        """Whether frames still go out."""
+        return not self._lost.done()
+
+    async def open(self, hello: LinkHello, *, accepted: bool, timeout_s: float) -> None:
+        """Exchange hellos and start reading.
+
+        Raises:
+            KvTransferError: the peer is unreachable, silent, or speaks something else.
+        """
+        mine = encode_hello(
+            LinkHello(receive_tag=self._receive_tag, worker_id=hello.worker_id, incarnation=hello.incarnation)
+        )
+        theirs = bytearray(HELLO_BYTES)
+        try:
+            async with asyncio.timeout(timeout_s):
+                # The listener speaks first, the other end answers: the order ucxx keeps in its own handshake.
+                if accepted:
+                    await self._or_lost(self._reactor.send_stream(self._endpoint, mine))
+                await self._or_lost(self._reactor.receive_stream(self._endpoint, theirs))
+                if not accepted:
+                    await self._or_lost(self._reactor.send_stream(self._endpoint, mine))
+            self.peer = decode_hello(theirs)
+        except TimeoutError:
+            raise KvTransferError(f"the peer did not answer a connection within {timeout_s:g} s") from None
+        except (self._reactor.ucx.UCXError, KvFrameError) as error:
+            raise KvTransferError(f"no connection: {error}") from None
+        self.transport = transport_name(self._endpoint)
+        self._reading = asyncio.create_task(self._read(), name="kv-link-read")
+
+    def send(self, frame: KvFrame, payload: Any = None) -> asyncio.Future[Any]:
+        """Submit a frame; the future ends when its buffers are free again, and never raises: a failure ends the link.
+
+        Raises:
+            KvTransferError: the link is lost.
+        """
+        if not self.alive:
+            raise KvTransferError(self._lost.result())
+        try:
+            parts = [self._reactor.send_tagged(self._endpoint, self.peer.receive_tag, encode_frame(frame))]
+            if frame.payload_bytes:
+                parts.append(self._reactor.send_tagged(self._endpoint, self.peer.receive_tag + 1, payload))
+        except self._reactor.ucx.UCXError as error:
+            self.fail(str(error))
+            raise KvTransferError(str(error)) from None
+        for part in parts:
+            self._sending.add(part)
+            part.add_done_callback(self._sent)
+        return asyncio.gather(*parts, return_exceptions=True)
+
+    def fail(self, reason: str) -> None:
+        """End the link now; idempotent."""
+        if self.alive:
+            self._lost.set_result(reason)
+            if self._reading is not None:
+                self._reading.cancel()
+            for arrived in tuple(self._arriving):
+                arrived.cancel()
+            self._on_lost(self, reason)
+
+    async def close(self) -> None:
+        """Let what was submitted leave, then close the endpoint; idempotent."""
+        if self.alive and self._sending:
+            await asyncio.wait(set(self._sending), timeout=_CLOSE_WAIT_S)
+        self.fail("the link was closed")
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            endpoint.remove_close_callback()
+            # Not `endpoint.close()`: of an endpoint that failed meanwhile it yields a null request, which crashes when
+            # touched. This one cancels what is in flight and forces the close, which needs nothing from the peer.
+            endpoint.close_blocking(_CLOSE_PERIOD_NS, 1)
+
+    async def _read(self) -> None:
+        header = bytearray(FRAME_BYTES)
+        nothing = np.empty(0, np.uint8)
+        try:
+            while True:
+                await self._reactor.receive_tagged(self._endpoint, self._receive_tag, header)
+                frame = decode_frame(header)
+                if not frame.payload_bytes:
+                    arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    arrived.set_result(None)
+                    self._on_frame(self, frame, nothing, arrived)
+                    continue
+                await self._receive_slots.acquire()
+                buffer = self._buffers.take(frame.payload_bytes)
+                payload = buffer[: frame.payload_bytes]
+                arrived = self._reactor.receive_tagged(self._endpoint, self._receive_tag + 1, payload)
+                self._arriving.add(arrived)
+                arrived.add_done_callback(self._received)
+                task = self._on_frame(self, frame, payload, arrived)
+                if task is None:
+                    raise KvFrameError(f"a {frame.kind.name} frame has no payload")
+                task.add_done_callback(self._reusable(buffer, arrived))
+        except (self._reactor.ucx.UCXError, KvFrameError) as error:
+            self.fail(str(error))
+        finally:
+            self.fail("the link is read no more")
+
+    def _reusable(self, buffer: NDArray[np.uint8], arrived: asyncio.Future[None]) -> Callable[[object], None]:
+        def give_back(_: object) -> None:
+            self._receive_slots.release()
+            # A buffer whose receive was given up may still be written by UCX: it is not used again.
+            if arrived.done() and not arrived.cancelled() and arrived.exception() is None:
+                self._buffers.give(buffer)
+
+        return give_back
+
+    async def _or_lost(self, step: asyncio.Future[None]) -> None:
+        """Wait for a step of the handshake, or for the endpoint's end, which UCX reports apart."""
+        try:
+            either: set[asyncio.Future[Any]] = {step, self._lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not step.done():
+                raise KvTransferError(f"no connection: {self._lost.result()}")
+            step.result()
+        finally:
+            step.cancel()
+
+    def _sent(self, part: asyncio.Future[None]) -> None:
+        self._sending.discard(part)
+        if not part.cancelled() and (error := part.exception()) is not None:
+            self.fail(str(error))
+
+    def _received(self, arrived: asyncio.Future[None]) -> None:
+        self._arriving.discard(arrived)
+        if not arrived.cancelled() and (error := arrived.exception()) is not None:
+            self.fail(str(error))
+
+    def _endpoint_closed(self) -> None:
+        try:
+            if self._endpoint is not None:
+                self._endpoint.raise_on_error()
+        except self._reactor.ucx.UCXError as error:
+            self.fail(str(error))
+        else:
+            self.fail("the peer closed the connection")

@@ -1,0 +1,146 @@
+"""The links of one worker: accepted ones, and one cached per peer address.
+
+Law: whoever asks for a peer that is being connected waits for that connection; a link that failed or timed out leaves the
+cache at once, so that the next push connects anew, be it to a new process at the old address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from spotwise.mesh.ports import KvTransferError, MeshError
+from spotwise.mesh.ucx_link import FrameHandler, ReceiveBuffers, UcxLink
+from spotwise.mesh.ucx_reactor import UcxReactor
+from spotwise.wire.kv_frames import LinkHello
+
+_ACCEPT_TIMEOUT_S = 5.0
+
+
+class UcxLinks:
+    """Listens, connects, and keeps what is open."""
+
+    def __init__(
+        self,
+        me: LinkHello,
+        buffers: ReceiveBuffers,
+        in_flight: int,
+        on_frame: FrameHandler,
+        on_lost: Callable[[UcxLink, str], object],
+    ) -> None:
+        self._me = me
+        self._buffers = buffers
+        self._in_flight = in_flight
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._reactor: UcxReactor | None = None
+        self._listener: Any = None
+        self._by_address: dict[str, asyncio.Task[UcxLink]] = {}
+        self._open: set[UcxLink] = set()
+        self._chores: set[asyncio.Task[Any]] = set()
+
+    def listen(self, port: int) -> int:
+        """Open UCX on the running loop and return the port listened on.
+
+        Raises:
+            MeshError: the port cannot be had.
+        """
+        reactor = UcxReactor()
+        try:
+            self._listener = reactor.ucx.UCXListener.create(
+                reactor.worker, port, reactor.soon(self._accept), deliver_endpoint=True
+            )
+        except reactor.ucx.UCXError as error:
+            reactor.close()
+            raise MeshError(
+                f"cannot listen for KV on port {port} ({error}); choose another, or 0 for a free one"
+            ) from None
+        self._reactor = reactor
+        bound: int = self._listener.port
+        return bound
+
+    async def to(self, address: str, timeout_s: float) -> UcxLink:
+        """Return the link to a peer, connecting where there is none.
+
+        Raises:
+            KvTransferError: unreachable, or closed meanwhile.
+        """
+        task = self._by_address.get(address)
+        if task is None:
+            task = self._by_address[address] = self._chore(self._connect(address, timeout_s))
+            task.add_done_callback(lambda done: self._connected(address, done))
+        try:
+            # Shielded: other pushes may wait for the same connection.
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise KvTransferError("the transport was closed") from None
+            raise
+
+    def drop(self, link: UcxLink) -> None:
+        """Take a link out of the cache; it stays open for those that use it."""
+        for address, task in tuple(self._by_address.items()):
+            if task.done() and task.result() is link:
+                del self._by_address[address]
+
+    async def close(self) -> None:
+        """Stop listening and close every link; idempotent."""
+        self._listener = None
+        for task in tuple(self._by_address.values()):
+            task.cancel()
+        for link in tuple(self._open):
+            await link.close()
+        while self._chores:
+            await asyncio.wait(set(self._chores))
+        if self._reactor is not None:
+            self._reactor.close()
+            self._reactor = None
+
+    async def _connect(self, address: str, timeout_s: float) -> UcxLink:
+        if self._reactor is None:
+            raise KvTransferError("this worker's transport is not started, or closed")
+        host, _, port = address.rpartition(":")
+        try:
+            # Resolved here: UCX would block the loop on the name server.
+            found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            endpoint = self._reactor.ucx.UCXEndpoint.create(self._reactor.worker, found[0][4][0], int(port), True)
+        except (OSError, ValueError, OverflowError, self._reactor.ucx.UCXError) as error:
+            raise KvTransferError(f"cannot connect: {error}") from None
+        return await self._greet(self._reactor, endpoint, accepted=False, timeout_s=timeout_s)
+
+    def _connected(self, address: str, task: asyncio.Task[UcxLink]) -> None:
+        if (task.cancelled() or task.exception() is not None) and self._by_address.get(address) is task:
+            del self._by_address[address]
+
+    def _accept(self, endpoint: Any) -> None:
+        if self._listener is not None and self._reactor is not None:
+            greeting = self._greet(self._reactor, endpoint, accepted=True, timeout_s=_ACCEPT_TIMEOUT_S)
+            # A stranger that connects and does not speak the protocol is its own problem.
+            self._chore(greeting).add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink:
+        link = UcxLink(reactor, endpoint, self._buffers, self._in_flight, self._on_frame, self._lost)
+        self._open.add(link)
+        try:
+            await link.open(self._me, accepted=accepted, timeout_s=timeout_s)
+        except BaseException:
+            link.fail("the connection was not completed")
+            raise
+        return link
+
+    def _lost(self, link: UcxLink, reason: str) -> None:
+        self.drop(link)
+        self._on_lost(link, reason)
+        self._chore(self._dispose(link))
+
+    async def _dispose(self, link: UcxLink) -> None:
+        await link.close()
+        self._open.discard(link)
+
+    def _chore(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+        return task

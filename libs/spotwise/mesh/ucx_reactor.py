@@ -1,0 +1,192 @@
+"""UCX progress on the event loop, without burning a core.
+
+Law: one UCX context and worker, driven by the loop that started it and by no other thread. UCX is progressed when its event
+file descriptor turns readable, and sleeps otherwise. `ucxx`'s own asyncio layer is not used: in its non-threaded modes every
+awaited request spins on `sleep(0)`, so one receive waiting for a peer keeps a core at 100 %; and it is one per process.
+
+Invariants: a request's buffers live until UCX is done with them, whatever became of the caller; UCX is never entered
+from inside one of its own callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+# UCX's tcp copies through segments of 8 KiB by default; larger ones move large messages four times as fast. The sender's must
+# not exceed the receiver's, so the two are set together or, where a user set one, not at all.
+_SEGMENTS = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
+# A worker that comes back after a crash listens at its old port while the kernel still remembers connections to it.
+_LISTENING = {"TCP_CM_REUSEADDR": "y"}
+# Read when libucs is loaded: it warns of a variable that ucxx sets itself, and writes its log to stdout, which is not ours.
+_LOGGING = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_FILE": "stderr"}
+# Progress calls in a row before other tasks of the loop have their turn.
+_PROGRESS_BURST = 64
+# UCX does not promise an event for everything it has to do; its own wrapper looks once a second too.
+_LOOK_AGAIN_S = 1.0
+_MAX_LANES = 16
+_EP_ATTR_TRANSPORTS = 1 << 3
+
+
+class UcxReactor:
+    """A UCX worker on the running loop."""
+
+    def __init__(self) -> None:
+        # Imported here and not at the top, since it loads libucs.
+        for variable, value in _LOGGING.items():
+            os.environ.setdefault(variable, value)
+        import ucxx
+        from ucxx._lib.arr import Array
+
+        self.ucx = ucxx.libucxx
+        self._array = Array
+        self._loop = asyncio.get_running_loop()
+        feature = self.ucx.Feature
+        options: dict[str, str] = {}
+        for group in (_SEGMENTS, _LISTENING):
+            if not any(f"UCX_{key}" in os.environ for key in group):
+                options |= group
+        self._context = self.ucx.UCXContext(options, (feature.TAG, feature.STREAM, feature.WAKEUP))
+        self.worker = self.ucx.UCXWorker(self._context)
+        self.worker.init_blocking_progress_mode()
+        self._pending: dict[asyncio.Future[None], tuple[Any, tuple[object, ...]]] = {}
+        self._turn: asyncio.Handle | None = None
+        self._next_tag = 0
+        self._closed = False
+        self._event_fd: int = self.worker.epoll_file_descriptor
+        self._loop.add_reader(self._event_fd, self._schedule)
+        self._look_again()
+
+    def new_tag(self) -> int:
+        """Return a tag that nothing else on this worker receives under; the next one belongs to the caller too."""
+        self._next_tag += 2
+        return self._next_tag
+
+    def send_tagged(self, endpoint: Any, tag: int, data: object) -> asyncio.Future[None]:
+        """Submit a message now; messages of one tag arrive in the order of their submission."""
+        array = self._array(data)
+        return self.track(endpoint.tag_send(array, self.ucx.UCXXTag(tag)), array, data)
+
+    def receive_tagged(self, endpoint: Any, tag: int, into: object) -> asyncio.Future[None]:
+        """Receive the next message with `tag` into a buffer of exactly its size."""
+        array = self._array(into)
+        return self.track(endpoint.tag_recv(array, self.ucx.UCXXTag(tag)), array, into)
+
+    def send_stream(self, endpoint: Any, data: object) -> asyncio.Future[None]:
+        """Submit bytes on the endpoint's stream."""
+        array = self._array(data)
+        return self.track(endpoint.stream_send(array), array, data)
+
+    def receive_stream(self, endpoint: Any, into: object) -> asyncio.Future[None]:
+        """Fill a buffer from the endpoint's stream."""
+        array = self._array(into)
+        return self.track(endpoint.stream_recv(array), array, into)
+
+    def track(self, request: Any, *keep: object) -> asyncio.Future[None]:
+        """Return a future of a UCX request; `keep` stays alive until UCX is done, even where the future is cancelled.
+
+        The future raises `ucxx.exceptions.UCXError` where the request fails.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._pending[future] = (request, keep)
+        self._schedule()
+        return future
+
+    def soon(self, call: Callable[..., object]) -> Callable[..., None]:
+        """Return a callback for UCX that runs `call` on the loop's next turn, outside UCX."""
+
+        def later(*args: object) -> None:
+            self._loop.call_soon(call, *args)
+
+        return later
+
+    def close(self) -> None:
+        """Stop watching and let the worker go. Endpoints and listeners are closed before."""
+        self._loop.remove_reader(self._event_fd)
+        self._look_again_timer.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+        # Requests that a closed endpoint left to be cancelled hold the worker, which holds them, until it is progressed.
+        self.worker.cancel_inflight_requests()
+        self.worker.progress()
+        for future in self._pending:
+            future.cancel()
+        self._pending.clear()
+        self._closed = True
+        self.worker = self._context = None
+
+    def _schedule(self) -> None:
+        if self._turn is None and not self._closed:
+            self._turn = self._loop.call_soon(self._progress)
+
+    def _look_again(self) -> None:
+        self._schedule()
+        self._look_again_timer = self._loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _progress(self) -> None:
+        self._turn = None
+        for _ in range(_PROGRESS_BURST):
+            if not self.worker.progress_once():
+                break
+        self._complete()
+        # Armed, UCX signals its next event; it refuses while there is something to do now.
+        if not self.worker.arm():
+            self._schedule()
+
+    def _complete(self) -> None:
+        done = [(future, request) for future, (request, _) in self._pending.items() if request.completed]
+        for future, request in done:
+            del self._pending[future]
+            if future.done():
+                continue
+            try:
+                request.check_error()
+            except self.ucx.UCXError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+
+class _Lane(ctypes.Structure):
+    _fields_ = [("transport", ctypes.c_char_p), ("device", ctypes.c_char_p)]
+
+
+class _Lanes(ctypes.Structure):
+    _fields_ = [
+        ("entries", ctypes.POINTER(_Lane)),
+        ("num_entries", ctypes.c_uint),
+        ("entry_size", ctypes.c_size_t),
+    ]
+
+
+class _EndpointAttributes(ctypes.Structure):
+    # ucp_ep_attr_t of ucp.h; its field mask says which fields the callee touches.
+    _fields_ = [
+        ("field_mask", ctypes.c_uint64),
+        ("name", ctypes.c_char * 32),
+        ("local_sockaddr", ctypes.c_char * 128),
+        ("remote_sockaddr", ctypes.c_char * 128),
+        ("transports", _Lanes),
+        ("user_data", ctypes.c_void_p),
+    ]
+
+
+def transport_name(endpoint: Any) -> str:
+    """Name the lanes that UCX set up for an endpoint, `transport/device` joined by commas.
+
+    `ucp_ep_query` is asked, since UCXX 0.52 tells transports of a whole context only. Lanes without a device carry only
+    the connection's set-up and are left out.
+    """
+    query = ctypes.CDLL("libucp.so.0").ucp_ep_query
+    query.argtypes = [ctypes.c_void_p, ctypes.POINTER(_EndpointAttributes)]
+    query.restype = ctypes.c_int8
+    lanes = (_Lane * _MAX_LANES)()
+    attributes = _EndpointAttributes(field_mask=_EP_ATTR_TRANSPORTS)
+    attributes.transports = _Lanes(ctypes.cast(lanes, ctypes.POINTER(_Lane)), _MAX_LANES, ctypes.sizeof(_Lane))
+    if query(endpoint.handle, ctypes.byref(attributes)) != 0:
+        return "unknown"
+    used = lanes[: attributes.transports.num_entries]
+    return ",".join(f"{lane.transport.decode()}/{lane.device.decode()}" for lane in used if lane.device) or "unknown"

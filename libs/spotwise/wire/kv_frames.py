@@ -1,0 +1,258 @@
+"""The header before every KV payload on a transfer link.
+
+A frame is one fixed-size header, then `payload_bytes` bytes. Two checksums (xxh3, 64 bits): the header's own, over all its
+other bytes, so that no damaged length or id is ever believed; and the payload's, carried in the header. Integers are
+big-endian. A push is its CHUNK frames in any order, then one COMMIT; ABORT ends it early; ACK or NACK answers it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from spotwise.core.record import KvHandoff
+
+#: Layout version; both ends must agree.
+VERSION = 1
+#: Longest request id, in utf-8 bytes.
+MAX_REQUEST_ID_BYTES = 128
+#: Longest worker id, in utf-8 bytes.
+MAX_WORKER_ID_BYTES = 128
+#: A header that announces more than this is not believed: no sender cuts chunks so large.
+MAX_PAYLOAD_BYTES = 256 * 2**20
+
+_FRAME_MAGIC = b"SWKV"
+_HELLO_MAGIC = b"SWHI"
+# magic, version, kind, reason, id length, epoch, push, sender and target incarnation, layers, blocks, chunks, payload, id
+_FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
+# magic, version, id length, receive tag, incarnation, worker id
+_HELLO = struct.Struct("!4sBBxxQQ128s")
+_HANDOFF = struct.Struct("!QQ")
+_CHECKSUM = struct.Struct("!Q")
+
+#: Bytes of an encoded frame header.
+FRAME_BYTES = _FRAME.size + _CHECKSUM.size
+#: Bytes of an encoded hello.
+HELLO_BYTES = _HELLO.size + _CHECKSUM.size
+#: Bytes of a COMMIT's payload.
+HANDOFF_BYTES = _HANDOFF.size
+
+
+class KvFrameError(ValueError):
+    """Bytes are not a header of this protocol and version; nothing that follows them can be trusted."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame says."""
+
+    CHUNK = 1
+    COMMIT = 2
+    ABORT = 3
+    ACK = 4
+    NACK = 5
+
+
+class NackReason(enum.IntEnum):
+    """Why a receiver refused a push."""
+
+    NO_RESERVATION = 1
+    STALE_EPOCH = 2
+    WRONG_INCARNATION = 3
+    BUSY = 4
+    BAD_SHAPE = 5
+    BAD_CHECKSUM = 6
+    INCOMPLETE = 7
+    REFUSED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KvFrame:
+    """One frame's header.
+
+    Attributes:
+        kind: what it says.
+        request_id: the sequence, at most `MAX_REQUEST_ID_BYTES` in utf-8.
+        epoch: its attempt.
+        push_id: the sender's number for this push; unique on its link, so that two pushes of one attempt keep apart.
+        sender_incarnation: of the worker that sent this frame.
+        target_incarnation: of the worker it is meant for.
+        reason: of a NACK; `None` in all other kinds.
+        first_layer: CHUNK: its first layer. COMMIT: 0.
+        num_layers: CHUNK: its layers. COMMIT: layers of the whole hand-off.
+        first_block: CHUNK: index into the reserved blocks, not a block id. COMMIT: 0.
+        num_blocks: CHUNK: its blocks. COMMIT: blocks of the whole hand-off.
+        chunk_index: CHUNK: its number, from 0.
+        chunk_total: CHUNK and COMMIT: chunks of the whole hand-off.
+        payload_bytes: bytes that follow.
+        payload_checksum: xxh3_64 of them.
+    """
+
+    kind: FrameKind
+    request_id: str
+    epoch: int
+    push_id: int
+    sender_incarnation: int
+    target_incarnation: int
+    reason: NackReason | None = None
+    first_layer: int = 0
+    num_layers: int = 0
+    first_block: int = 0
+    num_blocks: int = 0
+    chunk_index: int = 0
+    chunk_total: int = 0
+    payload_bytes: int = 0
+    payload_checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHello:
+    """What each end of a new link tells the other, once.
+
+    Attributes:
+        receive_tag: tag under which this end listens for headers; payloads come under the next one.
+        worker_id: who this end is, at most `MAX_WORKER_ID_BYTES` in utf-8.
+        incarnation: of that worker.
+    """
+
+    receive_tag: int
+    worker_id: str
+    incarnation: int
+
+
+def encode_frame(frame: KvFrame) -> bytes:
+    """Return the header's `FRAME_BYTES` bytes.
+
+    Raises:
+        ValueError: an id is too long or a number does not fit its field.
+    """
+    request_id = _encode_id(frame.request_id, MAX_REQUEST_ID_BYTES)
+    try:
+        body = _FRAME.pack(
+            _FRAME_MAGIC, VERSION, frame.kind, frame.reason or 0, len(request_id), frame.epoch, frame.push_id,
+            frame.sender_incarnation, frame.target_incarnation, frame.first_layer, frame.num_layers, frame.first_block,
+            frame.num_blocks, frame.chunk_index, frame.chunk_total, frame.payload_bytes, frame.payload_checksum, request_id,
+        )  # fmt: skip
+    except struct.error as error:
+        raise ValueError(f"the frame does not fit its header: {error}") from None
+    return _seal(body)
+
+
+def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
+    """Return the header in `data`, which is `FRAME_BYTES` long.
+
+    Raises:
+        KvFrameError: not such a header, damaged, or of another version.
+    """
+    body = _unseal(data, FRAME_BYTES, _FRAME_MAGIC)
+    (_, _, kind, reason, id_bytes, epoch, push_id, sender, target, first_layer, num_layers, first_block, num_blocks,
+     chunk_index, chunk_total, payload_bytes, payload_checksum, request_id) = _FRAME.unpack(body)  # fmt: skip
+    if payload_bytes > MAX_PAYLOAD_BYTES:
+        raise KvFrameError(f"a payload of {payload_bytes} bytes is announced, {MAX_PAYLOAD_BYTES} are allowed")
+    try:
+        return KvFrame(
+            kind=FrameKind(kind),
+            request_id=_decode_id(request_id, id_bytes),
+            epoch=epoch,
+            push_id=push_id,
+            sender_incarnation=sender,
+            target_incarnation=target,
+            reason=NackReason(reason) if reason else None,
+            first_layer=first_layer,
+            num_layers=num_layers,
+            first_block=first_block,
+            num_blocks=num_blocks,
+            chunk_index=chunk_index,
+            chunk_total=chunk_total,
+            payload_bytes=payload_bytes,
+            payload_checksum=payload_checksum,
+        )
+    except ValueError as error:
+        raise KvFrameError(f"the header names what this version does not know: {error}") from None
+
+
+def encode_hello(hello: LinkHello) -> bytes:
+    """Return the hello's `HELLO_BYTES` bytes.
+
+    Raises:
+        ValueError: the worker id is too long or a number does not fit its field.
+    """
+    worker_id = _encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
+    try:
+        body = _HELLO.pack(_HELLO_MAGIC, VERSION, len(worker_id), hello.receive_tag, hello.incarnation, worker_id)
+    except struct.error as error:
+        raise ValueError(f"the hello does not fit its fields: {error}") from None
+    return _seal(body)
+
+
+def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
+    """Return the hello in `data`, which is `HELLO_BYTES` long.
+
+    Raises:
+        KvFrameError: not such a hello, damaged, or of another version.
+    """
+    _, _, id_bytes, receive_tag, incarnation, worker_id = _HELLO.unpack(_unseal(data, HELLO_BYTES, _HELLO_MAGIC))
+    try:
+        return LinkHello(receive_tag=receive_tag, worker_id=_decode_id(worker_id, id_bytes), incarnation=incarnation)
+    except ValueError as error:
+        raise KvFrameError(f"the hello's worker id cannot be read: {error}") from None
+
+
+def encode_handoff(handoff: KvHandoff) -> bytes:
+    """Return a COMMIT's payload; the request and the epoch are in its header.
+
+    Raises:
+        ValueError: a number is negative or too large.
+    """
+    try:
+        return _HANDOFF.pack(handoff.num_tokens, handoff.first_token_id)
+    except struct.error as error:
+        raise ValueError(f"the hand-off does not fit its fields: {error}") from None
+
+
+def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> KvHandoff:
+    """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified.
+
+    Raises:
+        KvFrameError: the payload has another length.
+    """
+    try:
+        num_tokens, first_token_id = _HANDOFF.unpack(payload)
+    except struct.error as error:
+        raise KvFrameError(f"not a hand-off: {error}") from None
+    return KvHandoff(
+        request_id=frame.request_id, epoch=frame.epoch, num_tokens=num_tokens, first_token_id=first_token_id
+    )
+
+
+def _seal(body: bytes) -> bytes:
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def _unseal(data: bytes | bytearray | memoryview, size: int, magic: bytes) -> bytes:
+    raw = bytes(data)
+    if len(raw) != size:
+        raise KvFrameError(f"{len(raw)} bytes where {size} are due")
+    if raw[:4] != magic:
+        raise KvFrameError("the peer does not speak the KV transfer protocol")
+    body, checksum = raw[: -_CHECKSUM.size], _CHECKSUM.unpack(raw[-_CHECKSUM.size :])[0]
+    if xxhash.xxh3_64_intdigest(body) != checksum:
+        raise KvFrameError("the header is damaged: its checksum does not match")
+    if body[4] != VERSION:
+        raise KvFrameError(f"the peer speaks version {body[4]} of the KV transfer protocol, this worker {VERSION}")
+    return body
+
+
+def _encode_id(name: str, limit: int) -> bytes:
+    raw = name.encode()
+    if not 0 < len(raw) <= limit:
+        raise ValueError(f"an id needs 1 to {limit} utf-8 bytes, {name[:40]!r} has {len(raw)}")
+    return raw
+
+
+def _decode_id(raw: bytes, length: int) -> str:
+    if not 0 < length <= len(raw):
+        raise ValueError(f"an id of {length} bytes")
+    return raw[:length].decode()

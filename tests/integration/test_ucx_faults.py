@@ -1,0 +1,129 @@
+"""What a KV receiver does with frames that no honest sender writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
+
+from spotwise.mesh.ucx_link import ReceiveBuffers, UcxLink
+from spotwise.mesh.ucx_links import UcxLinks
+from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, KvFrame, LinkHello, NackReason, encode_handoff
+
+pytestmark = pytest.mark.mesh
+
+
+class RawPeer:
+    """Speaks to a worker frame by frame, right or wrong."""
+
+    def __init__(self, receiver: Worker) -> None:
+        self.receiver = receiver
+        self.answers: list[KvFrame] = []
+        self.lost: list[str] = []
+        self.links = UcxLinks(LinkHello(0, "raw", 9), ReceiveBuffers(4096, 1), 4, self._heard, self._lost)
+
+    def _heard(self, link: UcxLink, frame: KvFrame, payload: object, arrived: object) -> None:
+        self.answers.append(frame)
+
+    def _lost(self, link: UcxLink, reason: str) -> None:
+        self.lost.append(reason)
+
+    def frame(self, kind: FrameKind, payload: bytes, **fields: Any) -> KvFrame:
+        shape = {"num_layers": LAYERS, "num_blocks": 1, "chunk_total": 1, **fields}
+        return KvFrame(
+            kind, "r", 1, 1, 9, self.receiver.incarnation,
+            payload_bytes=len(payload), payload_checksum=xxhash.xxh3_64_intdigest(payload), **shape,
+        )  # fmt: skip
+
+    @asynccontextmanager
+    async def linked(self) -> AsyncIterator[UcxLink]:
+        self.links.listen(0)
+        try:
+            yield await self.links.to(self.receiver.transport.address, PATIENCE_S)
+        finally:
+            await self.links.close()
+
+
+GOOD = bytes(range(256)) * (LAYERS * CELL_BYTES // 256)
+COMMIT = encode_handoff(handoff())
+
+
+@pytest.mark.parametrize(
+    ("chunk_payload", "sent_payload", "fields", "commit_fields", "reason"),
+    [
+        (GOOD, b"\xff" + GOOD[1:], {}, {}, NackReason.BAD_CHECKSUM),
+        (GOOD, GOOD, {}, {"chunk_total": 2}, NackReason.INCOMPLETE),
+        (GOOD, GOOD, {}, {"num_blocks": 2}, NackReason.INCOMPLETE),
+        (GOOD[:100], GOOD[:100], {}, {}, NackReason.BAD_SHAPE),
+        (GOOD, GOOD, {"first_layer": 1}, {}, NackReason.BAD_SHAPE),
+        (GOOD, GOOD, {"first_block": 2}, {}, NackReason.BAD_SHAPE),
+    ],
+)
+async def test_a_damaged_push_is_refused_once_and_the_window_stays(
+    chunk_payload: bytes,
+    sent_payload: bytes,
+    fields: dict[str, int],
+    commit_fields: dict[str, int],
+    reason: NackReason,
+) -> None:
+    """A bit flipped after the checksum, missing chunks, shapes that do not fit: one NACK, then a good push is taken."""
+    sender, receiver = Worker("p", 1), Worker("t", 2)
+    raw = RawPeer(receiver)
+    before = receiver.memory.cells.copy()
+    async with running(sender, receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1, 2))
+        link.send(raw.frame(FrameKind.CHUNK, chunk_payload, **fields), sent_payload)
+        link.send(raw.frame(FrameKind.COMMIT, COMMIT, **commit_fields), COMMIT)
+        await until(lambda: raw.answers)
+        assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, reason)]
+        if reason is not NackReason.INCOMPLETE:
+            assert np.array_equal(receiver.memory.cells, before)
+        await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
+        assert len(raw.answers) == 1
+    assert receiver.handoffs == [handoff()]
+
+
+async def test_a_commit_whose_payload_is_damaged_hands_nothing_over() -> None:
+    """All chunks are good and the hand-off itself is not: NACK, no announcement."""
+    receiver = Worker("t", 2)
+    raw = RawPeer(receiver)
+    async with running(receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1,))
+        link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
+        link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT[:-1] + b"\x07")
+        await until(lambda: raw.answers)
+    assert [answer.reason for answer in raw.answers] == [NackReason.BAD_CHECKSUM]
+    assert receiver.handoffs == []
+
+
+@pytest.mark.parametrize("header", [b"\xa5" * FRAME_BYTES, b"GET / HTTP/1.1\r\n\r\n", b"x" * (FRAME_BYTES + 1)])
+async def test_a_malformed_header_ends_the_link_and_frees_the_window(header: bytes) -> None:
+    """Noise instead of a header, shorter or longer: the endpoint is closed, others are served on."""
+    sender, receiver = Worker("p", 1), Worker("t", 2)
+    raw = RawPeer(receiver)
+    async with running(sender, receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1, 2))
+        link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
+        link._reactor.send_tagged(link._endpoint, link.peer.receive_tag, header)
+        await until(lambda: raw.lost)
+        await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
+    assert receiver.handoffs == [handoff()]
+
+
+async def test_a_stranger_at_the_port_disturbs_nobody() -> None:
+    """A TCP client that is no UCX peer is ignored."""
+    sender, receiver = Worker("p", 1), Worker("t", 2)
+    async with running(sender, receiver):
+        host, _, port = receiver.transport.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 1000)
+        receiver.transport.expect("r", 1, (1,))
+        await sender.transport.push(receiver.target((1,)), handoff(), (1,))
+        writer.close()
+    assert receiver.handoffs == [handoff()]

@@ -1,0 +1,124 @@
+"""The frame header codec of KV transfers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.core.record import KvHandoff
+from spotwise.wire import kv_frames
+from spotwise.wire.kv_frames import FrameKind, KvFrame, KvFrameError, LinkHello, NackReason
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=32)
+
+FRAMES = st.builds(
+    KvFrame,
+    kind=st.sampled_from(FrameKind),
+    request_id=IDS,
+    epoch=U64,
+    push_id=U64,
+    sender_incarnation=U64,
+    target_incarnation=U64,
+    reason=st.none() | st.sampled_from(NackReason),
+    first_layer=U32,
+    num_layers=U32,
+    first_block=U32,
+    num_blocks=U32,
+    chunk_index=U32,
+    chunk_total=U32,
+    payload_bytes=st.integers(0, kv_frames.MAX_PAYLOAD_BYTES),
+    payload_checksum=U64,
+)
+
+FRAME = KvFrame(FrameKind.CHUNK, "chatcmpl-1#0", 2, 7, 11, 12, num_layers=4, num_blocks=3, payload_bytes=48)
+
+
+@given(FRAMES)
+def test_a_header_survives_the_wire(frame: KvFrame) -> None:
+    """What is encoded has the fixed size and decodes to the same header."""
+    data = kv_frames.encode_frame(frame)
+    assert len(data) == kv_frames.FRAME_BYTES
+    assert kv_frames.decode_frame(data) == frame
+
+
+@given(st.integers(0, kv_frames.FRAME_BYTES * 8 - 1))
+def test_any_flipped_bit_is_noticed(bit: int) -> None:
+    """No header with one wrong bit is believed, wherever the bit is."""
+    data = bytearray(kv_frames.encode_frame(FRAME))
+    data[bit // 8] ^= 1 << (bit % 8)
+    with pytest.raises(KvFrameError):
+        kv_frames.decode_frame(data)
+
+
+@given(st.binary(max_size=2 * kv_frames.FRAME_BYTES))
+def test_noise_is_malformed_and_nothing_else(noise: bytes) -> None:
+    """Arbitrary bytes raise the malformed-header error, never another one."""
+    with pytest.raises(KvFrameError):
+        kv_frames.decode_frame(noise)
+    with pytest.raises(KvFrameError):
+        kv_frames.decode_hello(noise)
+
+
+def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
+    """A header whose checksum is right but whose kind nobody knows is refused."""
+    body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
+    body[5] = 99
+    with pytest.raises(KvFrameError, match="does not know"):
+        kv_frames.decode_frame(kv_frames._seal(bytes(body)))
+
+
+def test_a_header_of_another_version_says_so() -> None:
+    """The error names both versions, so that an operator sees which worker is old."""
+    body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
+    body[4] = kv_frames.VERSION + 1
+    with pytest.raises(KvFrameError, match=r"version 2 .* this worker 1"):
+        kv_frames.decode_frame(kv_frames._seal(bytes(body)))
+
+
+def test_an_absurd_payload_size_is_malformed() -> None:
+    """A payload beyond the limit is not received, whatever the header's checksum says."""
+    frame = KvFrame(FrameKind.CHUNK, "r", 1, 1, 1, 1, payload_bytes=kv_frames.MAX_PAYLOAD_BYTES + 1)
+    with pytest.raises(KvFrameError, match="allowed"):
+        kv_frames.decode_frame(kv_frames.encode_frame(frame))
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 129, "é" * 65])
+def test_ids_that_do_not_fit_are_refused_when_encoded(request_id: str) -> None:
+    """Ids are 1 to 128 utf-8 bytes, counted in bytes and not in characters."""
+    with pytest.raises(ValueError, match="128 utf-8 bytes"):
+        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, request_id, 1, 1, 1, 1))
+
+
+def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
+    """A negative epoch cannot be sent."""
+    with pytest.raises(ValueError, match="does not fit"):
+        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1))
+
+
+@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64))
+def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
+    """What is encoded has the fixed size and decodes to the same hello."""
+    data = kv_frames.encode_hello(hello)
+    assert len(data) == kv_frames.HELLO_BYTES
+    assert kv_frames.decode_hello(data) == hello
+
+
+def test_a_hello_is_no_frame() -> None:
+    """The two kinds of header cannot be taken for one another."""
+    with pytest.raises(KvFrameError):
+        kv_frames.decode_hello(kv_frames.encode_frame(FRAME))
+
+
+def test_a_hand_off_travels_in_header_and_payload() -> None:
+    """Request and epoch come from the COMMIT's header, the rest from its payload."""
+    handoff = KvHandoff(request_id="chatcmpl-1#0", epoch=2, num_tokens=100, first_token_id=0)
+    payload = kv_frames.encode_handoff(handoff)
+    assert len(payload) == kv_frames.HANDOFF_BYTES
+    assert kv_frames.decode_handoff(FRAME, payload) == handoff
+    with pytest.raises(KvFrameError):
+        kv_frames.decode_handoff(FRAME, payload + b"\0")
+    with pytest.raises(ValueError, match="does not fit"):
+        kv_frames.encode_handoff(KvHandoff("r", 1, num_tokens=-1, first_token_id=3))
