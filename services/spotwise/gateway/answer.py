@@ -1,0 +1,176 @@
+"""An answer: runs the planned sequences and sends what they give, whole or as a stream.
+
+Law: every generator of the mesh that is opened here is closed here, at the end of its text, at an error of any
+sibling, or when the client leaves. A stream's status line waits for the mesh's first sign of life, so that a full
+mesh is a 429 or 503 and not a broken stream; from then on an error is an event, followed by `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from spotwise.gateway.choice import Choice, Piece, ScoredToken
+from spotwise.gateway.errors import describe
+from spotwise.gateway.generation import Generation, GenerationError
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
+from spotwise.gateway.text import ChatText
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """A finished choice, collected from its pieces."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scored: list[ScoredToken] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Append the next piece."""
+        self.texts.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        if piece.scored is not None:
+            self.scored = [*(self.scored or ()), *piece.scored]
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.texts)
+
+
+class Wording(Protocol):
+    """How an endpoint words its answers."""
+
+    def opening(self) -> bytes:
+        """Return the events that begin a stream, before there is text."""
+
+    def delta(self, index: int, piece: Piece) -> bytes:
+        """Return the event of a piece of choice `index`."""
+
+    def usage(self, usage: dict[str, int]) -> bytes:
+        """Return the event that ends a stream whose client wants the usage."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, int]) -> bytes:
+        """Return the body of an answer that is not streamed."""
+
+
+class GenerationResponse(Response):
+    """The response of both endpoints.
+
+    Args:
+        plan: what to run.
+        wording: how to say it.
+        generation: the mesh.
+        text: the model's text.
+        metrics: the gateway's.
+        arrived_s: `time.monotonic()` when the request came.
+    """
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        wording: Wording,
+        generation: Generation,
+        text: ChatText,
+        metrics: GatewayMetrics,
+        arrived_s: float,
+    ) -> None:
+        super().__init__()
+        self._plan = plan
+        self._wording = wording
+        self._generation = generation
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        with_logprobs = plan.sequences[0].spec.sampling.logprobs is not None
+        self._choices = [Choice(text, plan.rules, sequence.prompt, with_logprobs) for sequence in plan.sequences]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection; see the ASGI specification."""
+        self._metrics.count_prompt(self._plan.prompt_tokens)
+        work = self._send_stream(send) if self._plan.stream else self._send_whole(scope, receive, send)
+        await run_while_connected(receive, work)
+
+    def _pieces(self) -> Any:
+        return aclosing(
+            interleave([self._run(*pair) for pair in zip(self._plan.sequences, self._choices, strict=True)])
+        )
+
+    async def _run(self, sequence: PlannedSequence, choice: Choice) -> AsyncGenerator[Piece, None]:
+        timeline = self._metrics.sequence(self._arrived_s)
+        ended = "error"
+        try:
+            async with aclosing(self._generation.generate(sequence.request_id, sequence.spec)) as batches:
+                async for batch in batches:
+                    piece = choice.advance(batch)
+                    if piece.token_ids:
+                        timeline.received(len(piece.token_ids))
+                    if piece.finish_reason is not None:
+                        ended = piece.finish_reason
+                        break
+                    yield piece
+                else:
+                    raise GenerationError(500, "generation_failed", "The mesh ended this sequence without a reason.")
+        except (GeneratorExit, asyncio.CancelledError):
+            ended = "abort"
+            raise
+        finally:
+            timeline.ended(ended)
+        yield piece  # the mesh's work is over and freed before the client hears of the end
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choices = [WholeChoice() for _ in self._choices]
+        async with self._pieces() as pieces:
+            async for index, piece in pieces:
+                choices[index].add(piece)
+        body = self._wording.whole(choices, self._usage())
+        await Response(body, headers=self._answer_headers(), media_type="application/json")(scope, receive, send)
+
+    async def _send_stream(self, send: Send) -> None:
+        async with self._pieces() as pieces:
+            index, piece = await anext(pieces)
+            await send(stream_start(self._answer_headers()))
+            await _send_part(send, self._wording.opening())
+            try:
+                await self._send_piece(send, index, piece)
+                async for index, piece in pieces:
+                    await self._send_piece(send, index, piece)
+            except Exception as error:
+                described = describe(error)
+                self._metrics.count_error(described.code or str(described.status))
+                await _send_part(send, event(described.body()))
+            else:
+                if self._plan.include_usage:
+                    await _send_part(send, self._wording.usage(self._usage()))
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _send_piece(self, send: Send, index: int, piece: Piece) -> None:
+        if not piece.is_silent or (self._plan.return_token_ids and piece.token_ids):
+            await send({"type": "http.response.body", "body": self._wording.delta(index, piece), "more_body": True})
+
+    def _answer_headers(self) -> dict[str, str]:
+        return {"X-Request-Id": self._plan.api_id}
+
+    def _usage(self) -> dict[str, int]:
+        prompt_tokens = self._plan.prompt_tokens
+        completion_tokens = sum(choice.output_tokens for choice in self._choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    if part:
+        await send({"type": "http.response.body", "body": part, "more_body": True})

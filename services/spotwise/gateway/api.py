@@ -1,0 +1,93 @@
+"""The gateway's HTTP interface, OpenAI-compatible, as one app.
+
+Law: nothing here knows of the mesh but the `Generation` port. Bodies are read, checked and answered by our own few
+lines and not by the framework's, so that every error has OpenAI's shape and a streamed token costs no model object.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spotwise.gateway.answer import GenerationResponse
+from spotwise.gateway.auth import BearerAuth
+from spotwise.gateway.body import read_json_object
+from spotwise.gateway.chat import ChatWording, plan_chat
+from spotwise.gateway.completions import CompletionWording, plan_completion
+from spotwise.gateway.errors import ErrorEdge, answer_http_exception
+from spotwise.gateway.generation import Generation
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.plan import ApiOptions, require_model
+from spotwise.gateway.text import ChatText
+
+
+def create_app(generation: Generation, text: ChatText, options: ApiOptions, metrics: GatewayMetrics) -> FastAPI:
+    """Build the app.
+
+    Args:
+        generation: the mesh.
+        text: tokenizer and chat template of the model.
+        options: names and limits.
+        metrics: what `/metrics` shows; its registry may hold more.
+    """
+    app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, answer_http_exception)
+    # Added last is outermost: what BearerAuth raises is worded by ErrorEdge too.
+    app.add_middleware(BearerAuth, api_keys=options.api_keys)
+    app.add_middleware(ErrorEdge, count_error=metrics.count_error)
+    model_card = {
+        "id": options.model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "spotwise",
+        "root": options.model_name,
+        "parent": None,
+        "max_model_len": text.context_length,
+    }
+
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        return _json({"object": "list", "data": [model_card]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> Response:
+        require_model(model_id, options)
+        return _json(model_card)
+
+    @app.post("/v1/chat/completions")
+    async def create_chat_completion(request: Request) -> Response:
+        arrived_s = time.monotonic()
+        plan = await plan_chat(await read_json_object(request, options.max_body_bytes), text, options)
+        wording = ChatWording(plan, options.model_name, text.token_bytes)
+        return GenerationResponse(plan, wording, generation, text, metrics, arrived_s)
+
+    @app.post("/v1/completions")
+    async def create_completion(request: Request) -> Response:
+        arrived_s = time.monotonic()
+        plan = await plan_completion(await read_json_object(request, options.max_body_bytes), text, options)
+        wording = CompletionWording(plan, options.model_name, text.token_bytes)
+        return GenerationResponse(plan, wording, generation, text, metrics, arrived_s)
+
+    @app.get("/health")
+    async def get_health() -> Response:
+        health = await generation.health()
+        status = "ok" if health.ready else "unavailable"
+        body = {"status": status, "detail": health.detail, "workers": dict(health.workers)}
+        return _json(body, 200 if health.ready else 503)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return app
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

@@ -1,0 +1,165 @@
+"""One choice of the answer: what its tokens are as text, and when the text ends.
+
+Law: every token that counts is counted once, up to and including the one that ended the text. The text ends by the
+mesh's word (a stop token, the length) or by a stop string here; the token that stopped a sequence gives no text
+unless the client asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.request import FinishReason
+from spotwise.core.sampling import TokenLogprobs
+from spotwise.gateway.generation import GeneratedTokens, GenerationError
+from spotwise.gateway.plan import PromptTokens, TextRules
+from spotwise.gateway.stop_strings import StopStringScanner
+from spotwise.gateway.text import ChatText
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One position with its log-probabilities.
+
+    Attributes:
+        token_id: the token there.
+        text_offset: characters of the choice's text before it.
+        logprobs: `None` for the first token of a prompt, which nothing predicts.
+    """
+
+    token_id: int
+    text_offset: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one item of the mesh adds to a choice.
+
+    Attributes:
+        text: may be empty, while characters or stop strings are incomplete.
+        token_ids: output tokens that it counts.
+        scored: their log-probabilities, behind the prompt's where those were asked for; `None` if none were asked for.
+        finish_reason: `stop` or `length` with the last piece.
+        stop_reason: the stop string or stop token id of the client that ended it; `None` for the model's own end.
+        is_first: the first piece with tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    scored: list[ScoredToken] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    is_first: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing in it that a client without token ids would want to see."""
+        return not self.text and not self.scored and self.finish_reason is None
+
+
+class Choice:
+    """State of one choice.
+
+    Args:
+        text: the model's text.
+        rules: how tokens become text.
+        prompt: what it answers.
+        with_logprobs: collect log-probabilities.
+
+    Attributes:
+        output_tokens: counted so far.
+        prompt: what it answers.
+    """
+
+    __slots__ = (
+        "_decoded_characters",
+        "_detokenizer",
+        "_eos_token_ids",
+        "_rules",
+        "_scanner",
+        "_started",
+        "_text",
+        "_with_logprobs",
+        "output_tokens",
+        "prompt",
+    )
+
+    def __init__(self, text: ChatText, rules: TextRules, prompt: PromptTokens, with_logprobs: bool) -> None:
+        self.output_tokens = 0
+        self.prompt = prompt
+        self._text = text
+        self._rules = rules
+        self._with_logprobs = with_logprobs
+        self._detokenizer = text.detokenizer(rules.skip_special_tokens)
+        self._scanner = StopStringScanner(rules.stop_strings, rules.include_stop)
+        self._eos_token_ids = text.eos_token_ids
+        self._decoded_characters = 0
+        self._started = False
+
+    def advance(self, batch: GeneratedTokens) -> Piece:
+        """Take what the mesh generated; nothing may follow a piece with a finish reason.
+
+        Raises:
+            GenerationError: the mesh ended the sequence without success.
+        """
+        reason = batch.finish_reason
+        if reason is FinishReason.ERROR or reason is FinishReason.ABORT:
+            raise GenerationError(500, "generation_failed", f"The mesh ended this sequence early ({reason.value}).")
+        piece = Piece("", scored=[] if self._with_logprobs else None)
+        if batch.tokens and not self._started:
+            self._begin(piece, batch)
+        if self._rules.score_only:
+            piece.finish_reason = "length" if reason is not None else None
+        else:
+            self._add_output(piece, batch)
+        return piece
+
+    def _begin(self, piece: Piece, batch: GeneratedTokens) -> None:
+        self._started = piece.is_first = True
+        if self.prompt.echo is None:
+            return
+        piece.text = self.prompt.echo
+        if piece.scored is not None:
+            logprobs = batch.tokens[0].prompt_logprobs
+            if logprobs is None or len(logprobs) != len(self.prompt.token_ids):
+                raise GenerationError(500, "prompt_logprobs_missing", "The mesh returned no scores of the prompt.")
+            decoder, offset = self._text.detokenizer(self._rules.skip_special_tokens), 0
+            for token_id, at_token in zip(self.prompt.token_ids, logprobs, strict=True):
+                piece.scored.append(ScoredToken(token_id, offset, at_token))
+                offset += len(decoder.push(token_id))
+        self._decoded_characters = len(self.prompt.echo)
+
+    def _add_output(self, piece: Piece, batch: GeneratedTokens) -> None:
+        rules, scanner = self._rules, self._scanner
+        parts = [piece.text] if piece.text else []
+        stopped_by_token = batch.finish_reason is FinishReason.STOP
+        hidden_position = len(batch.tokens) - 1 if stopped_by_token and not rules.include_stop else -1
+        taken = 0
+        for position, token in enumerate(batch.tokens):
+            taken += 1
+            self.output_tokens += 1
+            if piece.scored is not None:
+                piece.scored.append(ScoredToken(token.token_id, self._decoded_characters, token.logprobs))
+            if position == hidden_position:
+                break
+            text = self._detokenizer.push(token.token_id)
+            if not text:
+                continue
+            self._decoded_characters += len(text)
+            parts.append(text if self.output_tokens < rules.min_tokens else scanner.push(text))
+            if scanner.matched is not None:
+                break
+        if batch.finish_reason is not None and scanner.matched is None:
+            parts.append(scanner.push(self._detokenizer.flush()))
+            parts.append(scanner.flush())
+        piece.token_ids = tuple(token.token_id for token in batch.tokens[:taken])
+        piece.text = "".join(parts)
+        if scanner.matched is not None:
+            piece.finish_reason, piece.stop_reason = "stop", scanner.matched
+        elif stopped_by_token:
+            last_id = piece.token_ids[-1] if piece.token_ids else None
+            piece.finish_reason = "stop"
+            piece.stop_reason = None if last_id in self._eos_token_ids else last_id
+        elif batch.finish_reason is FinishReason.LENGTH:
+            piece.finish_reason = "length"

@@ -1,0 +1,144 @@
+"""Errors as OpenAI's clients expect them: one JSON shape, the right status, nothing of our insides.
+
+Law: whatever goes wrong, the client gets `{"error": {"message", "type", "param", "code"}}`. What is not foreseen is
+logged here with its traceback and told as a bare 500. `ErrorEdge` holds the one broad `except` of the HTTP layer for
+whole responses, `describe` serves it and the streams that have begun already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+
+import orjson
+import structlog
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spotwise.gateway.generation import GenerationError
+
+log = structlog.get_logger("spotwise.gateway")
+
+
+class ApiError(Exception):
+    """A request that cannot be served as it is.
+
+    Attributes:
+        status: HTTP status.
+        message: what is wrong and what to do.
+        param: dotted path of the parameter at fault.
+        code: machine-readable reason.
+        headers: extra response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, object]:
+        """Return the JSON body."""
+        client_fault = "rate_limit_error" if self.status == 429 else "invalid_request_error"
+        kind = client_fault if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the HTTP response."""
+        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Return a 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def describe(error: Exception) -> ApiError:
+    """Turn any exception into what the client may know of it; the unforeseen is logged."""
+    match error:
+        case ApiError():
+            return error
+        case GenerationError():
+            headers = {}
+            if error.retry_after_s is not None:
+                headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+            return ApiError(error.status, error.message, code=error.code, headers=headers)
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail), headers=error.headers)
+        case _:
+            log.error("request failed unexpectedly", exc_info=error)
+            return ApiError(500, "The server failed unexpectedly; its log says why.", code="internal_error")
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """Turn the first finding of a schema check into a 400 that names the parameter."""
+    finding = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in finding["loc"])
+    message = finding["msg"].removeprefix("Value error, ")
+    if finding["type"] == "missing":
+        return bad_request(f"You must provide a {path} parameter.", path, "missing_required_parameter")
+    code = "invalid_type" if finding["type"].endswith("_type") else "invalid_value"
+    return bad_request(f"Invalid value for '{path}': {message}.", path or None, code)
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Exception handler of the app for what the router itself refuses: unknown routes and methods."""
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
+        message = f"Unknown URL: {request.method} {request.url.path}. The API lies under /v1."
+        return ApiError(404, message, code="unknown_url").response()
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = Headers(error.headers).get("allow", "another method")
+        message = f"Not allowed to {request.method} on {request.url.path}; use {allowed}."
+        return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
+    return describe(error).response()
+
+
+class ErrorEdge:
+    """Middleware round everything of ours: an exception becomes a response, if none has begun.
+
+    Args:
+        app: what it surrounds.
+        count_error: told the code of every error that it answers.
+    """
+
+    def __init__(self, app: ASGIApp, count_error: Callable[[str], None]) -> None:
+        self._app = app
+        self._count_error = count_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection; see the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            return  # it left while it sent its body: nobody is there to answer
+        except Exception as error:
+            described = describe(error)
+            self._count_error(described.code or str(described.status))
+            if started:
+                raise  # the server then cuts the connection: the client must not take the half for the whole
+            await described.response()(scope, receive, send)

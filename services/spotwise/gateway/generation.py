@@ -1,0 +1,99 @@
+"""What the HTTP layer asks of the mesh: token ids out for token ids in.
+
+Law: this port knows nothing of HTTP, text or NATS. The HTTP layer closes every generator that it opened, so that
+closing means one thing: the client wants no more of this sequence, and the mesh frees what it holds for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from spotwise.core.request import FinishReason, StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """One sequence to generate.
+
+    Attributes:
+        prompt_token_ids: the prompt, at least one token.
+        sampling: how tokens are drawn; the seed is always set.
+        stop: when the sequence ends, as far as token ids can tell.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopCriteria
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTokens:
+    """Tokens that became known together, in order.
+
+    Attributes:
+        tokens: one or more; none in a first item that only says that the mesh accepted the sequence.
+        finish_reason: set on the last item.
+    """
+
+    tokens: tuple[SampledToken, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeshHealth:
+    """Whether the mesh can serve now.
+
+    Attributes:
+        ready: a request sent now has workers to run on.
+        detail: one sentence, why or why not.
+        workers: live workers by kind.
+    """
+
+    ready: bool
+    detail: str
+    workers: Mapping[str, int] = field(default_factory=dict)
+
+
+class GenerationError(Exception):
+    """The mesh cannot serve or go on serving a sequence.
+
+    Attributes:
+        status: HTTP status that says it: 429 (try later, yours are too many), 503 (no capacity, no workers), 500.
+        code: machine-readable reason, snake case.
+        message: what happened and what the user can do.
+        retry_after_s: when a retry makes sense; `None` where it does not.
+    """
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class MeshUnavailableError(GenerationError):
+    """Nobody can take the sequence: no scheduler, no workers, or all of them full."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(503, "mesh_unavailable", message, retry_after_s)
+
+
+class Generation(Protocol):
+    """The mesh, as the gateway's HTTP layer sees it."""
+
+    def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+        """Generate one sequence. Closing the generator cancels its work in the mesh.
+
+        An optional first item without tokens says that the mesh accepted the sequence; HTTP streams start with it.
+        The last item has a finish reason.
+
+        Raises:
+            GenerationError: the sequence cannot be served, at once or from some token on.
+        """
+
+    async def health(self) -> MeshHealth:
+        """Tell whether requests can be served."""

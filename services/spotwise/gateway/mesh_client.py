@@ -1,0 +1,203 @@
+"""The mesh behind the HTTP layer: implements `Generation` over store, bus and the gateway role."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+from spotwise.core import gateway as g
+from spotwise.core.messages import (
+    MemberKind,
+    MemberState,
+    Message,
+    RecordLedger,
+    RejectCode,
+    StreamRef,
+    SubmitRequest,
+    Tick,
+)
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.service import ServiceHost
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode, encode
+
+TICK_S = 0.1
+
+#: HTTP status of each way to fail.
+_STATUS = {
+    RejectCode.MESH_FULL: 429,
+    RejectCode.NO_WORKERS: 503,
+    RejectCode.NEVER_FITS: 400,
+    RejectCode.QUEUE_TIMEOUT: 503,
+    g.FAIL_NO_SCHEDULER: 503,
+    g.FAIL_NOT_RECOVERED: 503,
+    g.FAIL_ENGINE: 500,
+}
+
+
+class _Stream:
+    """What one `generate` call waits on."""
+
+    def __init__(self, request_id: str, spec: SequenceSpec, received_s: float) -> None:
+        self.request_id = request_id
+        self.spec = spec
+        self.received_s = received_s
+        self.assigned_s: float | None = None
+        self.items: asyncio.Queue[GeneratedTokens | GenerationError] = asyncio.Queue()
+
+
+class MeshGeneration:
+    """Generates through the mesh; one per gateway process."""
+
+    def __init__(self, host: ServiceHost, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self._host = host
+        self._metrics = metrics
+        self._settings = settings
+        self._role = g.GatewayRole(host.id, settings.recovery)
+        self._streams: dict[str, _Stream] = {}
+        self._loop = RoleLoop(
+            self._role,
+            host.clock,
+            {
+                g.SubmitAttempt: lambda command: host.spawn(self._submit(command), "submit"),
+                g.CloseAttempts: self._close_attempts,
+                g.Deliver: self._deliver,
+                g.Accept: self._accept,
+                g.Fail: self._fail,
+                RecordLedger: lambda command: host.record(command.entry),
+            },
+        )
+
+    async def start(self) -> None:
+        """Hear workers, schedulers and heartbeats, and keep time."""
+        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        await self._host.listen(subjects.HEARTBEATS, self._on_message)
+        self._host.every(TICK_S, self._tick, "tick")
+
+    async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+        """Generate one sequence; closing the generator cancels its work."""
+        stream = _Stream(request_id, spec, self._host.clock.now())
+        self._streams[request_id] = stream
+        self._loop.feed(g.RequestReceived(request_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
+        try:
+            while True:
+                item = await stream.items.get()
+                if isinstance(item, GenerationError):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            del self._streams[request_id]
+            self._loop.feed(g.RequestClosed(request_id))
+
+    async def health(self) -> MeshHealth:
+        """Tell whether requests can be served."""
+        workers = self._role.membership.workers()
+        ready = [worker for worker in workers if worker.state is MemberState.READY]
+        counts = Counter(worker.kind.value for worker in ready)
+        if not self._role.membership.all(MemberKind.CLUSTER_SCHEDULER):
+            return MeshHealth(False, "no cluster scheduler is in the mesh", counts)
+        detail = f"{len(ready)} of {len(workers)} workers ready" if workers else "no workers have joined"
+        return MeshHealth(bool(ready), detail, counts)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    async def _on_message(self, message: g.GatewayEvent, raw: BusMessage) -> None:
+        self._loop.feed(message)
+
+    async def _tick(self) -> None:
+        self._loop.feed(Tick())
+        loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
+        if total := sum(load.kv_blocks_total for load in loads):
+            self._metrics.kv_cache_usage.set(1 - sum(load.kv_blocks_free for load in loads) / total)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    async def _submit(self, command: g.SubmitAttempt) -> None:
+        stream = self._streams.get(command.request_id)
+        if stream is None:
+            return  # closed in the meantime
+        try:
+            await self._host.store.put_record(self._record(stream, command))
+            reply = await self._host.bus.request(
+                subjects.SUBMIT, encode(self._order(stream, command)), self._settings.submit_timeout_s
+            )
+            answer: Message = decode(reply)
+        except (MeshError, ValueError) as error:
+            reason = f"the cluster scheduler cannot be reached: {error}"
+            self._loop.feed(g.SubmitFailed(command.request_id, command.epoch, reason))
+            return
+        self._loop.feed(answer)
+
+    def _record(self, stream: _Stream, command: g.SubmitAttempt) -> RequestRecord:
+        return RequestRecord(
+            request_id=stream.request_id,
+            epoch=command.epoch,
+            gateway_id=self._host.id,
+            stream_id=command.stream_id,
+            model=self._settings.served_name,
+            prompt_token_ids=stream.spec.prompt_token_ids,
+            output_token_ids=command.output_token_ids,
+            sampling=stream.spec.sampling,
+            stop=stream.spec.stop,
+            arrival_unix_s=stream.received_s,
+        )
+
+    def _order(self, stream: _Stream, command: g.SubmitAttempt) -> SubmitRequest:
+        committed = len(command.output_token_ids)
+        return SubmitRequest(
+            request_id=stream.request_id,
+            epoch=command.epoch,
+            stream=StreamRef(self._host.id, command.stream_id),
+            prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
+            max_new_tokens=stream.spec.stop.max_new_tokens - committed,
+        )
+
+    def _close_attempts(self, command: g.CloseAttempts) -> None:
+        self._host.post(subjects.CLOSE, command.order)
+        self._host.spawn(self._delete_record(command.order.request_id), "delete_record")
+
+    async def _delete_record(self, request_id: str) -> None:
+        try:
+            await self._host.store.delete_record(request_id)
+        except MeshError:
+            return  # its time to live ends it
+
+    def _accept(self, command: g.Accept) -> None:
+        stream = self._streams.get(command.request_id)
+        if stream is not None:
+            stream.assigned_s = self._host.clock.now()
+            stream.items.put_nowait(GeneratedTokens(()))
+
+    def _deliver(self, command: g.Deliver) -> None:
+        self._observe_queue_time(command)
+        tokens = tuple(
+            SampledToken(command.request_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
+            for delta in command.tokens
+            if delta.token_id is not None
+        )
+        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason))
+
+    def _observe_queue_time(self, command: g.Deliver) -> None:
+        """The wait for workers, measured here, and the wait on the prompt worker, measured there."""
+        stream, waited_s = self._streams.get(command.request_id), command.tokens[0].queue_s
+        if stream is not None and waited_s is not None:
+            assigned_s = stream.assigned_s or stream.received_s
+            self._metrics.queue_time_s.observe(assigned_s - stream.received_s + waited_s)
+
+    def _fail(self, command: g.Fail) -> None:
+        status = _STATUS[command.code]
+        self._put(command.request_id, GenerationError(status, command.code, command.message, command.retry_after_s))
+
+    def _put(self, request_id: str, item: GeneratedTokens | GenerationError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.items.put_nowait(item)

@@ -1,0 +1,116 @@
+"""What the gateway measures, under the names that dashboards for vLLM know.
+
+Law: times are those the client could measure, in seconds; every sequence that starts is counted out exactly once,
+whatever its end. Series that only the workers can know (queue time, KV use, preemptions) are declared here and fed by
+who hears from the workers.
+"""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+
+
+class GatewayMetrics:
+    """The gateway's series.
+
+    Args:
+        registry: where they are registered.
+        model_name: value of their label `model_name`.
+
+    Attributes:
+        registry: as given.
+        queue_time_s: histogram; seconds that a sequence waited before its prefill began.
+        kv_cache_usage: gauge; share of the workers' KV blocks in use, 0 to 1.
+        preemptions: counter of sequences that had to leave a batch.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        self.registry = registry
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            series = Histogram(name, text, ("model_name",), registry=registry, buckets=buckets)
+            return series.labels(model_name)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, ("model_name",), registry=registry).labels(model_name)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, ("model_name",), registry=registry).labels(model_name)
+
+        self._ttft_s = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
+        self._itl_s = histogram("vllm:inter_token_latency_seconds", "From token to token.", _ITL_BUCKETS)
+        self._e2e_s = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_BUCKETS)
+        self.queue_time_s = histogram("vllm:request_queue_time_seconds", "Arrival to prefill.", _REQUEST_BUCKETS)
+        self._running = gauge("vllm:num_requests_running", "Sequences that have tokens and want more.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Sequences without a token yet.")
+        self.kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
+        self._generation_tokens = counter("vllm:generation_tokens", "Output tokens that clients got.")
+        self.preemptions = counter("vllm:num_preemptions", "Sequences that had to leave a batch.")
+        self._model_name = model_name
+        self._success = Counter(
+            "vllm:request_success", "Sequences by their end.", ("model_name", "finished_reason"), registry=registry
+        )
+        self._errors = Counter(
+            "spotwise_request_errors", "Error answers by code.", ("model_name", "code"), registry=registry
+        )
+
+    def count_prompt(self, prompt_tokens: int) -> None:
+        """Count the prompts of an API request."""
+        self._prompt_tokens.inc(prompt_tokens)
+
+    def count_error(self, code: str) -> None:
+        """Count an error that a client was told."""
+        self._errors.labels(self._model_name, code).inc()
+
+    def sequence(self, arrived_s: float) -> SequenceTimeline:
+        """Begin the measures of a sequence; `arrived_s` is `time.monotonic()` when its request came."""
+        return SequenceTimeline(self, arrived_s)
+
+
+class SequenceTimeline:
+    """Measures of one sequence, from its submission to its end."""
+
+    __slots__ = ("_arrived_s", "_last_s", "_metrics")
+
+    def __init__(self, metrics: GatewayMetrics, arrived_s: float) -> None:
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        self._last_s: float | None = None
+        metrics._waiting.inc()
+
+    def received(self, num_tokens: int) -> None:
+        """Note that tokens came, one or more."""
+        metrics, now_s = self._metrics, time.monotonic()
+        metrics._generation_tokens.inc(num_tokens)
+        if self._last_s is None:
+            metrics._ttft_s.observe(now_s - self._arrived_s)
+            metrics._waiting.dec()
+            metrics._running.inc()
+        else:
+            for _ in range(num_tokens):
+                metrics._itl_s.observe((now_s - self._last_s) / num_tokens)
+        self._last_s = now_s
+
+    def ended(self, finished_reason: str) -> None:
+        """Note the end: `stop`, `length`, `abort` or `error`."""
+        metrics = self._metrics
+        (metrics._waiting if self._last_s is None else metrics._running).dec()
+        metrics._success.labels(metrics._model_name, finished_reason).inc()
+        if self._last_s is not None:
+            metrics._e2e_s.observe(time.monotonic() - self._arrived_s)

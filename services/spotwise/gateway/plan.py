@@ -1,0 +1,275 @@
+"""From a checked request to sequences that the mesh can run.
+
+Law: all that is left to refuse is refused here, before anything is sent: what does not fit the model's context or
+vocabulary, or the server's limits. Every sequence leaves with a seed; the client's, plus the index of the choice,
+where it gave one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.generation import SequenceSpec
+from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.text import ChatText
+
+#: Seeds stay non-negative in 64 bits signed, whatever the client's and however many choices are added.
+_SEED_MASK = (1 << 63) - 1
+_MAX_ID_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Limits and names of the API.
+
+    Attributes:
+        model_name: the model's name; requests for another are refused.
+        api_keys: accepted bearer keys; empty leaves the API open.
+        max_body_bytes: largest request body.
+        default_max_tokens: bound of output tokens where a chat names none; `None` is what the context leaves.
+        max_n: most choices a prompt.
+        max_sequences: most sequences a request, prompts times choices.
+        max_logprobs: most alternatives a token.
+    """
+
+    model_name: str
+    api_keys: frozenset[str] = frozenset()
+    max_body_bytes: int = 8 << 20
+    default_max_tokens: int | None = None
+    max_n: int = 16
+    max_sequences: int = 256
+    max_logprobs: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """One prompt.
+
+    Attributes:
+        token_ids: what the model reads.
+        echo: its text, where the answer shall begin with it.
+        param: the parameter that holds it, for error messages.
+    """
+
+    token_ids: tuple[int, ...]
+    echo: str | None = None
+    param: str = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How tokens become the text of the answer, the same for all sequences of a request.
+
+    Attributes:
+        stop_strings: end the text.
+        include_stop: what stopped the sequence, string or token, stays in the text.
+        min_tokens: stop strings count from this token on.
+        skip_special_tokens: special tokens give no text.
+        score_only: the output is dropped; only the prompt's log-probabilities are wanted.
+    """
+
+    stop_strings: tuple[str, ...]
+    include_stop: bool
+    min_tokens: int
+    skip_special_tokens: bool
+    score_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSequence:
+    """One choice of the answer: its id in the mesh, what to run, and the prompt that it answers."""
+
+    request_id: str
+    spec: SequenceSpec
+    prompt: PromptTokens
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """All that an API request makes the mesh do.
+
+    Attributes:
+        api_id: id of the answer; the sequences' ids begin with it.
+        sequences: in order of the choices.
+        rules: tokens to text.
+        prompt_tokens: of all prompts, each counted once.
+        stream: answer as server-sent events.
+        include_usage: end a stream with the usage.
+        return_token_ids: the answer holds token ids beside the text.
+    """
+
+    api_id: str
+    sequences: tuple[PlannedSequence, ...]
+    rules: TextRules
+    prompt_tokens: int
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+
+def require_model(name: str, options: ApiOptions) -> None:
+    """Refuse a model that is not served here.
+
+    Raises:
+        ApiError: 404.
+    """
+    if name != options.model_name:
+        message = f"The model '{name}' does not exist here; this server has '{options.model_name}'."
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def plan_generation(
+    request: GenerationRequest,
+    prompts: Sequence[PromptTokens],
+    text: ChatText,
+    options: ApiOptions,
+    *,
+    id_prefix: str,
+    max_tokens: int | None,
+    max_tokens_param: str = "max_tokens",
+    default_max_tokens: int | None = None,
+    logprobs: int | None = None,
+) -> GenerationPlan:
+    """Plan the sequences of a request: all choices of the first prompt, then of the next.
+
+    Args:
+        request: the checked parameters.
+        prompts: at least one.
+        text: the model's facts.
+        options: the server's limits.
+        id_prefix: `chatcmpl` or `cmpl`.
+        max_tokens: as the client gave it; 0 asks for the prompt's scores alone.
+        max_tokens_param: name under which it did.
+        default_max_tokens: where it did not; `None` is what the context leaves.
+        logprobs: alternatives a token; `None` for no log-probabilities.
+
+    Raises:
+        ApiError: 400, with the parameter at fault.
+    """
+    choices = request.n or 1
+    if choices > options.max_n:
+        raise bad_request(
+            f"Invalid value for 'n': at most {options.max_n} choices are supported.", "n", "invalid_value"
+        )
+    if choices * len(prompts) > options.max_sequences:
+        raise bad_request(
+            f"Too many choices: {len(prompts)} prompts times n={choices} exceed {options.max_sequences}.",
+            "prompt",
+            "invalid_value",
+        )
+    check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
+    logit_bias = _logit_bias(request, text.vocab_size)
+    score_only = max_tokens == 0
+    api_id = f"{id_prefix}-{secrets.token_hex(16)}"
+    several = choices * len(prompts) > 1
+    sequences: list[PlannedSequence] = []
+    for prompt in prompts:
+        check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
+        max_new_tokens = _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
+        stop = _stop_criteria(request, max_new_tokens, text, max_tokens_param)
+        for choice in range(choices):
+            sampling = _sampling(request, choice, logit_bias, logprobs, prompt_scores=prompt.echo is not None)
+            request_id = f"{api_id}#{len(sequences)}" if several else api_id
+            sequences.append(PlannedSequence(request_id, SequenceSpec(prompt.token_ids, sampling, stop), prompt))
+    rules = TextRules(
+        stop_strings=tuple(request.stop),
+        include_stop=request.include_stop_str_in_output or False,
+        min_tokens=request.min_tokens or 0,
+        skip_special_tokens=request.skip_special_tokens is not False,
+        score_only=score_only,
+    )
+    return GenerationPlan(
+        api_id=api_id,
+        sequences=tuple(sequences),
+        rules=rules,
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        stream=request.stream or False,
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        return_token_ids=request.return_token_ids or False,
+    )
+
+
+def _sampling(
+    request: GenerationRequest,
+    choice: int,
+    logit_bias: tuple[tuple[int, float], ...],
+    logprobs: int | None,
+    *,
+    prompt_scores: bool,
+) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=request.top_k if request.top_k is not None and request.top_k > 0 else None,
+        min_p=request.min_p or 0.0,
+        seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=logit_bias,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if prompt_scores else None,
+    )
+
+
+def _stop_criteria(
+    request: GenerationRequest, max_new_tokens: int, text: ChatText, max_tokens_param: str
+) -> StopCriteria:
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_new_tokens:
+        raise bad_request(
+            f"Invalid value for 'min_tokens': {min_tokens} is more than '{max_tokens_param}' allows ({max_new_tokens}).",
+            "min_tokens",
+            "invalid_value",
+        )
+    stop_token_ids = set(request.stop_token_ids or ())
+    if not request.ignore_eos:
+        stop_token_ids |= text.eos_token_ids
+    return StopCriteria(max_new_tokens, tuple(sorted(stop_token_ids)), min_tokens)
+
+
+def _max_new_tokens(
+    prompt: PromptTokens, wanted: int | None, wanted_param: str, default: int | None, context_length: int
+) -> int:
+    prompt_tokens = len(prompt.token_ids)
+    room = context_length - prompt_tokens
+    if wanted is not None and wanted < 0:
+        raise bad_request(f"Invalid value for '{wanted_param}': must not be negative.", wanted_param, "invalid_value")
+    if room < 1 or (wanted is not None and wanted > room):
+        asked = "" if wanted is None else f" and {wanted} for the completion ({wanted_param})"
+        raise bad_request(
+            f"This model's maximum context length is {context_length} tokens. However, you requested {prompt_tokens} "
+            f"tokens in the {prompt.param}{asked}. Please reduce them.",
+            prompt.param.split(".")[0],
+            "context_length_exceeded",
+        )
+    if wanted is None:
+        return min(room, default) if default is not None else room
+    return max(1, wanted)  # a prompt is scored by the iteration that also samples one token
+
+
+def _logit_bias(request: GenerationRequest, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases: dict[int, float] = {}
+    for key, bias in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_ID_DIGITS):
+            raise bad_request(f"Invalid key in 'logit_bias': '{key}' is no token id.", "logit_bias", "invalid_value")
+        biases[int(key)] = float(bias)
+    check_token_ids("logit_bias", tuple(biases), vocab_size)
+    return tuple(sorted(biases.items()))
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids that the model does not have.
+
+    Raises:
+        ApiError: 400, naming `param`.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise bad_request(
+            f"Invalid value for '{param}': token ids must be from 0 to {vocab_size - 1}.", param, "invalid_value"
+        )

@@ -1,0 +1,134 @@
+"""Request bodies: what the parameters of both endpoints may be.
+
+Law: types are strict (a number in quotes is not a number) and ranges are checked here; what needs the model's facts
+(context, vocabulary) is checked in `plan.py`. A parameter that would change the answer and that we do not support is
+refused, never ignored; one that would not is ignored. `null` means the default everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from spotwise.gateway.errors import ApiError, bad_request, from_validation
+
+MAX_STOP_STRINGS = 16
+
+#: Parameters that change what is generated and that no part of the mesh honours.
+_UNSUPPORTED = (
+    "audio",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "functions",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "prompt_embeds",
+    "structured_outputs",
+    "suffix",
+    "tools",
+    "use_beam_search",
+    "web_search_options",
+)
+
+
+def _as_stop_strings(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are supported")
+    if "" in stops:
+        raise ValueError("a stop string must not be empty")
+    return stops
+
+
+class StrictBody(BaseModel):
+    """An object of the API: no coercion of types, unknown members ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class StreamOptions(StrictBody):
+    """`stream_options`.
+
+    Attributes:
+        include_usage: end the stream with a chunk that holds the usage.
+    """
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(StrictBody):
+    """What both endpoints share; OpenAI's names, then vLLM's extensions, with their meanings.
+
+    Attributes are the API's parameters under their documented names; `None` is the documented default.
+    """
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[list[str], BeforeValidator(_as_stop_strings)] = []
+    n: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+
+
+Parsed = TypeVar("Parsed", bound=GenerationRequest)
+
+
+def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    """Check a body against its schema.
+
+    Raises:
+        ApiError: 400, naming the first parameter that is wrong or not supported.
+    """
+    _refuse_unsupported(body)
+    try:
+        request = kind.model_validate(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("'stream_options' is allowed only when 'stream' is true.", "stream_options", "invalid_value")
+    return request
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name in _UNSUPPORTED:
+        if body.get(name):
+            raise _unsupported(name)
+    for name in ("tool_choice", "function_call"):
+        if body.get(name) not in (None, "none", "auto"):
+            raise _unsupported(name)
+    if body.get("modalities") not in (None, [], ["text"]):
+        raise _unsupported("modalities", "only text is generated")
+    response_format = body.get("response_format")
+    if response_format is not None and response_format != {"type": "text"}:
+        raise _unsupported("response_format", "only the text format is generated")
+
+
+def _unsupported(name: str, hint: str = "leave it out") -> ApiError:
+    return bad_request(
+        f"The parameter '{name}' is not supported by this server; {hint}.", name, "unsupported_parameter"
+    )

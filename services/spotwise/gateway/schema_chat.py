@@ -1,0 +1,66 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from spotwise.gateway.schema import GenerationRequest, StrictBody
+from spotwise.gateway.text import ChatMessage
+
+
+def _as_text(value: Any) -> Any:
+    """Join the text parts of a content, one a line, as vLLM does for templates that expect strings."""
+    if not isinstance(value, list):
+        return value
+    texts: list[str] = []
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise ValueError("each content part must be an object with a type")
+        if part["type"] != "text":
+            raise ValueError(f"content parts of type '{part['type']}' are not supported; this server reads text only")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a content part of type 'text' needs a string 'text'")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class Message(StrictBody):
+    """One message of a chat. Fields that only some templates know (`name`, `tool_call_id`, ...) reach the template."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_as_text)] = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("a message needs 'content'")
+        return self
+
+    def for_template(self) -> ChatMessage:
+        """Return the message as templates want it: no nulls, arguments of tool calls as objects instead of JSON text."""
+        message: ChatMessage = self.model_dump(exclude_none=True)
+        for call in message.get("tool_calls", ()):
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                try:
+                    function["arguments"] = orjson.loads(function["arguments"])
+                except orjson.JSONDecodeError:
+                    continue  # the model wrote no valid JSON then; it shall see what it wrote
+        return message
+
+
+class ChatRequest(GenerationRequest):
+    """OpenAI's chat completion parameters; `add_generation_prompt` and `continue_final_message` are vLLM's."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None

@@ -1,0 +1,93 @@
+"""Server-sent events and the life of a connection.
+
+Law: an event is sent as soon as there is one; work for a client that has left is cancelled at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import orjson
+from starlette.types import Message, Receive
+
+Item = TypeVar("Item")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: object) -> bytes:
+    """Return one event that carries JSON."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def stream_start(headers: dict[str, str]) -> Message:
+    """Return the ASGI message that opens a stream; no proxy shall buffer or keep it."""
+    fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+    pairs = [(name.lower().encode(), value.encode()) for name, value in (fixed | headers).items()]
+    return {"type": "http.response.start", "status": 200, "headers": pairs}
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or cancel it when the client leaves.
+
+    The request's body must have been read: what `receive` then gives is the disconnect.
+
+    Raises:
+        Exception: what `work` raised.
+    """
+    worker = asyncio.create_task(work)
+    watcher = asyncio.create_task(_until_disconnect(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            await worker
+    finally:
+        worker.cancel()
+        watcher.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def interleave(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncIterator[tuple[int, Item]]:
+    """Run generators concurrently; give their items with their index, as they come.
+
+    The first error ends all. Closing this generator closes them.
+
+    Raises:
+        Exception: what a source raised.
+    """
+    if len(sources) == 1:  # no queue and no task between the mesh and the socket of a single stream
+        async with aclosing(sources[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
+    arrived: asyncio.Queue[tuple[int, Item] | asyncio.Task[None]] = asyncio.Queue()
+
+    async def pump(index: int, source: AsyncGenerator[Item, None]) -> None:
+        async with aclosing(source) as items:
+            async for item in items:
+                arrived.put_nowait((index, item))
+
+    tasks = [asyncio.create_task(pump(index, source)) for index, source in enumerate(sources)]
+    for task in tasks:
+        task.add_done_callback(arrived.put_nowait)
+    try:
+        running = len(tasks)
+        while running:
+            got = await arrived.get()
+            if isinstance(got, asyncio.Task):
+                running -= 1
+                await got
+            else:
+                yield got
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

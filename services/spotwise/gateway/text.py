@@ -1,0 +1,178 @@
+"""Text of one model: prompts to token ids, token ids to text.
+
+Law: the only place that knows the model's tokenizer and chat template. It never needs torch: of `transformers` it
+uses the fast tokenizer class, which reads `tokenizer.json` alone.
+
+Special tokens are added as vLLM does: to a completion's prompt as the tokenizer says, never to a rendered chat
+template, which has written its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from spotwise.gateway.detokenize import Detokenizer, TokenBytes
+
+#: Shorter prompts are tokenized on the event loop: about 2 ms of work, less trouble than a thread.
+_INLINE_CHARACTERS = 4096
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+
+ChatMessage = dict[str, Any]
+
+
+class ModelTextError(Exception):
+    """The model's folder does not say how to turn text into tokens."""
+
+
+class ChatTemplateError(Exception):
+    """The chat template cannot render these messages, or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelFacts:
+    context_length: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+class ChatText:
+    """Tokenizer, chat template and text-related facts of one model.
+
+    Attributes:
+        context_length: tokens that prompt and output may have together.
+        vocab_size: rows of the model's output; token ids are below it.
+        eos_token_ids: ids that end a sequence.
+        token_bytes: bytes and text of single tokens.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, context_length: int, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self._tokenizer = tokenizer
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        # A tokenizer.json may carry the truncation of its training run, which would cut prompts silently.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.token_bytes = TokenBytes(self._backend)
+
+    @classmethod
+    def load(cls, model_dir: Path, max_context_length: int | None = None) -> ChatText:
+        """Read `tokenizer.json`, `tokenizer_config.json`, the chat template, `config.json` and `generation_config.json`.
+
+        Args:
+            model_dir: folder of the model.
+            max_context_length: serve no longer context than this, though the model could.
+
+        Raises:
+            ModelTextError: a file is missing or does not say what is needed.
+        """
+        if not (model_dir / "tokenizer.json").is_file():
+            raise ModelTextError(
+                f"{model_dir} has no tokenizer.json. Load the tokenizer with transformers' AutoTokenizer and save it there "
+                "with save_pretrained()."
+            )
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
+        facts = _read_facts(model_dir, tokenizer)
+        context_length = min(facts.context_length, max_context_length or facts.context_length)
+        return cls(tokenizer, context_length, facts.vocab_size, facts.eos_token_ids)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be rendered."""
+        return bool(self._tokenizer.chat_template)
+
+    async def encode(self, prompt: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Tokenize; a long text in a thread, so that streams go on meanwhile."""
+        if len(prompt) <= _INLINE_CHARACTERS:
+            return self._encode(prompt, add_special_tokens)
+        return await asyncio.to_thread(self._encode, prompt, add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, continue_final_message: bool
+    ) -> tuple[int, ...]:
+        """Render the chat template and tokenize.
+
+        Args:
+            messages: `role` and `content` (a string) and whatever else the template knows.
+            add_generation_prompt: open the assistant's turn at the end.
+            continue_final_message: leave the last message open instead.
+
+        Raises:
+            ChatTemplateError: the model has no chat template, or it refuses the messages.
+        """
+        rendered = self.render_chat(messages, add_generation_prompt, continue_final_message)
+        return await self.encode(rendered, add_special_tokens=False)
+
+    def render_chat(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool, continue_final_message: bool
+    ) -> str:
+        """Render the chat template; see `encode_chat`."""
+        if not self.has_chat_template:
+            raise ChatTemplateError("This model has no chat template. Use /v1/completions, or a chat model.")
+        if "developer" not in str(self._tokenizer.chat_template):
+            # OpenAI's newer name for the system's voice, which most templates have never heard of.
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ChatTemplateError(f"The model's chat template cannot render these messages: {error}") from error
+        return cast(str, rendered)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """Start the text of one sequence."""
+        return Detokenizer(self._backend, self._special_ids if skip_special_tokens else frozenset())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones left out."""
+        return self._backend.decode(token_ids, skip_special_tokens=True)
+
+    def _encode(self, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
+        # encode_batch releases the interpreter lock; encode holds it, which would stall the loop from any thread.
+        return tuple(self._backend.encode_batch([prompt], add_special_tokens=add_special_tokens)[0].ids)
+
+
+def _read_facts(model_dir: Path, tokenizer: PreTrainedTokenizerFast) -> _ModelFacts:
+    config = _read_json(model_dir / "config.json")
+    if not config:
+        raise ModelTextError(f"{model_dir} has no config.json; it is not a folder of a model.")
+    text_config: Mapping[str, Any] = config.get("text_config") or config
+    context_length = next((text_config[key] for key in _CONTEXT_KEYS if isinstance(text_config.get(key), int)), None)
+    if context_length is None:
+        raise ModelTextError(
+            f"{model_dir / 'config.json'} names no context length (one of {', '.join(_CONTEXT_KEYS)})."
+        )
+    generation_config = _read_json(model_dir / "generation_config.json")
+    eos_token_ids: set[int] = set()
+    for source in (generation_config.get("eos_token_id"), text_config.get("eos_token_id"), tokenizer.eos_token_id):
+        if source is not None:
+            eos_token_ids.update(source if isinstance(source, list) else [source])
+    vocab_size = text_config.get("vocab_size") or len(tokenizer)
+    return _ModelFacts(context_length, vocab_size, frozenset(eos_token_ids))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ModelTextError(f"{path} is not valid JSON: {error}") from error

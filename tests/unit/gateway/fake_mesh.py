@@ -1,0 +1,95 @@
+"""A mesh in memory: the `Generation` port for tests of the HTTP layer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from spotwise.core.request import FinishReason
+from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
+
+MODEL = "acme/tiny-chat"
+CONTEXT_LENGTH = 256
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": MODEL, "prompt": "Hi"}
+
+
+@dataclass
+class FakeMesh:
+    """Answers every sequence with `reply` (choice i with `replies[i]` if set), one token an item, and keeps the books.
+
+    Like the real mesh it ends at stop token ids and at the length.
+    """
+
+    reply: Sequence[int] = ()
+    replies: dict[int, Sequence[int]] = field(default_factory=dict)
+    batch_tokens: int = 1
+    fail_at: int | None = None  #: raise before this token
+    fail_index: int | None = None  #: only in this choice
+    error: Exception = field(default_factory=lambda: GenerationError(503, "mesh_full", "All workers are full.", 1.4))
+    hang_at: int | None = None  #: wait for ever before this token
+    hung: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  #: the choices that wait so
+    announces: bool = False  #: say at once that the sequence was accepted
+    ready: bool = True
+    specs: dict[str, SequenceSpec] = field(default_factory=dict)
+    tokens_sent: dict[str, int] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    cancelled: list[str] = field(default_factory=list)
+
+    @property
+    def spec(self) -> SequenceSpec:
+        """The only sequence's."""
+        (spec,) = self.specs.values()
+        return spec
+
+    async def health(self) -> MeshHealth:
+        return MeshHealth(self.ready, "2 workers" if self.ready else "no workers", {"prompt": 1, "token": 1})
+
+    async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+        index = int(request_id.partition("#")[2] or 0)
+        self.specs[request_id] = spec
+        self.tokens_sent[request_id] = 0
+        self.open.add(request_id)
+        finished = False
+        try:
+            if self.announces:
+                yield GeneratedTokens(())
+            batch: list[SampledToken] = []
+            for position, token_id in enumerate(self.replies.get(index, self.reply)):
+                await asyncio.sleep(0)
+                if position == self.fail_at and self.fail_index in (None, index):
+                    raise self.error
+                if position == self.hang_at:
+                    self.hung.put_nowait(request_id)
+                    await asyncio.Event().wait()
+                batch.append(_sampled(request_id, spec, position, token_id))
+                reason = spec.stop.finish_reason(token_id, position + 1)
+                if reason is not None or len(batch) == self.batch_tokens:
+                    self.tokens_sent[request_id] += len(batch)
+                    finished = reason is not None
+                    yield GeneratedTokens(tuple(batch), reason)
+                    batch = []
+                if finished:
+                    return
+            finished = True
+            yield GeneratedTokens(tuple(batch), FinishReason.LENGTH)
+        finally:
+            self.open.discard(request_id)
+            if not finished:
+                self.cancelled.append(request_id)
+
+
+def _sampled(request_id: str, spec: SequenceSpec, position: int, token_id: int) -> SampledToken:
+    def scores(count: int | None) -> TokenLogprobs | None:
+        if count is None:
+            return None
+        others = tuple(range(300, 300 + count))
+        return TokenLogprobs(-0.5, others, tuple(-1.0 - rank for rank in range(count)))
+
+    prompt_count = spec.sampling.prompt_logprobs
+    prompt = None
+    if position == 0 and prompt_count is not None:
+        prompt = (None, *(scores(prompt_count) for _ in spec.prompt_token_ids[1:]))
+    return SampledToken(request_id, token_id, scores(spec.sampling.logprobs), prompt)

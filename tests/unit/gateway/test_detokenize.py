@@ -1,0 +1,94 @@
+"""Incremental detokenization, against the decoding of all tokens at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from spotwise.gateway.detokenize import Detokenizer, TokenBytes
+from spotwise.gateway.text import ChatText
+
+Encode = Callable[[str], list[int]]
+
+
+def pieces_of(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
+    return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
+
+
+@given(words=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=60))
+def test_pieces_of_a_text_join_to_it_without_replacement_characters(text: ChatText, encode: Encode, words: str) -> None:
+    """Any text comes back whole, and no piece shows half a character."""
+    pieces = pieces_of(text.detokenizer(skip_special_tokens=False), encode(words))
+    assert "".join(pieces) == words
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(token_ids=st.lists(st.integers(0, 399), max_size=31), skip=st.booleans())
+def test_pieces_of_any_tokens_join_to_their_decoding(
+    text: ChatText, model_dir_tokenizer: Tokenizer, token_ids: list[int], skip: bool
+) -> None:
+    """Also bytes that are no text, special tokens and ids without a token."""
+    pieces = pieces_of(text.detokenizer(skip), token_ids)
+    assert "".join(pieces) == model_dir_tokenizer.decode(token_ids, skip_special_tokens=skip)
+
+
+def test_an_emoji_is_given_with_its_last_byte(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
+    """Four bytes as four tokens: nothing, nothing, nothing, the emoji."""
+    letters = [letter for letter, _ in zip("ðŁĺĢ", range(4), strict=True)]
+    token_ids = [model_dir_tokenizer.token_to_id(letter) for letter in letters]
+    assert pieces_of(text.detokenizer(), token_ids) == ["", "", "", "😀", ""]
+
+
+def test_an_unfinished_character_is_told_at_the_end_only(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
+    """The replacement character stands for bytes whose rest never came."""
+    first_byte = model_dir_tokenizer.token_to_id("ð")
+    assert pieces_of(text.detokenizer(), [first_byte]) == ["", "\ufffd"]
+
+
+def test_bytes_that_never_become_text_are_not_held_for_ever(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
+    """A model that says only continuation bytes does not make every step slower."""
+    continuation = model_dir_tokenizer.token_to_id("Ģ")
+    detokenizer = text.detokenizer()
+    pieces = [detokenizer.push(continuation) for _ in range(100)]
+    assert "".join(pieces) + detokenizer.flush() == "\ufffd" * 100
+    assert "".join(pieces).count("\ufffd") >= 64
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    vocab |= {piece: 257 + rank for rank, piece in enumerate(["▁", "▁hello", "▁wor", "ld"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+@given(st.lists(st.sampled_from([257, 258, 259, 260]), max_size=20))
+def test_spaces_of_sentencepiece_models_survive(token_ids: list[int]) -> None:
+    """A decoder that strips the first space strips it once a text, not once a piece."""
+    tokenizer = byte_fallback_tokenizer()
+    pieces = pieces_of(Detokenizer(tokenizer, frozenset()), token_ids)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def test_goes_on_when_later_bytes_spoil_earlier_ones() -> None:
+    """Byte fallback decodes a run of bytes as one: what was given stays, the stream goes on."""
+    tokenizer = byte_fallback_tokenizer()
+    e_acute, half = [0xC3 + 1, 0xA9 + 1], 0xE2 + 1
+    pieces = pieces_of(Detokenizer(tokenizer, frozenset()), [258, *e_acute, half, 260, 259])
+    assert "".join(pieces) == "helloé\ufffdld wor"
+
+
+def test_bytes_and_texts_of_single_tokens(text: ChatText, encode: Encode, model_dir_tokenizer: Tokenizer) -> None:
+    """Log-probabilities name tokens by exact bytes; halves of characters are spelled."""
+    of = text.token_bytes
+    assert b"".join(of.bytes_of(token_id) for token_id in encode("emoji 😀!")) == "emoji 😀!".encode()
+    half = model_dir_tokenizer.token_to_id("ð")
+    assert (of.bytes_of(half), of.text_of(half)) == (b"\xf0", "bytes:\\xf0")
+    assert (of.text_of(2), of.bytes_of(2)) == ("<|im_end|>", b"<|im_end|>")
+    assert of.bytes_of(511) == b""
+    pieces = TokenBytes(byte_fallback_tokenizer())
+    assert (pieces.bytes_of(258), pieces.bytes_of(0xE2 + 1)) == (b" hello", b"\xe2")

@@ -1,0 +1,203 @@
+"""Every refusal: its status, its parameter, its code, and OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
+from fastapi import FastAPI
+
+USER = {"role": "user", "content": "Hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+SHARED: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": 3}, "model", "invalid_type"),
+    ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"temperature": True}, "temperature", "invalid_type"),
+    ({"temperature": -0.1}, "temperature", "invalid_value"),
+    ({"temperature": 2.1}, "temperature", "invalid_value"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"top_p": 1.01}, "top_p", "invalid_value"),
+    ({"top_k": -2}, "top_k", "invalid_value"),
+    ({"top_k": 1.5}, "top_k", "invalid_type"),
+    ({"min_p": 1.5}, "min_p", "invalid_value"),
+    ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    ({"seed": 2**63}, "seed", "invalid_value"),
+    ({"seed": 2**70}, "seed", "invalid_type"),
+    ({"max_tokens": "5"}, "max_tokens", "invalid_type"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+    ({"max_tokens": CONTEXT_LENGTH}, "", "context_length_exceeded"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),
+    ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 17}, "n", "invalid_value"),
+    ({"stop": 5}, "stop", "invalid_value"),
+    ({"stop": [""]}, "stop", "invalid_value"),
+    ({"stop": ["a", 1]}, "stop", "invalid_value"),
+    ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+    ({"stop_token_ids": [1, "2"]}, "stop_token_ids.1", "invalid_type"),
+    ({"stop_token_ids": [512]}, "stop_token_ids", "invalid_value"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
+    ({"logit_bias": {"five": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"512": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
+    ({"stream": "yes"}, "stream", "invalid_type"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
+    ({"stream": True, "stream_options": 1}, "stream_options", "invalid_type"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"functions": [{}]}, "functions", "unsupported_parameter"),
+    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "unsupported_parameter"),
+]
+CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": "Hi"}, "messages", "invalid_type"),
+    ({"messages": ["Hi"]}, "messages.0", "invalid_type"),
+    ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages.0.role", "invalid_value"),
+    ({"messages": [USER, {"content": "Hi"}]}, "messages.1.role", "missing_required_parameter"),
+    ({"messages": [{"role": "user"}]}, "messages.0", "invalid_value"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0", "invalid_value"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "invalid_type"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content", "invalid_value"),
+    ({"messages": [{"role": "user", "content": ["Hi"]}]}, "messages.0.content", "invalid_value"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content", "invalid_value"),
+    ({"messages": [{"role": "user", "content": "refuse"}]}, "messages", "chat_template_error"),
+    ({"messages": [{"role": "user", "content": "long " * 300}]}, "messages", "context_length_exceeded"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
+    ({"max_completion_tokens": CONTEXT_LENGTH}, "messages", "context_length_exceeded"),
+    ({"logprobs": 1}, "logprobs", "invalid_type"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
+]
+COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
+    ({"prompt": None}, "prompt", "missing_required_parameter"),
+    ({"prompt": ""}, "prompt", "invalid_value"),
+    ({"prompt": []}, "prompt", "invalid_value"),
+    ({"prompt": [[]]}, "prompt.0", "invalid_value"),
+    ({"prompt": ["a", ""]}, "prompt.1", "invalid_value"),
+    ({"prompt": 7}, "prompt", "invalid_type"),
+    ({"prompt": ["a", 7]}, "prompt.1", "invalid_type"),
+    ({"prompt": ["a", [7]]}, "prompt", "invalid_type"),
+    ({"prompt": [[1, True]]}, "prompt.0", "invalid_type"),
+    ({"prompt": [1, 512]}, "prompt", "invalid_value"),
+    ({"prompt": [-1], "echo": True}, "prompt", "invalid_value"),
+    ({"prompt": [2**63], "echo": True}, "prompt", "invalid_value"),
+    ({"prompt": ["a", "long " * 300]}, "prompt", "context_length_exceeded"),
+    ({"prompt": ["a"] * 17, "n": 16}, "prompt", "invalid_value"),
+    ({"suffix": "end"}, "suffix", "unsupported_parameter"),
+    ({"best_of": 2}, "best_of", "unsupported_parameter"),
+    ({"logprobs": 21}, "logprobs", "invalid_value"),
+    ({"logprobs": True}, "logprobs", "invalid_type"),
+]
+
+
+def cases() -> list[Any]:
+    rows = [("/v1/chat/completions", CHAT, *row) for row in SHARED + CHAT_ONLY]
+    rows += [("/v1/completions", COMPLETION, *row) for row in SHARED + COMPLETION_ONLY]
+    return [pytest.param(*row, id=f"{row[0][4:]}-{str(row[2])[:50]}") for row in rows]
+
+
+@pytest.mark.parametrize(("path", "valid", "change", "param", "code"), cases())
+async def test_wrong_parameters_are_named(
+    client: httpx.AsyncClient,
+    mesh: FakeMesh,
+    path: str,
+    valid: dict[str, Any],
+    change: dict[str, Any],
+    param: str,
+    code: str,
+) -> None:
+    """400 before anything reaches the mesh; the error names the parameter by its dotted path."""
+    response = await client.post(path, json=valid | change)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (400, code, "invalid_request_error"), error
+    assert error["param"] == (param or ("messages" if "chat" in path else "prompt"))
+    assert error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert not mesh.specs
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"",
+        b"[1]",
+        b'"text"',
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"temperature": 1e999}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "\xff"}',
+        b"[" * 100_000,
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+async def test_malformed_json(client: httpx.AsyncClient, body: bytes) -> None:
+    """Whatever is not one JSON object is a 400, lone surrogates and non-finite numbers included."""
+    response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("valid", [CHAT, COMPLETION])
+async def test_model_is_required_and_known(client: httpx.AsyncClient, valid: dict[str, Any]) -> None:
+    """No model is 400; another one is 404 and says which is served."""
+    path = "/v1/chat/completions" if "messages" in valid else "/v1/completions"
+    missing = await client.post(path, json={key: value for key, value in valid.items() if key != "model"})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "model")
+    unknown = await client.post(path, json=valid | {"model": "gpt-x"})
+    error = unknown.json()["error"]
+    assert (unknown.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "acme/tiny-chat" in error["message"]
+
+
+async def test_other_media_types(client: httpx.AsyncClient) -> None:
+    """A form is 415; JSON with a charset, or without any announcement, is read."""
+    form = await client.post("/v1/completions", data={"prompt": "Hi"})
+    assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
+    body = b'{"model": "acme/tiny-chat", "prompt": "Hi"}'
+    named = {"content-type": "application/json; charset=utf-8"}
+    assert (await client.post("/v1/completions", content=body, headers=named)).status_code == 200
+    assert (await client.post("/v1/completions", content=body)).status_code == 200
+
+
+async def _chunks(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * 100
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_oversize_body(make_app: Callable[..., FastAPI], announced: bool) -> None:
+    """413, by the announced length or when a chunked body grows past the limit."""
+    app = make_app(max_body_bytes=1000)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        content: Any = b"x" * 1001 if announced else _chunks(11)
+        response = await client.post("/v1/completions", content=content)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "anything": 1},
+        dict.fromkeys(("tools", "stop", "n", "seed", "temperature", "logit_bias", "stream", "max_tokens", "logprobs")),
+        {"stream": False, "stream_options": None, "temperature": 2, "stop": []},
+    ],
+)
+async def test_harmless_parameters_are_accepted(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
+    """What changes no answer is ignored; null means the default."""
+    assert (await client.post("/v1/chat/completions", json=CHAT | change)).status_code == 200
+    assert (await client.post("/v1/completions", json=COMPLETION | change)).status_code == 200

@@ -1,0 +1,161 @@
+"""What the mesh is asked for, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
+from fastapi import FastAPI
+
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+
+EVERYTHING = {
+    "max_tokens": 9,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 40,
+    "min_p": 0.05,
+    "seed": 7,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "stop_token_ids": [9, 5],
+    "min_tokens": 3,
+    "logit_bias": {"12": -100, "3": 5.5},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", COMPLETION | {"logprobs": 2}),
+    ],
+)
+async def test_every_parameter_reaches_the_mesh(
+    client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, object]
+) -> None:
+    """Sampling parameters and stop criteria are exactly what the client said."""
+    assert (await client.post(path, json=body | EVERYTHING)).status_code == 200
+    assert mesh.spec.sampling == SamplingParams(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=7,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.1,
+        logit_bias=((3, 5.5), (12, -100.0)),
+        logprobs=2,
+        prompt_logprobs=None,
+    )
+    assert mesh.spec.stop == StopCriteria(max_new_tokens=9, stop_token_ids=(2, 5, 9), min_new_tokens=3)
+
+
+async def test_defaults(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """OpenAI's defaults, and a chat may use all that the context leaves."""
+    await client.post("/v1/chat/completions", json=CHAT)
+    seed = mesh.spec.sampling.seed
+    assert mesh.spec.sampling == SamplingParams(seed=seed)
+    left = CONTEXT_LENGTH - len(mesh.spec.prompt_token_ids)
+    assert mesh.spec.stop == StopCriteria(max_new_tokens=left, stop_token_ids=(2,))
+    mesh.specs.clear()
+    await client.post("/v1/completions", json=COMPLETION)
+    assert mesh.spec.stop.max_new_tokens == 16
+    assert mesh.spec.sampling.seed != seed
+
+
+@pytest.mark.parametrize("default", [20, 10_000])
+async def test_default_max_tokens_of_the_server(make_app: Callable[..., FastAPI], mesh: FakeMesh, default: int) -> None:
+    """The server may bound chats that name no bound; the context bounds them anyway."""
+    transport = httpx.ASGITransport(make_app(default_max_tokens=default))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+    assert mesh.spec.stop.max_new_tokens == min(default, CONTEXT_LENGTH - len(mesh.spec.prompt_token_ids))
+
+
+async def test_max_completion_tokens_is_the_newer_name(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """It wins where both are given."""
+    await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 50, "max_completion_tokens": 5})
+    assert mesh.spec.stop.max_new_tokens == 5
+
+
+async def test_ignore_eos(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """The model's own end does not stop it; the client's stop tokens still do."""
+    await client.post("/v1/completions", json=COMPLETION | {"ignore_eos": True, "stop_token_ids": [9]})
+    assert mesh.spec.stop.stop_token_ids == (9,)
+
+
+@pytest.mark.parametrize("top_k", [0, -1, None])
+async def test_top_k_off(client: httpx.AsyncClient, mesh: FakeMesh, top_k: int | None) -> None:
+    """vLLM's spellings of no limit."""
+    await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})
+    assert mesh.spec.sampling.top_k is None
+
+
+async def test_choices_have_ids_and_seeds_of_their_own(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """API_ID#i, and the client's seed plus the index; across prompts the index restarts."""
+    body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "best_of": 2, "seed": 2**63 - 1}
+    response = await client.post("/v1/completions", json=body)
+    api_id = response.json()["id"]
+    assert response.headers["x-request-id"] == api_id
+    assert list(mesh.specs) == [f"{api_id}#{index}" for index in range(4)]
+    assert [spec.sampling.seed for spec in mesh.specs.values()] == [2**63 - 1, 0, 2**63 - 1, 0]
+
+
+async def test_choices_without_a_seed_differ(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """One seed is drawn per sequence."""
+    await client.post("/v1/completions", json=COMPLETION | {"n": 4})
+    assert len({spec.sampling.seed for spec in mesh.specs.values()}) == 4
+
+
+async def test_a_single_sequence_has_the_answers_id(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """So that the ledger of a request can be asked for by the id that the client saw."""
+    response = await client.post("/v1/chat/completions", json=CHAT)
+    assert list(mesh.specs) == [response.json()["id"]] == [response.headers["x-request-id"]]
+    assert response.json()["id"].startswith("chatcmpl-")
+
+
+async def test_chat_prompt_is_the_rendered_template(
+    client: httpx.AsyncClient, mesh: FakeMesh, encode: Callable[[str], list[int]]
+) -> None:
+    """All roles; text parts are joined by lines; a tool call's message may have no content."""
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"arguments": "{}"}}]},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ]
+    assert (await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})).status_code == 200
+    assert mesh.spec.prompt_token_ids == tuple(
+        encode(
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n"
+            "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "want"),
+    [("Hi", [[0, "Hi"]]), (["Hi", "you"], [[0, "Hi"], [0, "you"]]), ([5, 6], [[5, 6]]), ([[5, 6], [7]], [[5, 6], [7]])],
+)
+async def test_every_form_of_prompt(
+    client: httpx.AsyncClient,
+    mesh: FakeMesh,
+    encode: Callable[[str], list[int]],
+    prompt: object,
+    want: list[list[int | str]],
+) -> None:
+    """Strings get the tokenizer's special tokens; token ids are taken as they are; each prompt counts once."""
+    response = await client.post("/v1/completions", json=COMPLETION | {"prompt": prompt, "n": 2})
+    expected = [
+        tuple(token_id for part in parts for token_id in ([part] if isinstance(part, int) else encode(part)))
+        for parts in want
+    ]
+    assert [spec.prompt_token_ids for spec in mesh.specs.values()] == [ids for ids in expected for _ in range(2)]
+    assert response.json()["usage"]["prompt_tokens"] == sum(map(len, expected))
+    assert len(response.json()["choices"]) == 2 * len(expected)

@@ -1,0 +1,253 @@
+"""Streams and connections: events, their order, failures on the way, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fake_mesh import CHAT, COMPLETION, FakeMesh
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.types import Message
+
+from spotwise.gateway.generation import GenerationError
+
+Encode = Callable[[str], list[int]]
+
+
+def events_of(body: str) -> list[dict[str, Any]]:
+    """Parse a stream; it must end with `[DONE]`."""
+    parts = body.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    response = await client.post(path, json=body | {"stream": True})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    events = events_of(response.text)
+    assert {event["id"] for event in events} == {response.headers["x-request-id"]}
+    return events
+
+
+class Connection:
+    """A client that reads event by event and can leave: the ASGI side of a socket."""
+
+    def __init__(self, app: FastAPI, path: str, body: dict[str, Any]) -> None:
+        self.sent: asyncio.Queue[Message] = asyncio.Queue()
+        self._left = asyncio.Event()
+        self._incoming: list[Message] = [
+            {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        ]
+        headers = [(b"content-type", b"application/json"), (b"host", b"gateway")]
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "raw_path": path.encode()}
+        self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
+
+    async def _receive(self) -> Message:
+        if self._incoming:
+            return self._incoming.pop()
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def read(self) -> bytes:
+        """Return the next part of the body, skipping the status line."""
+        message = await asyncio.wait_for(self.sent.get(), 10)
+        if message["type"] == "http.response.start":
+            return await self.read()
+        body: bytes = message["body"]
+        return body
+
+    async def leave(self) -> None:
+        self._left.set()
+        await asyncio.wait_for(self.task, 10)
+
+
+async def test_chat_stream(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """The role, then the text token by token, then the reason."""
+    events = await stream(client, "/v1/chat/completions", CHAT)
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert all("usage" not in event for event in events)
+    choices = [event["choices"][0] for event in events]
+    assert choices[0] == {
+        "index": 0,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Hello, world!"
+    assert len(choices) == len(mesh.reply) + 1
+    assert set(choices[1]) == {"index", "delta", "logprobs", "finish_reason"}
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+    assert choices[-1]["delta"] == {}
+
+
+async def test_completion_stream(client: httpx.AsyncClient) -> None:
+    """Text from the first event on."""
+    events = await stream(client, "/v1/completions", COMPLETION)
+    choices = [event["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == "Hello, world!"
+    assert choices[0] == {"index": 0, "text": choices[0]["text"], "logprobs": None, "finish_reason": None}
+    assert choices[-1] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+async def test_usage_ends_the_stream_on_request(
+    client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, Any]
+) -> None:
+    """One last event without choices; in all others usage is null."""
+    events = await stream(client, path, body | {"n": 2, "stream_options": {"include_usage": True}})
+    prompt_tokens = len(next(iter(mesh.specs.values())).prompt_token_ids)
+    output_tokens = 2 * len(mesh.reply)
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+    }
+    assert all(event["usage"] is None for event in events[:-1])
+
+
+async def test_choices_are_interleaved(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+    """Choices run at the same time; each event says whose it is."""
+    words = {0: "the quick brown fox", 1: "stop strings span", 2: "emoji 😀 everywhere"}
+    mesh.replies = {index: [*encode(text), 2] for index, text in words.items()}
+    events = await stream(client, "/v1/completions", COMPLETION | {"n": 3})
+    texts = dict.fromkeys(words, "")
+    for event in events:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == words
+    assert {event["choices"][0]["index"] for event in events[:3]} == {0, 1, 2}
+
+
+async def test_stop_strings_in_streams(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+    """No part of the stop string is ever shown; the mesh's work is cancelled; usage counts what was needed."""
+    mesh.reply = [*encode("stop strings span token borders, the quick brown fox"), 2]
+    body = COMPLETION | {"stop": "span token", "stream_options": {"include_usage": True}, "max_tokens": 60}
+    events = await stream(client, "/v1/completions", body)
+    choices = [event["choices"][0] for event in events[:-1]]
+    assert "".join(choice["text"] for choice in choices) == "stop strings "
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", "span token")
+    assert mesh.cancelled == list(mesh.specs)
+    assert events[-1]["usage"]["completion_tokens"] == mesh.tokens_sent[events[0]["id"]]
+
+
+async def test_logprobs_in_streams(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """Every token's entry comes once, with the event of the token; echo's come first."""
+    events = await stream(client, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 1})
+    entries = [entry for event in events[1:] for entry in event["choices"][0]["logprobs"]["content"]]
+    assert "".join(entry["token"] for entry in entries) == "Hello, world!<|im_end|>"
+    mesh.specs.clear()
+    body = COMPLETION | {"prompt": "you", "logprobs": 0, "echo": True, "return_token_ids": True}
+    events = await stream(client, "/v1/completions", body)
+    tokens = [token for event in events for token in event["choices"][0]["logprobs"]["tokens"]]
+    assert "".join(tokens) == "<s>youHello, world!<|im_end|>"
+    assert events[0]["choices"][0]["prompt_token_ids"] == list(mesh.spec.prompt_token_ids)
+    assert [token_id for event in events for token_id in event["choices"][0]["token_ids"]] == list(mesh.reply)
+
+
+async def test_tokens_that_came_together_are_one_event(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """One write for each item of the mesh."""
+    mesh.batch_tokens = 100
+    events = await stream(client, "/v1/completions", COMPLETION)
+    assert [event["choices"][0]["text"] for event in events] == ["Hello, world!"]
+
+
+@pytest.mark.parametrize("error", [GenerationError(503, "worker_lost", "Gone."), RuntimeError("secret")])
+async def test_failure_in_mid_stream(
+    client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, error: Exception
+) -> None:
+    """An error event, then the end; the other choices are cancelled, nothing of ours is told."""
+    mesh.fail_at, mesh.fail_index, mesh.error = 2, 1, error
+    mesh.hang_at = 3
+    response = await client.post("/v1/chat/completions", json=CHAT | {"n": 2, "stream": True})
+    events = events_of(response.text)
+    assert response.status_code == 200
+    assert events[-1]["error"]["code"] == ("worker_lost" if isinstance(error, GenerationError) else "internal_error")
+    assert "secret" not in response.text
+    assert not mesh.open
+    assert len(mesh.cancelled) == 2
+    labels = {"model_name": CHAT["model"], "finished_reason": "abort"}
+    assert registry.get_sample_value("vllm:request_success_total", labels) == 1
+
+
+async def test_events_are_sent_as_tokens_come(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+    """What is known is sent while the mesh still works on the next token."""
+    mesh.hang_at = 1
+    connection = Connection(make_app(), "/v1/chat/completions", CHAT | {"stream": True})
+    assert b'"role":"assistant"' in await connection.read()
+    assert b'"content":"H' in await connection.read()
+    assert mesh.open
+    await connection.leave()
+
+
+async def test_a_stream_begins_when_the_mesh_accepts(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+    """An item without tokens opens the stream before the first token is there; errors are then events."""
+    mesh.announces, mesh.hang_at = True, 0
+    app = make_app()
+    connection = Connection(app, "/v1/chat/completions", CHAT | {"stream": True})
+    assert b'"role":"assistant"' in await connection.read()
+    await connection.leave()
+    mesh.hang_at, mesh.fail_at = None, 0
+    connection = Connection(app, "/v1/completions", COMPLETION | {"stream": True})
+    assert json.loads((await connection.read()).removeprefix(b"data: "))["error"]["code"] == "mesh_full"
+    assert await connection.read() == b"data: [DONE]\n\n"
+    await connection.leave()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("hang_at", [0, 2])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_leaves_cancels_the_work(
+    make_app: Callable[..., FastAPI],
+    mesh: FakeMesh,
+    registry: CollectorRegistry,
+    streamed: bool,
+    hang_at: int,
+    n: int,
+) -> None:
+    """Streamed or not, before the first token or later: every generator is closed, nothing stays in the books."""
+    mesh.hang_at = hang_at
+    connection = Connection(make_app(), "/v1/completions", COMPLETION | {"stream": streamed, "n": n})
+    for _ in range(n):
+        await asyncio.wait_for(mesh.hung.get(), 10)
+    await connection.leave()
+    assert not mesh.open
+    assert sorted(mesh.cancelled) == sorted(mesh.specs)
+    labels = {"model_name": CHAT["model"]}
+    for gauge in ("running", "waiting"):
+        assert registry.get_sample_value(f"vllm:num_requests_{gauge}", labels) == 0
+    assert registry.get_sample_value("vllm:request_success_total", labels | {"finished_reason": "abort"}) == n
+
+
+async def test_a_client_that_leaves_while_it_sends(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+    """An unfinished body is no error of ours."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    await make_app()(scope, receive, send)
+    assert not sent
+    assert not mesh.specs
+
+
+async def test_server_shutdown_closes_the_generators(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+    """A cancelled connection leaves no work behind."""
+    mesh.hang_at = 1
+    connection = Connection(make_app(), "/v1/completions", COMPLETION | {"stream": True, "n": 2})
+    await connection.read()
+    connection.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connection.task
+    assert not mesh.open

@@ -1,0 +1,109 @@
+"""Prompts to tokens, and what is read from a model's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spotwise.gateway.text import ChatTemplateError, ChatText, ModelTextError
+
+Encode = Callable[[str], list[int]]
+
+
+async def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, encode: Encode) -> None:
+    """`<s>` begins a prompt as this tokenizer says."""
+    assert await text.encode("Hello") == (0, *encode("Hello"))
+
+
+async def test_long_prompts_give_the_same_tokens(text: ChatText, encode: Encode) -> None:
+    """A prompt that is tokenized in a thread is tokenized alike."""
+    words = "the quick brown fox " * 1000
+    assert await text.encode(words) == (0, *encode(words))
+
+
+async def test_chat_template_writes_its_own_special_tokens(text: ChatText, encode: Encode) -> None:
+    """Nothing is added to what the template rendered."""
+    got = await text.encode_chat([{"role": "user", "content": "Hi"}], True, False)
+    assert got == tuple(encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
+
+
+def test_final_message_can_be_left_open(text: ChatText) -> None:
+    """`continue_final_message` ends the prompt inside the last message."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
+    rendered = text.render_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert rendered.endswith("<|im_start|>assistant\nWell,")
+
+
+def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: ChatText) -> None:
+    """OpenAI's newer role name reaches older templates as the role that they know."""
+    rendered = text.render_chat([{"role": "developer", "content": "Be brief."}], True, False)
+    assert rendered.startswith("<|im_start|>system\nBe brief.")
+
+
+def test_template_refusal_is_told(text: ChatText) -> None:
+    """What the template raises reaches the client as a message."""
+    with pytest.raises(ChatTemplateError, match="refused"):
+        text.render_chat([{"role": "user", "content": "refuse"}], True, False)
+
+
+def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
+    """A base model's folder loads; chats say what to do instead."""
+    folder = shutil.copytree(model_dir, tmp_path / "base")
+    (folder / "chat_template.jinja").unlink()
+    base = ChatText.load(folder)
+    assert not base.has_chat_template
+    with pytest.raises(ChatTemplateError, match="/v1/completions"):
+        base.render_chat([{"role": "user", "content": "Hi"}], True, False)
+
+
+def test_facts_are_read_from_the_configs(model_dir: Path, tmp_path: Path) -> None:
+    """Context, vocabulary and all ends of sequence; a nested text config counts; the context can be capped."""
+    folder = shutil.copytree(model_dir, tmp_path / "nested")
+    nested = {"text_config": {"n_positions": 99, "vocab_size": 410, "eos_token_id": 5}}
+    (folder / "config.json").write_text(json.dumps(nested))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    loaded = ChatText.load(folder)
+    assert (loaded.context_length, loaded.vocab_size, loaded.eos_token_ids) == (99, 410, {2, 5, 7, 8})
+    assert ChatText.load(folder, max_context_length=50).context_length == 50
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("tokenizer.json", "save_pretrained"), ("config.json", "has no config.json")],
+)
+def test_incomplete_folder_is_refused(model_dir: Path, tmp_path: Path, missing: str, message: str) -> None:
+    """The error names the file that is missing."""
+    folder = shutil.copytree(model_dir, tmp_path / "broken")
+    (folder / missing).unlink()
+    with pytest.raises(ModelTextError, match=message):
+        ChatText.load(folder)
+
+
+def test_unusable_config_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    """No context length, or no JSON at all."""
+    folder = shutil.copytree(model_dir, tmp_path / "broken")
+    (folder / "config.json").write_text('{"vocab_size": 3}')
+    with pytest.raises(ModelTextError, match="no context length"):
+        ChatText.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelTextError, match="not valid JSON"):
+        ChatText.load(folder)
+
+
+def test_gateway_never_imports_torch(model_dir: Path) -> None:
+    """Loading the whole HTTP layer and a tokenizer leaves torch alone."""
+    program = (
+        "import sys, pathlib, spotwise.gateway.api\n"
+        "from spotwise.gateway.text import ChatText\n"
+        "text = ChatText.load(pathlib.Path(sys.argv[1]))\n"
+        "text.render_chat([{'role': 'user', 'content': 'Hi'}], True, False)\n"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'torch']\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(model_dir)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
