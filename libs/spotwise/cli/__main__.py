@@ -1,0 +1,46 @@
+"""`spotwise`: one command for people who run a mesh and people who talk to it.
+
+Each command is a function in a file of its own, named like it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from spotwise.cli.chat import chat
+from spotwise.cli.down import down
+from spotwise.cli.drain import drain
+from spotwise.cli.errors import CommandError
+from spotwise.cli.explain import explain
+from spotwise.cli.status import status
+from spotwise.cli.up import up
+
+app = typer.Typer(
+    name="spotwise",
+    help="Serves large language models on machines that come and go, token for token.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(up)
+app.command()(down)
+app.command()(chat)
+app.command()(status)
+app.command()(drain)
+app.command()(explain)
+
+
+def main() -> None:
+    """Run one command; what it cannot do is said in one line, with exit status 1."""
+    try:
+        app()
+    except CommandError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

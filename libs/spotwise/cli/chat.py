@@ -1,0 +1,132 @@
+"""`spotwise chat`: talk to the mesh from a terminal, or ask one question from a script."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from spotwise.cli.chat_stream import AnswerFigures, ChatClient
+from spotwise.cli.errors import CommandError
+from spotwise.cli.run_folder import DEFAULT_NAME, run_folder
+from spotwise.cli.run_state import read_state
+
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = None,
+) -> None:
+    """Chat with the mesh, or ask it one question: the argument, or what is piped in."""
+    client = ChatClient(url or _running_url(name))
+    with contextlib.closing(client):
+        conversation = Conversation(client, system, max_tokens, temperature)
+        question = _question(prompt)
+        if question is None:
+            conversation.talk()
+        else:
+            conversation.answer_once(question)
+
+
+class Conversation:
+    """A conversation with one mesh; the mesh keeps nothing of it between questions."""
+
+    def __init__(
+        self, client: ChatClient, system: str | None, max_tokens: int | None, temperature: float | None
+    ) -> None:
+        self._client = client
+        self._model = client.model()
+        self._options: dict[str, Any] = {}
+        if max_tokens is not None:
+            self._options["max_tokens"] = max_tokens
+        if temperature is not None:
+            self._options["temperature"] = temperature
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._system)
+        self._console = Console(highlight=False)
+        # So that a script reads the answer alone from stdout.
+        self._margin = Console(stderr=True, highlight=False)
+
+    def answer_once(self, question: str) -> None:
+        """Print the answer to one question.
+
+        Raises:
+            CommandError: there is no answer, or only a part.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        self._ask(question)
+
+    def talk(self) -> None:
+        """Ask and answer until Ctrl-D or /exit."""
+        # Line editing and history for `input`, where this Python has it.
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+        self._console.print(f"[bold]{self._model}[/]: {_HELP}")
+        while True:
+            try:
+                question = input("> ").strip()
+            except EOFError:
+                self._console.print()
+                return
+            except KeyboardInterrupt:
+                self._console.print()
+                continue
+            if question == "/exit":
+                return
+            if question == "/reset":
+                self._messages = list(self._system)
+                self._console.print("forgotten", style="dim")
+            elif question.startswith("/"):
+                self._console.print(_HELP, style="dim")
+            elif question:
+                self._ask_and_go_on(question)
+
+    def _ask_and_go_on(self, question: str) -> None:
+        try:
+            self._ask(question)
+        except KeyboardInterrupt:
+            self._console.print("\nstopped", style="dim")
+        except CommandError as error:
+            self._margin.print(f"error: {error}", style="red", markup=False)
+
+    def _ask(self, question: str) -> None:
+        asked = [*self._messages, {"role": "user", "content": question}]
+        figures = AnswerFigures()
+        pieces: list[str] = []
+        try:
+            body = {"model": self._model, "messages": asked, **self._options}
+            with contextlib.closing(self._client.stream(body, figures)) as stream:
+                for text in stream:
+                    pieces.append(text)
+                    self._console.print(text, end="", markup=False, soft_wrap=True)
+        finally:
+            # What was read counts as said, also when the rest was stopped.
+            if pieces:
+                self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+        self._console.print()
+        self._margin.print(figures.line(), style="dim", markup=False)
+
+
+def _question(prompt: str | None) -> str | None:
+    # With an argument stdin is left alone: in a script it may be a pipe that never ends, or belong to the script's loop.
+    if prompt is not None or sys.stdin.isatty():
+        return prompt
+    question = sys.stdin.read().strip()
+    if not question:
+        raise CommandError("there is no question: give one as an argument or on stdin")
+    return question
+
+
+def _running_url(name: str) -> str:
+    state = read_state(run_folder(name).state_path)
+    if state is None:
+        raise CommandError(f"no mesh named {name!r} runs here; start one with `spotwise up`, or give its --url")
+    return state.options.url

@@ -1,0 +1,149 @@
+"""One streamed chat completion over HTTP, and what it was like."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from spotwise.cli.errors import CommandError
+
+_CONNECT_TIMEOUT_S = 5.0
+#: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.
+_READ_TIMEOUT_S = 300.0
+
+
+@dataclass(slots=True)
+class AnswerFigures:
+    """What one answer was like.
+
+    Attributes:
+        request_id: as the mesh names it.
+        ttft_s: from sending the request to the first piece of text.
+        output_tokens: of the answer, as the mesh counts them.
+        decode_s: from the first piece of text to the last.
+    """
+
+    request_id: str | None = None
+    ttft_s: float | None = None
+    output_tokens: int | None = None
+    decode_s: float = 0.0
+
+    def line(self) -> str:
+        """One line for people."""
+        parts = []
+        if self.ttft_s is not None:
+            parts.append(f"TTFT {self.ttft_s * 1000:.0f} ms")
+        if self.output_tokens is not None:
+            parts.append(f"{self.output_tokens} tokens")
+            # The first token belongs to the prompt phase.
+            if self.decode_s > 0 and self.output_tokens > 1:
+                parts.append(f"{(self.output_tokens - 1) / self.decode_s:.1f} tokens/s")
+        if self.request_id is not None:
+            parts.append(f"request {self.request_id}")
+        return " · ".join(parts)
+
+
+class ChatClient:
+    """Talks to one mesh. Close it when done.
+
+    Args:
+        url: of the gateway, with or without `/v1`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        api_key = os.environ.get("SPOTWISE_API_KEY")
+        self._http = httpx.Client(
+            base_url=self._url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
+            # A proxy that the environment names cannot reach this machine's loopback.
+            trust_env=not _is_loopback(self._url),
+        )
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._http.close()
+
+    def model(self) -> str:
+        """The name of the model that is served.
+
+        Raises:
+            CommandError: nothing answers, or it refuses; the message says what to do.
+        """
+        try:
+            response = self._http.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.status_code != httpx.codes.OK:
+            raise CommandError(_refusal(response.status_code, response.content))
+        return str(response.json()["data"][0]["id"])
+
+    def stream(self, body: dict[str, Any], figures: AnswerFigures) -> Generator[str, None, None]:
+        """Send a chat completion; yields its text as it comes and fills `figures` along the way.
+
+        Closing the iterator closes the connection, which cancels the request.
+
+        Raises:
+            CommandError: nothing answers, the mesh refuses, or it breaks off.
+        """
+        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        sent_s = time.monotonic()
+        first_s: float | None = None
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
+                figures.request_id = response.headers.get("X-Request-Id")
+                if response.status_code != httpx.codes.OK:
+                    raise CommandError(_refusal(response.status_code, response.read()))
+                for event in _events(response):
+                    if "error" in event:
+                        raise CommandError(f"the mesh broke off: {event['error'].get('message', event['error'])}")
+                    if event.get("usage"):
+                        figures.output_tokens = event["usage"]["completion_tokens"]
+                    for choice in event["choices"]:
+                        text = choice["delta"].get("content")
+                        if text:
+                            now_s = time.monotonic()
+                            first_s = first_s or now_s
+                            figures.ttft_s = first_s - sent_s
+                            figures.decode_s = now_s - first_s
+                            yield text
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: httpx.HTTPError) -> CommandError:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return CommandError(f"nothing answers at {self._url}; start a mesh with `spotwise up`, or give its --url")
+        return CommandError(f"{self._url} broke off ({error or type(error).__name__}); look at `spotwise status`")
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        data = line.removeprefix("data:").strip()
+        if line.startswith("data:") and data != "[DONE]":
+            yield orjson.loads(data)
+
+
+def _refusal(status: int, content: bytes) -> str:
+    try:
+        message = orjson.loads(content)["error"]["message"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = content.decode(errors="replace")[:200]
+    hint = "; set SPOTWISE_API_KEY to a valid key" if status == httpx.codes.UNAUTHORIZED else ""
+    return f"refused with status {status}: {message}{hint}"
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,60 @@
+"""`spotwise up --detach`: a supervisor that goes on when the command has returned."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from spotwise.cli.options import MeshOptions
+from spotwise.cli.report import Report
+from spotwise.cli.run_folder import run_folder
+from spotwise.cli.run_state import read_state
+from spotwise.cli.service_logs import log_tail
+from spotwise.cli.stop_signals import StopSignals
+from spotwise.cli.supervisor import EXIT_FAILED, EXIT_INTERRUPTED
+
+_POLL_S = 0.05
+
+
+def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -> int:
+    """Start a supervisor in a session of its own and wait until its mesh is up.
+
+    Returns:
+        The exit status of the command: 0 it is up, 1 it failed, 130 interrupted. Unless 0, nothing is left running.
+
+    Raises:
+        CommandError: a mesh of that name runs.
+    """
+    folder = run_folder(options.name)
+    with folder.claimed():
+        pass  # Found out here, it can be said at once; the supervisor claims the name for itself.
+    with folder.supervisor_log_path.open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-P", "-m", "spotwise.cli.supervise"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    if supervisor.stdin is not None:
+        with supervisor.stdin:
+            supervisor.stdin.write(options.model_dump_json().encode())
+    interrupted = False
+    with report.starting():
+        while supervisor.poll() is None:
+            state = read_state(folder.state_path)
+            if state is not None and state.supervisor.pid == supervisor.pid:
+                report.progress({service_id: service.state for service_id, service in state.services.items()})
+                if state.ready:
+                    return 0
+            if signals.stop_requested and not interrupted:
+                interrupted = True
+                supervisor.send_signal(signal.SIGTERM)
+            time.sleep(_POLL_S)
+    if interrupted:
+        return EXIT_INTERRUPTED
+    log_path = folder.supervisor_log_path
+    report.log_end(f"the mesh did not come up; the end of {log_path}:", log_tail(log_path, 60))
+    return EXIT_FAILED

@@ -1,0 +1,62 @@
+"""`spotwise down`: stops a mesh, or what is left of one.
+
+Law: only processes are touched that the mesh's own record names by pid and start time.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Annotated
+
+import typer
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.run_folder import DEFAULT_NAME, RunFolder, run_folder
+from spotwise.cli.run_state import RunState, read_state
+from spotwise.mesh.child_process import is_alive, send_signal
+
+# Four turns of the supervisor's grace, and some.
+_SUPERVISOR_GRACE_S = 30.0
+_POLL_S = 0.05
+
+
+def down(
+    name: Annotated[str, typer.Option(help="Which mesh, where several run side by side.")] = DEFAULT_NAME,
+) -> None:
+    """Stop the mesh that `spotwise up` started, and wait until all of it is gone."""
+    folder = run_folder(name)
+    state = read_state(folder.state_path)
+    if state is None:
+        typer.echo(f"nothing to stop: no mesh named {name!r} runs here")
+        return
+    asked = send_signal(state.supervisor, signal.SIGTERM)
+    if asked:
+        _wait_until_gone(folder, state)
+    end_recorded(read_state(folder.state_path) or state)
+    folder.state_path.unlink(missing_ok=True)
+    typer.echo(
+        f"mesh {name!r} is stopped" if asked else f"mesh {name!r} had lost its supervisor; what was left is gone"
+    )
+
+
+def end_recorded(state: RunState) -> None:
+    """End every process of the record that still runs, and wait until it is gone.
+
+    Raises:
+        CommandError: one does not go.
+    """
+    processes = (state.supervisor, *state.processes())
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    deadline_s = time.monotonic() + 10.0
+    while left := [process.pid for process in processes if is_alive(process)]:
+        if time.monotonic() > deadline_s:
+            raise CommandError(f"processes {left} do not end; look at them with: ps -fp {','.join(map(str, left))}")
+        time.sleep(_POLL_S)
+
+
+def _wait_until_gone(folder: RunFolder, state: RunState) -> None:
+    deadline_s = time.monotonic() + _SUPERVISOR_GRACE_S
+    while is_alive(state.supervisor) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)

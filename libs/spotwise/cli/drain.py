@@ -1,0 +1,84 @@
+"""`spotwise drain`: an operator's notice that a worker must go."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.mesh_access import find_mesh
+from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.core.messages import Drain, DrainReply
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.ports import MeshError, NoResponderError
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode, encode
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_REPLY_TIMEOUT_S = 3.0
+_POLL_S = 0.2
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(help="Its id, as `spotwise status` shows it.")],
+    deadline: Annotated[str, typer.Option(help="Time left to it, such as 30s or 2m.")] = "30s",
+    wait: Annotated[bool, typer.Option(help="Wait until it has left.")] = False,
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    nats_url: Annotated[str | None, typer.Option(help="Broker of a mesh elsewhere.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+) -> None:
+    """Let a worker finish what it runs, take nothing new, and leave; what still runs at the deadline goes on elsewhere."""
+    seconds = parse_duration(deadline)
+    mesh = find_mesh(name, nats_url, redis_url)
+    console = Console(highlight=False)
+    asyncio.run(_ask(mesh.nats_url, worker, seconds))
+    console.print(f"{worker} takes no new requests and leaves within {deadline}")
+    if wait:
+        asyncio.run(_wait(mesh.redis_url, worker, seconds))
+        console.print(f"{worker} has left")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration such as `500ms`, `30s`, `2m`.
+
+    Raises:
+        CommandError: it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
+    if match is None:
+        raise CommandError(f"{text!r} is no duration; write it like 30s, 2m or 500ms")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+async def _ask(nats_url: str, worker: str, seconds: float) -> None:
+    notice = Drain(worker, time.time() + seconds, reason="spotwise drain")
+    try:
+        bus = await NatsBus.connect(nats_url, "spotwise-drain")
+        try:
+            reply = decode(await bus.request(subjects.DRAIN, encode(notice), _REPLY_TIMEOUT_S))
+        finally:
+            await bus.close()
+    except NoResponderError as error:
+        raise CommandError("no spot watcher is in the mesh; `spotwise status` shows who is") from error
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+    if not isinstance(reply, DrainReply) or not reply.accepted:
+        raise CommandError(reply.detail if isinstance(reply, DrainReply) else "the spot watcher gave a strange answer")
+
+
+async def _wait(redis_url: str, worker: str, seconds: float) -> None:
+    store = await RedisStore.connect(redis_url)
+    try:
+        ends_s = time.monotonic() + seconds + 10.0
+        while any(member.id == worker for member in await store.members()):
+            if time.monotonic() > ends_s:
+                raise CommandError(f"{worker} is still there after its deadline")
+            await asyncio.sleep(_POLL_S)
+    finally:
+        await store.close()

@@ -1,0 +1,83 @@
+"""`spotwise explain`: a request's ledger, member by member."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.mesh_access import find_mesh
+from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.core.messages import LedgerEntry
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="Id of the answer, or its X-Request-Id header.")],
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens."""
+    url = find_mesh(name, nats_url="-" if redis_url else None, redis_url=redis_url).redis_url
+    entries = asyncio.run(_ledger(url, request_id))
+    if not entries:
+        raise CommandError(
+            f"nothing is known of {request_id!r}; ledgers are kept for an hour, "
+            "and written a moment after the member did its part"
+        )
+    console = Console()
+    if as_json:
+        console.print_json(json.dumps([{**dataclasses.asdict(e), "facts": dict(e.facts)} for e in entries]))
+        return
+    choices = sorted({entry.request_id for entry in entries})
+    for choice in choices:
+        console.print(_table(choice, [entry for entry in entries if entry.request_id == choice]))
+
+
+async def _ledger(redis_url: str, request_id: str) -> list[LedgerEntry]:
+    try:
+        store = await RedisStore.connect(redis_url)
+        try:
+            return await store.get_ledger(request_id)
+        finally:
+            await store.close()
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+
+
+def _table(request_id: str, entries: list[LedgerEntry]) -> Table:
+    table = Table(title=request_id, title_justify="left", title_style="bold", header_style="bold")
+    table.add_column("at", justify="right")
+    table.add_column("attempt", justify="right")
+    for heading in ("what", "member", "facts"):
+        table.add_column(heading)
+    completed = [dict(entry.facts) for entry in entries if entry.stage == "completed"]
+    start_s = min(
+        [entry.at_s for entry in entries]
+        + [entry.at_s - float(facts["e2e_s"]) for entry, facts in zip(entries[-1:], completed[-1:], strict=False)]
+    )
+    for entry in entries:
+        facts = "\n".join(f"{_label(name)}: {_figure(name, value)}" for name, value in entry.facts)
+        at = f"+{(entry.at_s - start_s) * 1000:,.1f} ms"
+        table.add_row(at, str(entry.epoch), entry.stage, entry.member_id, facts)
+    return table
+
+
+def _label(name: str) -> str:
+    return name.removesuffix("_s").replace("_", " ")
+
+
+def _figure(name: str, value: str | int | float) -> str:
+    if name.endswith("_s") and isinstance(value, int | float):
+        return f"{value * 1000:,.1f} ms"
+    if name.endswith("_bytes") and isinstance(value, int | float):
+        return f"{value:,} bytes"
+    return str(value)

@@ -1,0 +1,120 @@
+"""Which processes make a mesh, as data: command lines, environments, order.
+
+Law: the same options, servers and machine give the same plan; nothing is started here.
+
+Workers share the cores: OpenMP teams of two processes on the same cores spin against one another and are many times slower than
+half the threads each, so a worker gets `cores // workers` threads and, where there is a core for each, cores of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Self
+
+import psutil
+
+from spotwise.cli.options import MeshOptions
+
+_DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
+_DEFAULT_KV_CACHE_SHARE = 0.25
+
+
+class StopOrder(IntEnum):
+    """Who leaves first: the door, then the work, then who watches it, then what all talk through."""
+
+    GATEWAY = 0
+    WORKER = 1
+    CONTROL = 2
+    SERVER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to share.
+
+    Attributes:
+        cores: numbers of the cores this process may use, ascending.
+        available_memory_bytes: free or reclaimable.
+    """
+
+    cores: tuple[int, ...]
+    available_memory_bytes: int
+
+    @classmethod
+    def this(cls) -> Self:
+        """The machine this process runs on, as it is now."""
+        return cls(tuple(sorted(os.sched_getaffinity(0))), psutil.virtual_memory().available)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProcess:
+    """One process to start.
+
+    Attributes:
+        service_id: unique in the mesh; its log's name.
+        argv: program and arguments.
+        env: variables to set on top of the supervisor's own.
+        stop_order: its turn at the end.
+    """
+
+    service_id: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    stop_order: StopOrder
+
+
+def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: Machine) -> tuple[ServiceProcess, ...]:
+    """The six services: gateway, scheduler, planner, watcher and every worker."""
+    common = {
+        "SPOTWISE_NATS_URL": nats_url,
+        "SPOTWISE_REDIS_URL": redis_url,
+        "SPOTWISE_MODEL_DIR": str(options.model_folder),
+    }
+    common |= {"SPOTWISE_MODEL_NAME": options.model_name, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    single_threaded = common | {"OMP_NUM_THREADS": "1"}
+    gateway = single_threaded | {"SPOTWISE_HOST": options.host, "SPOTWISE_PORT": str(options.port)}
+    return (
+        _service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
+        *_plan_workers(options, common, machine),
+        _service(options, "cluster_scheduler", "scheduler-0", single_threaded, StopOrder.CONTROL),
+        _service(options, "migration_planner", "planner-0", single_threaded, StopOrder.CONTROL),
+        _service(options, "spot_watcher", "watcher-0", single_threaded, StopOrder.CONTROL),
+    )
+
+
+def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Machine) -> tuple[ServiceProcess, ...]:
+    share = len(machine.cores) // options.num_workers
+    threads = options.threads or max(1, share)
+    kv_cache_bytes = options.kv_cache_bytes or min(
+        _DEFAULT_KV_CACHE_LIMIT_BYTES,
+        int(machine.available_memory_bytes * _DEFAULT_KV_CACHE_SHARE) // options.num_workers,
+    )
+    sizes = {"SPOTWISE_DTYPE": options.dtype, "SPOTWISE_DEVICE": options.device, "SPOTWISE_THREADS": str(threads)}
+    sizes |= {"OMP_NUM_THREADS": str(threads), "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes)}
+    workers = []
+    for index, (pool, number) in enumerate(_pool_members(options)):
+        env = {**common, **sizes, "SPOTWISE_POOL": pool}
+        # Pinned to fewer cores than it has threads, a worker would spin against itself.
+        if share >= threads:
+            own_cores = machine.cores[index * share : (index + 1) * share]
+            env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
+        module = "prompt_worker" if pool == "prompt" else "token_worker"
+        workers.append(_service(options, module, f"{pool}-{number}", env, StopOrder.WORKER))
+    return tuple(workers)
+
+
+def _pool_members(options: MeshOptions) -> list[tuple[str, int]]:
+    pools = {"prompt": options.prompt_workers, "token": options.token_workers, "mixed": options.mixed_workers}
+    return [(pool, number) for pool, count in pools.items() for number in range(count)]
+
+
+def _service(
+    options: MeshOptions, module: str, service_id: str, env: Mapping[str, str], stop_order: StopOrder
+) -> ServiceProcess:
+    # -P: what lies in the user's working folder must not stand in for an installed package.
+    argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
+    return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order)

@@ -1,0 +1,34 @@
+"""Finding the model before anything is started, with a progress bar where it takes long."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.run_folder import cache_folder
+from spotwise.engine.errors import ModelError
+from spotwise.engine.model_store import ModelLocation, resolve_model
+
+
+def resolve_with_progress(reference: str, console: Console) -> ModelLocation:
+    """The folder of a model, fetched or converted first where that is needed.
+
+    Raises:
+        CommandError: there is no such model, or it cannot be had; the message says what to do.
+    """
+    columns = (TextColumn("model: {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"looking for {reference}", total=None)
+        said: set[str] = set()
+
+        def show(stage: str, done: int, total: int) -> None:
+            progress.update(bar, description=stage, completed=done, total=total)
+            if not console.is_terminal and stage not in said:
+                said.add(stage)
+                console.print(f"model: {stage}", markup=False, highlight=False)
+
+        try:
+            return resolve_model(reference, cache_folder(), show)
+        except ModelError as error:
+            raise CommandError(str(error)) from error

@@ -1,0 +1,130 @@
+"""What `spotwise up` shows: a live table on a terminal, plain lines elsewhere.
+
+Law: showing never stops the mesh; where nobody can read any more (a closed terminal, a broken pipe), the report falls silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from spotwise.cli.options import MeshOptions
+from spotwise.cli.run_folder import RunFolder
+from spotwise.cli.run_state import ServiceState
+
+_STYLES = {ServiceState.HEALTHY: "green", ServiceState.RESTARTING: "yellow", ServiceState.LEFT: "dim"}
+
+
+class Report:
+    """Writes to one console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._shown: dict[str, ServiceState] = {}
+        self._started_s = time.monotonic()
+        self._spinner = Spinner("dots")
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """The time during which `progress` shows; on a terminal its table stays on the screen."""
+        self._started_s = time.monotonic()
+        if self._console.is_terminal:
+            # Refreshed by hand: a refreshing thread would only redraw what the supervisor's loop knows.
+            self._live = Live(console=self._console, auto_refresh=False)
+        try:
+            with self._quiet_when_unread():
+                if self._live is not None:
+                    self._live.start()
+            yield
+        finally:
+            with self._quiet_when_unread():
+                if self._live is not None:
+                    self._live.stop()
+            self._live = None
+
+    def progress(self, states: Mapping[str, ServiceState]) -> None:
+        """Show which processes are up."""
+        elapsed_s = time.monotonic() - self._started_s
+        with self._quiet_when_unread():
+            if self._live is not None:
+                self._live.update(self._table(states, elapsed_s), refresh=True)
+            else:
+                for service_id, state in states.items():
+                    if state is ServiceState.HEALTHY and self._shown.get(service_id) is not state:
+                        self._console.print(f"{service_id} is up ({elapsed_s:.1f} s)", markup=False, highlight=False)
+        self._shown = dict(states)
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """Show one line."""
+        with self._quiet_when_unread():
+            self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def log_lines(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Show lines of the services' logs, each after its service's id."""
+        for service_id, line in lines:
+            self.say(f"{service_id:>14} | {line}", style="dim")
+
+    def log_end(self, title: str, lines: Iterable[str]) -> None:
+        """Show the end of a log."""
+        self.say(title, style="bold")
+        for line in lines:
+            self.say(f"  {line}")
+
+    def _table(self, states: Mapping[str, ServiceState], elapsed_s: float) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for service_id, state in states.items():
+            mark: RenderableType = Text("✓", "green") if state is ServiceState.HEALTHY else self._spinner
+            table.add_row(mark, service_id, Text(state, _STYLES.get(state, "")))
+        table.add_row("", Text(f"{elapsed_s:.0f} s", "dim"))
+        return table
+
+    @contextmanager
+    def _quiet_when_unread(self) -> Iterator[None]:
+        # rich turns a broken pipe into SystemExit, and stops writing by itself.
+        try:
+            yield
+        except (OSError, SystemExit):
+            self._console.quiet = True
+
+
+def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
+    """What to do with a mesh that is up."""
+    command = _own_command()
+    body = {"model": options.model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    key = ' -H "Authorization: Bearer $SPOTWISE_API_KEY"' if os.environ.get("SPOTWISE_API_KEYS") else ""
+    return [
+        "",
+        f"The mesh is up: {options.url}/v1 serves {options.model_name}",
+        "",
+        f"  curl {options.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
+        f"  {command} chat{folder.name_option}",
+        f"  {command} status{folder.name_option}",
+        f"  {command} down{folder.name_option}",
+        "",
+        f"Logs: {folder.logs_folder}",
+    ]
+
+
+def _own_command() -> str:
+    # As the user can type it: the plain name where PATH leads to this environment, else the path that was typed.
+    own = Path(sys.executable).with_name("spotwise")
+    found = shutil.which("spotwise")
+    if found is not None and Path(found) == own:
+        return "spotwise"
+    with contextlib.suppress(ValueError):
+        return str(own.relative_to(Path.cwd()))
+    return str(own)

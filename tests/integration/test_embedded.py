@@ -1,0 +1,172 @@
+"""The embedded broker and store as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nats
+import pytest
+import redis
+
+from spotwise.mesh import embedded
+from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
+from spotwise.mesh.embedded import EmbeddedServerError, free_port, nats_server, redis_server, running
+
+pytestmark = pytest.mark.mesh
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from spotwise.mesh.embedded import nats_server, redis_server
+folder = Path(sys.argv[1])
+children = [server(folder).start() for server in (nats_server, redis_server)]
+print(*[f"{child.identity.pid}:{child.identity.start_ticks}" for child in children], flush=True)
+time.sleep(600)
+"""
+
+
+def wait_until_gone(processes: list[ProcessIdentity]) -> None:
+    deadline_s = time.monotonic() + 10
+    while any(map(is_alive, processes)):
+        assert time.monotonic() < deadline_s, f"still there: {processes}"
+        time.sleep(0.01)
+
+
+async def test_the_broker_carries_messages_up_to_its_default_limit(nats_url: str) -> None:
+    """A client connects, and the server announces 1 MiB as the largest message."""
+    client = await nats.connect(nats_url)
+    try:
+        subscription = await client.subscribe("greeting")
+        await client.publish("greeting", b"hello")
+        message = await subscription.next_msg(timeout=5)
+        assert message.data == b"hello"
+        assert client.max_payload == 1024 * 1024
+    finally:
+        await client.close()
+
+
+def test_the_store_is_empty_at_the_start_of_a_test(redis_url: str) -> None:
+    """What one test writes, the next does not find."""
+    with redis.Redis.from_url(redis_url) as store:
+        assert store.dbsize() == 0
+        store.set("left", "behind")
+
+
+def test_the_store_is_empty_again(redis_url: str) -> None:
+    """The other half of the test above."""
+    with redis.Redis.from_url(redis_url) as store:
+        assert store.dbsize() == 0
+
+
+@pytest.mark.parametrize("make_server", [nats_server, redis_server])
+def test_a_stopped_server_is_gone_and_can_start_again_on_its_port(make_server, tmp_path: Path) -> None:
+    """Stop ends the process; the same server starts once more where clients look for it."""
+    server = make_server(tmp_path, port=free_port())
+    first = server.start()
+    first.stop()
+    assert not is_alive(first.identity)
+    assert not server.answers(server.port)
+    with running(server):
+        assert server.answers(server.port)
+    assert not server.answers(server.port)
+
+
+def test_the_store_writes_no_file_but_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the working folder nor the server's own holds data afterwards, also not after SIGTERM, when Redis saves."""
+    working_folder = tmp_path / "working"
+    working_folder.mkdir()
+    monkeypatch.chdir(working_folder)
+    with running(redis_server(tmp_path / "server")) as server, redis.Redis.from_url(server.url) as store:
+        store.set("key", "value")
+    assert list(working_folder.iterdir()) == []
+    assert [path.name for path in (tmp_path / "server").iterdir()] == ["redis-server.log"]
+
+
+def test_a_taken_port_is_refused_not_shared(tmp_path: Path) -> None:
+    """A second server on a port would look healthy because the first one answers."""
+    with (
+        running(redis_server(tmp_path / "first")) as first,
+        pytest.raises(EmbeddedServerError, match=f"port {first.port}"),
+    ):
+        redis_server(tmp_path / "second", port=first.port).start()
+
+
+def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
+    """The error holds what the program itself said."""
+    broken = redis_server(tmp_path)
+    broken = embedded.EmbeddedServer(
+        broken.name, (*broken.argv, "--no-such-option", "1"), broken.port, broken.url, broken.folder, broken.answers
+    )
+    with pytest.raises(EmbeddedServerError, match="no-such-option"):
+        broken.start()
+
+
+def test_a_missing_program_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wheel and without the program on PATH, the message names the extra."""
+    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EmbeddedServerError, match=r"spotwise\[embedded\]"):
+        nats_server(tmp_path)
+
+
+def test_servers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    """kill -9 of the process that started them leaves neither server."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as parent:
+        assert parent.stdout is not None
+        servers = [ProcessIdentity(*map(int, pair.split(":"))) for pair in parent.stdout.readline().split()]
+        assert len(servers) == 2
+        assert all(map(is_alive, servers))
+        parent.kill()
+    wait_until_gone(servers)
+
+
+def test_a_child_does_not_hear_the_terminals_ctrl_c(tmp_path: Path) -> None:
+    """A child is not in the process group that a terminal interrupts."""
+    child = start_child(["sleep", "600"], log_path=tmp_path / "log")
+    try:
+        assert os.getpgid(child.pid) == child.pid
+        assert os.getsid(child.pid) == child.pid
+    finally:
+        child.kill()
+    assert child.exit_code() == -signal.SIGKILL
+
+
+def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
+    """The child ends with status 1 and a line that names the program."""
+    child = start_child(["/no/such/program"], log_path=tmp_path / "log")
+    assert child.wait(10)
+    assert child.exit_code() == 1
+    assert "/no/such/program" in (tmp_path / "log").read_text()
+
+
+def test_a_child_that_ignores_the_request_to_leave_is_ended(tmp_path: Path) -> None:
+    """After the grace comes SIGKILL."""
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    log_path = tmp_path / "log"
+    child = start_child([sys.executable, "-c", stubborn], log_path=log_path)
+    while "ready" not in log_path.read_text():
+        time.sleep(0.01)
+    child.stop(grace_s=0.05)
+    assert child.exit_code() == -signal.SIGKILL
+
+
+def test_a_signal_never_reaches_another_process_with_the_same_pid(tmp_path: Path) -> None:
+    """A pid with another start time is a stranger: it gets no signal."""
+    child = start_child(["sleep", "600"], log_path=tmp_path / "log")
+    try:
+        stranger = ProcessIdentity(child.pid, child.identity.start_ticks + 1)
+        assert not send_signal(stranger, signal.SIGKILL)
+        assert is_alive(child.identity)
+        assert send_signal(child.identity, signal.SIGTERM)
+        assert child.wait(10)
+        assert not send_signal(child.identity, signal.SIGTERM)
+        assert identify(child.pid) is None
+    finally:
+        child.kill()

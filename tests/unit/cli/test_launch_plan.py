@@ -1,0 +1,149 @@
+"""Options to processes and environments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from spotwise.cli.launch_plan import Machine, ServiceProcess, StopOrder, plan_services
+from spotwise.cli.options import MeshOptions
+
+GIB = 1024**3
+NATS = "nats://127.0.0.1:4222"
+REDIS = "redis://127.0.0.1:6379/0"
+
+
+def plan(cores: int = 2, memory_bytes: int = 64 * GIB, **options: object) -> dict[str, ServiceProcess]:
+    mesh = MeshOptions(
+        **{"name": "default", "model_folder": Path("/models/tiny"), "model_name": "tiny", **options}  # type: ignore[arg-type]
+    )
+    services = plan_services(mesh, NATS, REDIS, Machine(tuple(range(cores)), memory_bytes))
+    assert len({service.service_id for service in services}) == len(services)
+    return {service.service_id: service for service in services}
+
+
+def test_the_default_mesh_has_six_services() -> None:
+    """One of each, by the names that other commands show."""
+    services = plan()
+    modules = {service_id: service.argv[-1] for service_id, service in services.items()}
+    assert modules == {
+        "gateway-0": "spotwise.gateway",
+        "prompt-0": "spotwise.prompt_worker",
+        "token-0": "spotwise.token_worker",
+        "scheduler-0": "spotwise.cluster_scheduler",
+        "planner-0": "spotwise.migration_planner",
+        "watcher-0": "spotwise.spot_watcher",
+    }
+    assert all(service.argv[:3] == (sys.executable, "-P", "-m") for service in services.values())
+
+
+def test_every_service_knows_itself_its_servers_and_the_model() -> None:
+    """And none of them asks a model hub."""
+    for service_id, service in plan().items():
+        assert service.env["SPOTWISE_SERVICE_ID"] == service_id
+        assert service.env["SPOTWISE_NATS_URL"] == NATS
+        assert service.env["SPOTWISE_REDIS_URL"] == REDIS
+        assert service.env["SPOTWISE_MODEL_DIR"] == "/models/tiny"
+        assert service.env["SPOTWISE_MODEL_NAME"] == "tiny"
+        assert service.env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_only_the_gateway_is_told_where_to_listen() -> None:
+    """Host and port come from the options."""
+    services = plan(host="0.0.0.0", port=9000)
+    assert (services["gateway-0"].env["SPOTWISE_HOST"], services["gateway-0"].env["SPOTWISE_PORT"]) == (
+        "0.0.0.0",
+        "9000",
+    )
+    assert [service_id for service_id, service in services.items() if "SPOTWISE_PORT" in service.env] == ["gateway-0"]
+
+
+def test_workers_of_each_pool_run_the_service_that_can_do_its_phases() -> None:
+    """A mixed worker is a token worker of the mixed pool."""
+    services = plan(prompt_workers=1, token_workers=2, mixed_workers=1)
+    workers = {
+        service_id: (service.argv[-1], service.env["SPOTWISE_POOL"])
+        for service_id, service in services.items()
+        if service.stop_order is StopOrder.WORKER
+    }
+    assert workers == {
+        "prompt-0": ("spotwise.prompt_worker", "prompt"),
+        "token-0": ("spotwise.token_worker", "token"),
+        "token-1": ("spotwise.token_worker", "token"),
+        "mixed-0": ("spotwise.token_worker", "mixed"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads", "shares"),
+    [
+        (2, 2, "1", ["0", "1"]),
+        (8, 2, "4", ["0,1,2,3", "4,5,6,7"]),
+        (5, 2, "2", ["0,1", "2,3"]),
+        (1, 2, "1", [None, None]),
+    ],
+)
+def test_workers_share_the_cores(cores: int, workers: int, threads: str, shares: list[str | None]) -> None:
+    """Each gets its part and is pinned to it; with fewer cores than workers nobody is pinned."""
+    services = plan(cores=cores, prompt_workers=1, token_workers=workers - 1)
+    envs = [service.env for service in services.values() if service.stop_order is StopOrder.WORKER]
+    assert [env.get("SPOTWISE_CORES") for env in envs] == shares
+    assert {env["SPOTWISE_THREADS"] for env in envs} == {threads}
+    assert {env["OMP_NUM_THREADS"] for env in envs} == {threads}
+
+
+def test_a_worker_is_not_pinned_to_fewer_cores_than_it_has_threads() -> None:
+    """Asked for more threads than its share, it may use every core."""
+    env = plan(cores=4, threads=4)["token-0"].env
+    assert env["SPOTWISE_THREADS"] == "4"
+    assert "SPOTWISE_CORES" not in env
+
+
+def test_services_without_a_model_keep_to_one_thread() -> None:
+    """They must not take cores from the workers."""
+    assert plan(cores=8)["gateway-0"].env["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "workers", "expected_bytes"),
+    [(64 * GIB, 2, 4 * GIB), (16 * GIB, 2, 2 * GIB), (16 * GIB, 8, GIB // 2)],
+)
+def test_kv_memory_is_a_quarter_of_what_is_available_shared_up_to_a_limit(
+    memory_bytes: int, workers: int, expected_bytes: int
+) -> None:
+    """min(4 GiB, 25 % of the available memory / workers)."""
+    services = plan(memory_bytes=memory_bytes, token_workers=workers - 1)
+    assert services["token-0"].env["SPOTWISE_KV_CACHE_BYTES"] == str(expected_bytes)
+
+
+def test_options_reach_the_workers() -> None:
+    """What the user gave is not overridden by a default."""
+    env = plan(dtype="float32", device="cuda:1", kv_cache_bytes=123456, threads=3)["prompt-0"].env
+    assert env["SPOTWISE_DTYPE"] == "float32"
+    assert env["SPOTWISE_DEVICE"] == "cuda:1"
+    assert env["SPOTWISE_KV_CACHE_BYTES"] == "123456"
+    assert env["SPOTWISE_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("workers", [(0, 1, 0), (1, 0, 0), (0, 0, 0)])
+def test_a_mesh_without_a_worker_for_a_phase_is_refused(workers: tuple[int, int, int]) -> None:
+    """Its requests could never be answered."""
+    prompt_workers, token_workers, mixed_workers = workers
+    with pytest.raises(ValidationError, match="--prompt-workers"):
+        plan(prompt_workers=prompt_workers, token_workers=token_workers, mixed_workers=mixed_workers)
+
+
+def test_a_mixed_worker_alone_is_a_mesh() -> None:
+    """It does both phases."""
+    assert "mixed-0" in plan(prompt_workers=0, token_workers=0, mixed_workers=1)
+
+
+def test_the_gateway_leaves_first_and_the_servers_last() -> None:
+    """The door closes before the work ends, and everyone can say goodbye to the store."""
+    assert sorted(StopOrder) == [StopOrder.GATEWAY, StopOrder.WORKER, StopOrder.CONTROL, StopOrder.SERVER]
+    orders = {service_id: service.stop_order for service_id, service in plan().items()}
+    assert orders["gateway-0"] is StopOrder.GATEWAY
+    assert orders["scheduler-0"] is StopOrder.CONTROL

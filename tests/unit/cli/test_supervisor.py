@@ -1,0 +1,160 @@
+"""When processes are started again, and when the mesh gives up; with real, trivial processes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from spotwise.cli import restart_limit
+from spotwise.cli.launch_plan import StopOrder
+from spotwise.cli.options import MeshOptions
+from spotwise.cli.report import Report
+from spotwise.cli.restart_limit import RestartLimit
+from spotwise.cli.run_state import RunState, read_state
+from spotwise.cli.service_logs import LogFollower, log_tail
+from spotwise.cli.stop_signals import StopSignals
+from spotwise.cli.supervised_process import SupervisedProcess
+from spotwise.cli.supervisor import Supervisor
+from spotwise.mesh.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
+
+
+def test_restarts_come_ever_more_slowly_and_end() -> None:
+    """Five deaths within a minute are mended, the sixth is not."""
+    limit = RestartLimit()
+    assert [limit.delay_after_death(now_s) for now_s in range(6)] == [0.25, 0.5, 1.0, 2.0, 4.0, None]
+
+
+def test_old_deaths_are_forgotten() -> None:
+    """A process that dies once an hour is always started again, at once."""
+    limit = RestartLimit()
+    assert {limit.delay_after_death(hour * 3600.0) for hour in range(20)} == {0.25}
+
+
+class World:
+    """A supervisor of one process, of which every start but the first may fail."""
+
+    def __init__(self, folder: Path, commands: list[str]) -> None:
+        self.output = io.StringIO()
+        self.children: list[ChildProcess] = []
+        self.state_path = folder / "state.json"
+        log_path = folder / "worker.log"
+        command = itertools.chain(commands, itertools.repeat(commands[-1]))
+
+        def start() -> ChildProcess:
+            self.children.append(start_child(["sh", "-c", next(command)], log_path=log_path))
+            return self.children[-1]
+
+        self.process = SupervisedProcess("worker", StopOrder.WORKER, log_path, start, lambda _pid: True)
+        self.state = RunState(
+            supervisor=ProcessIdentity(os.getpid(), 0),
+            ready=False,
+            options=MeshOptions(name="default", model_folder=folder, model_name="m"),
+            nats_url="",
+            redis_url="",
+            started_unix_s=0.0,
+            services={},
+        )
+
+    def run(self, on_ready_signal: signal.Signals | None = None) -> int:
+        """Supervise until the end; a signal may come to this process, or the first child be killed, once all is up."""
+
+        def on_ready() -> None:
+            recorded = read_state(self.state_path)
+            assert recorded is not None
+            assert recorded.ready
+            if on_ready_signal is None:
+                os.kill(self.children[0].pid, signal.SIGKILL)
+            else:
+                os.kill(os.getpid(), on_ready_signal)
+
+        report = Report(Console(file=self.output, width=200))
+        with StopSignals() as signals:
+            return Supervisor([self.process], self.state, self.state_path, signals, report, verbose=False).run(on_ready)
+
+
+def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After five restarts: exit status 1, its log's end, nothing left, no record."""
+    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    world = World(tmp_path, ["sleep 600", "echo out of luck; exit 7"])
+    assert world.run() == 1
+    assert len(world.children) == 6
+    assert "worker dies again and again (exit status 7)" in world.output.getvalue()
+    assert "out of luck" in world.output.getvalue()
+    assert not world.state_path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_stops_the_mesh_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    """Exit status 0, nothing left, no record; afterwards the signal means what it meant before."""
+    before = signal.getsignal(number)
+    world = World(tmp_path, ["exec sleep 600"])
+    assert world.run(number) == 0
+    assert world.children[0].exit_code() == -signal.SIGTERM
+    assert not is_alive(world.children[0].identity)
+    assert not world.state_path.exists()
+    assert signal.getsignal(number) is before
+
+
+def test_an_unexpected_error_leaves_nothing_running(tmp_path: Path) -> None:
+    """Whatever goes wrong in the supervisor itself, its processes are stopped."""
+    world = World(tmp_path, ["exec sleep 600"])
+
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    with StopSignals() as signals, pytest.raises(RuntimeError, match="a defect"):
+        Supervisor(
+            [world.process], world.state, world.state_path, signals, Report(Console(file=world.output)), verbose=False
+        ).run(fail)
+    assert not is_alive(world.children[0].identity)
+
+
+def test_only_a_second_ctrl_c_means_at_once() -> None:
+    """A terminal that closes sends SIGHUP more than once, and that is no hurry."""
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (signals.stop_requested, signals.at_once) == (True, False)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.at_once
+
+
+def test_a_broken_pipe_silences_the_report_and_nothing_else() -> None:
+    """`spotwise up | head` goes on when head has gone."""
+
+    class Broken(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError("input/output error")
+
+    report = Report(Console(file=Broken()))
+    with report.starting():
+        report.progress({})
+        report.say("unread")
+    report.say("unread")
+
+
+def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
+    """Also of a long log, and of none."""
+    path = tmp_path / "log"
+    assert log_tail(path) == []
+    path.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert log_tail(path, 2) == ["line 99998", "line 99999"]
+
+
+def test_followed_logs_show_complete_lines_once(tmp_path: Path) -> None:
+    """A line that is still being written waits."""
+    path = tmp_path / "log"
+    follower = LogFollower({"token-0": path})
+    assert list(follower.new_lines()) == []
+    path.write_text("one\ntw")
+    assert list(follower.new_lines()) == [("token-0", "one")]
+    with path.open("a") as log:
+        log.write("o\n")
+    assert list(follower.new_lines()) == [("token-0", "two")]
+    assert list(follower.new_lines()) == []
