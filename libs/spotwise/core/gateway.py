@@ -140,7 +140,8 @@ class _Request:
     state: RequestState = RequestState.WAITING
     epoch: int = 0
     stream_id: int = 0
-    accepted: bool = False
+    queued: bool = False
+    announced: bool = False
     workers: tuple[str, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class GatewayRole:
             RequestReceived: self._received,
             RequestClosed: self._closed,
             SubmitFailed: self._submit_failed,
-            m.RequestAccepted: lambda event, now: None,  # it waits for its workers
+            m.RequestAccepted: self._queued,
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._token_batch,
@@ -197,7 +198,7 @@ class GatewayRole:
         request.stream_id = self._next_stream_id
         self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
         self._streams[request.stream_id] = request
-        request.workers = ()
+        request.workers, request.queued = (), False
         request.early.clear()
         request.retry_at_s = None
         self._commands.append(
@@ -208,13 +209,18 @@ class GatewayRole:
         request = self._requests.get(request_id)
         return request if request is not None and request.epoch == epoch else None
 
+    def _queued(self, event: m.RequestAccepted, now: float) -> None:
+        request = self._current(event.request_id, event.epoch)
+        if request is not None:
+            request.queued = True
+
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
         request = self._current(event.request_id, event.epoch)
         if request is None:
             return
         request.workers = (event.prompt_worker, event.token_worker)
-        if not request.accepted and request.first_token_s is None:
-            request.accepted = True
+        if not request.announced and request.first_token_s is None:
+            request.announced = True
             self._commands.append(Accept(request.request_id))
         for worker_id in request.workers:
             if self.membership.lost_lately(worker_id, now):
@@ -335,18 +341,17 @@ class GatewayRole:
                 self._member_lost(event, now)
 
     def _member_lost(self, event: MemberLost, now: float) -> None:
-        """Recover what the member had: a worker its assigned requests, a scheduler those that wait to be assigned."""
+        """Recover what the member had: a worker its assigned requests, a scheduler those that wait in its queue."""
         member = event.member
         is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
         for request in list(self._requests.values()):
-            waits = is_scheduler and not request.workers and request.retry_at_s is None
+            waits = is_scheduler and request.queued and not request.workers and request.retry_at_s is None
             if waits or member.id in request.workers:
                 self._attempt_lost(request, f"{member.kind.value} {member.id} {event.reason}", now)
 
     def _tick(self, event: m.Tick, now: float) -> None:
-        for change in self.membership.expire(now):
-            if isinstance(change, MemberLost):
-                self._member_lost(change, now)
+        for loss in self.membership.expire(now):
+            self._member_lost(loss, now)
         for request in list(self._requests.values()):
             if request.retry_at_s is not None:
                 if request.retry_at_s <= now:

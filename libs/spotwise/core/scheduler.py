@@ -55,6 +55,7 @@ class _Entry:
     """A request that was accepted and not closed."""
 
     order: m.SubmitRequest
+    number: int  #: of arrival
     accepted_s: float
     prompt_worker: str | None = None
     token_worker: str | None = None
@@ -72,6 +73,7 @@ class SchedulerRole:
         self._entries: dict[str, _Entry] = {}
         self._queue: OrderedDict[str, None] = OrderedDict()
         self._reserving: dict[str, None] = {}
+        self._arrivals = 0
         self._assignments = 0
         self._commands: list[SchedulerCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -112,7 +114,8 @@ class SchedulerRole:
             return
         accepted = m.RequestAccepted(order.request_id, order.epoch)
         self._commands.append(m.Send(order.stream.gateway_id, accepted))
-        self._entries[order.request_id] = _Entry(order, now)
+        self._arrivals += 1
+        self._entries[order.request_id] = _Entry(order, self._arrivals, now)
         self._queue[order.request_id] = None
         self._assign_waiting(now)
 
@@ -251,15 +254,17 @@ class SchedulerRole:
         request_id = entry.order.request_id
         del self._reserving[request_id]
         entry.prompt_worker = entry.token_worker = None
-        self._queue[request_id] = None
-        self._queue.move_to_end(request_id, last=False)
+        # of several that come back, whichever arrived first goes first, in whatever order they come
+        ids = sorted((request_id, *self._queue), key=lambda queued: self._entries[queued].number)
+        self._queue = OrderedDict.fromkeys(ids)
 
     # --- members and time ---------------------------------------------------------------------------------------------
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         for event in self.membership.observe(member, now):
             self._member_changed(event)
-        if member.kind in (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER) and member.id in self._workers:
+        is_present = self.membership.get(member.id) is member  # and no late word of an earlier incarnation
+        if is_present and member.id in self._workers:
             self._workers[member.id].heard(member, self.scheduler_id)
             self._assign_waiting(now)
 

@@ -75,6 +75,11 @@ class NatsBus:
             raise MeshError(f"no NATS server answers at {url}: {error or type(error).__name__}") from error
         return cls(client)
 
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest message that the broker carries."""
+        return self._client.max_payload
+
     async def publish(self, subject: str, payload: bytes) -> None:
         """Send without waiting for anyone."""
         self._check_size(subject, payload)
@@ -119,7 +124,7 @@ class NatsBus:
             await self._client.close()
 
     def _check_size(self, subject: str, payload: bytes) -> None:
-        limit = self._client.max_payload
+        limit = self.max_payload_bytes
         if len(payload) > limit:
             raise PayloadTooLargeError(
                 f"a message of {len(payload)} bytes for {subject} exceeds the broker's max_payload of {limit} bytes"

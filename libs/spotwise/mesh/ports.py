@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.messages import LedgerEntry, Member
+from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 
 
 class MeshError(Exception):
@@ -61,6 +62,10 @@ class Subscription(Protocol):
 class MessageBus(Protocol):
     """Small control messages (NATS)."""
 
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest message that the broker carries."""
+
     async def publish(self, subject: str, payload: bytes) -> None:
         """Send without waiting for anyone.
 
@@ -84,6 +89,37 @@ class MessageBus(Protocol):
 
     async def close(self) -> None:
         """Send what is pending and disconnect; idempotent."""
+
+
+class MeshStore(Protocol):
+    """Request records, ledgers and registrations (Redis). Every method raises `MeshError` where it does not answer."""
+
+    async def put_record(self, record: RequestRecord) -> None:
+        """Write a request's record; a newer attempt replaces an older one."""
+
+    async def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the record, or `None` where there is none (any more)."""
+
+    async def delete_record(self, request_id: str) -> None:
+        """Remove a record; idempotent."""
+
+    async def append_ledger(self, *entries: LedgerEntry) -> None:
+        """Append to the ledgers of the requests that the entries are about."""
+
+    async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
+        """Return an API request's ledger in order of time; empty where nothing is known of it."""
+
+    async def register(self, member: Member, ttl_s: float) -> None:
+        """Write a registration that ends by itself after `ttl_s`."""
+
+    async def unregister(self, member_id: str) -> None:
+        """Remove a registration; idempotent."""
+
+    async def members(self) -> list[Member]:
+        """Return the registered members in order of id, without their loads."""
+
+    async def close(self) -> None:
+        """Disconnect; idempotent."""
 
 
 class KvMemory(Protocol):

@@ -23,7 +23,7 @@ from spotwise.mesh.clock import SystemClock
 from spotwise.mesh.edge import event_edge
 from spotwise.mesh.grpc_control import ControlServer, EngineDescription
 from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
@@ -39,7 +39,7 @@ class ServiceHost:
     """One member of the mesh, and its doors to the others."""
 
     def __init__(
-        self, settings: ServiceSettings, bus: NatsBus, store: RedisStore, control: ControlServer, member: Member
+        self, settings: ServiceSettings, bus: MessageBus, store: MeshStore, control: ControlServer, member: Member
     ) -> None:
         self.settings = settings
         self.bus = bus
@@ -115,9 +115,16 @@ class ServiceHost:
     def post(self, subject: str, message: Message) -> None:
         """Publish soon; what one member posts leaves in order, and nobody waits for the broker.
 
-        A message that the broker will not carry is logged and dropped, as if the network had lost it.
+        Raises:
+            PayloadTooLargeError: the broker would not carry it.
         """
-        self._outbox.put_nowait((subject, encode(message)))
+        payload = encode(message)
+        if len(payload) > self.bus.max_payload_bytes:
+            raise PayloadTooLargeError(
+                f"a {type(message).__name__} of {len(payload)} bytes exceeds the broker's max_payload "
+                f"of {self.bus.max_payload_bytes} bytes"
+            )
+        self._outbox.put_nowait((subject, payload))
 
     def send(self, recipient_id: str, message: Message) -> None:
         """Put a message into a member's inbox, soon."""

@@ -5,10 +5,20 @@ All are environment variables with the prefix `SPOTWISE_`, e.g. `SPOTWISE_NATS_U
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_ALL_INTERFACES = ("0.0.0.0", "::")
+
+
+def _host_and_process() -> str:
+    """A member's id where none is given: no two processes share it, in containers neither, whose host name is their own."""
+    return f"{re.sub('[^A-Za-z0-9_-]', '-', socket.gethostname())}-{os.getpid()}"
 
 
 class ServiceSettings(BaseSettings):
@@ -16,11 +26,18 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPOTWISE_", extra="ignore")
 
-    service_id: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$", description="unique id of this member")
+    service_id: str = Field(
+        default_factory=_host_and_process,
+        min_length=1,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        description="unique id of this member; host and process by default",
+    )
     nats_url: str = "nats://127.0.0.1:4222"
     redis_url: str = "redis://127.0.0.1:6379/0"
     bind_host: str = Field("127.0.0.1", description="address on which health, control and transfer listen")
-    advertise_host: str | None = Field(None, description="address that peers use, where it differs from bind_host")
+    advertise_host: str | None = Field(
+        None, description="address that peers use; by default bind_host, or the host's name where that is any address"
+    )
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
     member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
@@ -30,4 +47,6 @@ class ServiceSettings(BaseSettings):
     @property
     def peer_host(self) -> str:
         """The address under which peers reach this process."""
-        return self.advertise_host or self.bind_host
+        if self.advertise_host:
+            return self.advertise_host
+        return socket.gethostname() if self.bind_host in _ALL_INTERFACES else self.bind_host

@@ -53,7 +53,7 @@ def decode(payload: bytes) -> Message:
             raise MalformedMessageError("empty envelope, or a message this version does not know")
         message: Message = _BY_FIELD[field](getattr(envelope, field))
         return message
-    except (DecodeError, ValueError) as error:
+    except (DecodeError, ValueError, IndexError) as error:
         raise MalformedMessageError(str(error)) from error
 
 

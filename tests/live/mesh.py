@@ -1,0 +1,141 @@
+"""A real mesh under test: real processes, broker, store, UCX and model, started and stopped by the real command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from spotwise.cli.run_state import RunState, read_state
+from spotwise.cli.status import MemberStatus, gather_status
+from spotwise.core.messages import LedgerEntry
+from spotwise.mesh.redis_store import RedisStore
+
+MODEL = "smollm2-135m-instruct"
+
+
+class LiveMesh:
+    """One mesh, its clients, and what its members say of themselves."""
+
+    def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self.home = home
+        self.options = options
+        cache = os.environ.get("SPOTWISE_CACHE", str(Path.home() / ".cache" / "spotwise"))
+        self.env = {**os.environ, "SPOTWISE_HOME": str(home), "SPOTWISE_CACHE": cache, "COLUMNS": "200", **(env or {})}
+
+    def command(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run `spotwise ARGUMENTS` as a user would."""
+        command = [sys.executable, "-m", "spotwise.cli", *arguments]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+    def up(self) -> None:
+        """Start it; float32, so that tokens can be compared."""
+        done = self.command(
+            "up", "--detach", "--port", "0", "--dtype", "float32", "--kv-cache", "256MiB", *self.options
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def down(self) -> None:
+        """Stop it."""
+        done = self.command("down")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @property
+    def state(self) -> RunState:
+        """What its supervisor recorded."""
+        state = read_state(self.home / "run" / "default" / "state.json")
+        assert state is not None
+        return state
+
+    @property
+    def url(self) -> str:
+        """Base of its API, without `/v1`."""
+        return self.state.options.url
+
+    def pid(self, service_id: str) -> int:
+        """Process of a service."""
+        process = self.state.services[service_id].process
+        assert process is not None
+        return process.pid
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """The real client; it must not hide errors by retrying."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0, **options)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        """The same for many requests at once."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120.0)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """A raw request, for what the client would not send."""
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60.0, **options)
+
+    def get(self, path: str) -> httpx.Response:
+        """A raw GET."""
+        return httpx.get(f"{self.url}{path}", timeout=10.0)
+
+    def members(self) -> list[MemberStatus]:
+        """What every member says now."""
+        return asyncio.run(gather_status(self.state.redis_url))
+
+    def ledger(self, request_id: str) -> dict[str, dict[str, Any]]:
+        """A request's ledger once it is complete: facts by stage, the member among them."""
+
+        async def read() -> list[LedgerEntry]:
+            store = await RedisStore.connect(self.state.redis_url)
+            try:
+                return await store.get_ledger(request_id)
+            finally:
+                await store.close()
+
+        entries: list[LedgerEntry] = []
+
+        def complete() -> bool:
+            entries[:] = asyncio.run(read())
+            return {"assigned", "prefilled", "decoded", "completed"} <= {entry.stage for entry in entries}
+
+        wait_for(complete, lambda: f"the ledger of {request_id}: {[entry.stage for entry in entries]}")
+        return {entry.stage: {**dict(entry.facts), "member": entry.member_id} for entry in entries}
+
+    def wait_until_idle(self) -> None:
+        """Wait until no worker holds a block, a reservation or a sequence; fail with what one still holds."""
+        held: list[str] = []
+
+        def idle() -> bool:
+            held.clear()
+            for status in self.members():
+                engine, load = status.engine, status.member_now.load
+                if engine is None or load is None:
+                    continue
+                counts = (load.waiting, load.waiting_for_kv, load.running, load.migrating, load.owed_tokens)
+                if any(counts) or load.kv_blocks_free != load.kv_blocks_total or engine.engine_sequences:
+                    held.append(f"{status.member.id}: {load}, {engine.engine_sequences} in the engine")
+            return not held
+
+        wait_for(idle, lambda: f"idle workers: {held}")
+
+
+def wait_for(condition: Callable[[], bool], what: Callable[[], str], seconds: float = 20.0) -> None:
+    """Poll until `condition` holds; fail with what was waited for."""
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {seconds:g} s in vain for {what()}"
+        time.sleep(0.05)
+
+
+def stream_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON events of a server-sent stream, up to `[DONE]`."""
+    events = []
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            events.append(json.loads(line.removeprefix("data: ")))
+    return events

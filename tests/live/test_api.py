@@ -1,0 +1,226 @@
+"""The real `openai` client against the real mesh: every documented parameter does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.live.mesh import MODEL, LiveMesh
+from tests.live.oracle import greedy, greedy_with_penalties, tokenizer
+
+QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
+COUNTING = "One, two, three, four, five, six,"
+
+
+def counting_tokens(count: int) -> tuple[int, ...]:
+    return greedy(tuple(tokenizer()(COUNTING)["input_ids"]), count)
+
+
+def complete(mesh: LiveMesh, prompt: Any = COUNTING, extra: Any = None, **options: Any) -> Any:
+    settings = {"temperature": 0, "max_tokens": 12, **options}
+    extra_body = {"return_token_ids": True, **(extra or {})}
+    return mesh.client().completions.create(model=MODEL, prompt=prompt, extra_body=extra_body, **settings)
+
+
+def test_a_chat_is_answered(mesh: LiveMesh) -> None:
+    """The default model knows its capitals; usage counts the prompt as the chat template writes it."""
+    answer = mesh.client().chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    rendered = tokenizer().apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens == len(rendered["input_ids"])
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.id.startswith("chatcmpl-")
+
+
+def test_a_stream_brings_the_same_text_and_the_same_usage(mesh: LiveMesh) -> None:
+    """Chunks joined are the whole answer; the usage comes in a last chunk of its own."""
+    client = mesh.client()
+    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=32)
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            temperature=0,
+            max_completion_tokens=32,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert len(chunks) > whole.usage.completion_tokens / 2  # it came in pieces
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]
+
+
+def test_models_are_listed(mesh: LiveMesh) -> None:
+    """The one model, by list and by name."""
+    client = mesh.client()
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_stop_strings_across_token_borders(mesh: LiveMesh) -> None:
+    """A stop string that begins inside one token and ends inside another ends the text before it, streamed or not."""
+    text = tokenizer().decode(counting_tokens(24))
+    pieces = [tokenizer().decode([token]) for token in counting_tokens(24)]
+    border = len("".join(pieces[:5]))
+    stop = text[border - 2 : border + 2]
+    expected = text[: text.index(stop)]
+    answer = complete(mesh, max_tokens=24, stop=[stop, "never said"])
+    assert answer.choices[0].text == expected
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens < 24
+    stream = complete(mesh, max_tokens=24, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == expected
+    mesh.wait_until_idle()
+
+
+def test_stop_token_ids_and_ignore_eos(mesh: LiveMesh) -> None:
+    """A stop token ends the sequence and is counted; `ignore_eos` lets it run to `max_tokens`."""
+    tokens = counting_tokens(12)
+    answer = complete(mesh, extra={"stop_token_ids": [tokens[4]]})
+    assert tuple(answer.choices[0].token_ids) == tokens[: tokens.index(tokens[4]) + 1]
+    assert answer.choices[0].finish_reason == "stop"
+    chat = mesh.client().chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=40, extra_body={"ignore_eos": True}
+    )
+    assert (chat.usage.completion_tokens, chat.choices[0].finish_reason) == (40, "length")
+
+
+def test_max_tokens_of_one_ends_on_the_prompt_worker(mesh: LiveMesh) -> None:
+    """One token needs no token phase, and the reservation for it is given back."""
+    answer = complete(mesh, max_tokens=1)
+    assert tuple(answer.choices[0].token_ids) == counting_tokens(1)
+    assert answer.choices[0].finish_reason == "length"
+    mesh.wait_until_idle()
+
+
+def test_logit_bias(mesh: LiveMesh) -> None:
+    """A bias of +100 forces a token, one of -100 forbids it."""
+    first = counting_tokens(1)[0]
+    forced = complete(mesh, max_tokens=3, logit_bias={"123": 100})
+    assert forced.choices[0].token_ids == [123, 123, 123]
+    assert complete(mesh, max_tokens=1, logit_bias={str(first): -100}).choices[0].token_ids != [first]
+
+
+@pytest.mark.parametrize("penalties", [(2.0, 0.0, 1.0), (0.0, 1.5, 1.0), (0.0, 0.0, 1.4), (0.7, 0.3, 1.2)])
+def test_penalties(mesh: LiveMesh, penalties: tuple[float, float, float]) -> None:
+    """Presence, frequency and repetition penalties change the tokens exactly as their definitions say."""
+    presence, frequency, repetition = penalties
+    prompt = "red blue red blue red blue red"
+    answer = complete(
+        mesh,
+        prompt=prompt,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        extra={"repetition_penalty": repetition},
+    )
+    ids = tuple(tokenizer()(prompt)["input_ids"])
+    expected = greedy_with_penalties(ids, 12, presence, frequency, repetition)
+    assert tuple(answer.choices[0].token_ids) == expected
+    assert expected != greedy(ids, 12)
+
+
+def test_sampling_parameters_that_leave_one_token_are_greedy(mesh: LiveMesh) -> None:
+    """top_k=1, a tiny top_p and min_p=1 each leave the likeliest token, whatever the temperature."""
+    expected = list(counting_tokens(8))
+    hot: dict[str, Any] = {"temperature": 1.5, "max_tokens": 8, "seed": 3}
+    assert complete(mesh, extra={"top_k": 1}, **hot).choices[0].token_ids == expected
+    assert complete(mesh, top_p=1e-6, **hot).choices[0].token_ids == expected
+    assert complete(mesh, extra={"min_p": 1.0}, **hot).choices[0].token_ids == expected
+
+
+def test_choices(mesh: LiveMesh) -> None:
+    """`n` choices differ, repeat with the seed, and the prompt is counted once."""
+    options: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 9, "max_tokens": 16}
+    first, second = complete(mesh, **options), complete(mesh, **options)
+    texts = [choice.text for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert [choice.text for choice in second.choices] == texts
+    assert first.usage.prompt_tokens == len(tokenizer()(COUNTING)["input_ids"])
+    assert first.usage.completion_tokens == sum(len(choice.token_ids) for choice in first.choices)
+
+
+def test_several_prompts(mesh: LiveMesh) -> None:
+    """A list of prompts gives a choice each, in order; text and token ids mean the same."""
+    ids = tokenizer()(COUNTING)["input_ids"]
+    answer = complete(mesh, prompt=[ids, tokenizer()("Paris is")["input_ids"]], max_tokens=6)
+    assert tuple(answer.choices[0].token_ids) == counting_tokens(6)
+    assert complete(mesh, max_tokens=6).choices[0].token_ids == answer.choices[0].token_ids
+    assert len(answer.choices) == 2
+
+
+def test_logprobs_and_echo(mesh: LiveMesh) -> None:
+    """Log-probabilities are those of the model; echo puts the prompt and its scores before the answer."""
+    answer = complete(mesh, max_tokens=3, logprobs=2, echo=True)
+    choice = answer.choices[0]
+    prompt_tokens = len(tokenizer()(COUNTING)["input_ids"])
+    assert choice.text == COUNTING + tokenizer().decode(counting_tokens(3))
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == prompt_tokens + 3
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+    for value, top in zip(choice.logprobs.token_logprobs[-3:], choice.logprobs.top_logprobs[-3:], strict=True):
+        assert value == pytest.approx(max(top.values()))  # greedy takes the likeliest
+    chat = mesh.client().chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_tokens=4, logprobs=True, top_logprobs=3
+    )
+    scored = chat.choices[0].logprobs.content
+    assert len(scored) == 4
+    assert all(len(token.top_logprobs) == 3 and token.logprob == token.top_logprobs[0].logprob for token in scored)
+    assert "".join(token.token for token in scored) == chat.choices[0].message.content
+
+
+def test_a_long_prompt_is_scored(mesh: LiveMesh) -> None:
+    """Scores of a prompt longer than one prompt batch arrive whole."""
+    ids = (tokenizer()(COUNTING)["input_ids"] * 300)[:2500]
+    answer = complete(mesh, prompt=ids, max_tokens=1, logprobs=5, echo=True)
+    assert len(answer.choices[0].logprobs.token_logprobs) == 2501
+
+
+def test_many_streams_at_once(mesh: LiveMesh) -> None:
+    """24 streams at once, each gets its own text."""
+
+    async def one(client: Any, number: int) -> tuple[str, str]:
+        prompt = f"Count from {number}: {number},"
+        ids = tuple(tokenizer()(prompt)["input_ids"])
+        stream = await client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=8, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream]), tokenizer().decode(greedy(ids, 8))
+
+    async def every() -> list[tuple[str, str]]:
+        async with mesh.async_client() as client:
+            return await asyncio.gather(*(one(client, number) for number in range(24)))
+
+    for got, expected in asyncio.run(every()):
+        assert got == expected
+    mesh.wait_until_idle()
+
+
+def test_metrics_count_what_was_served(mesh: LiveMesh) -> None:
+    """The names that dashboards expect, and counts that grow by exactly what a request used."""
+
+    def metric(text: str, name: str) -> float:
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{"))
+
+    before = mesh.get("/metrics").text
+    answer = complete(mesh, max_tokens=5)
+    after = mesh.get("/metrics").text
+    for name, grown in (
+        ("vllm:prompt_tokens_total", answer.usage.prompt_tokens),
+        ("vllm:generation_tokens_total", 5),
+        ("vllm:request_success_total", 1),
+        ("vllm:time_to_first_token_seconds_count", 1),
+        ("vllm:inter_token_latency_seconds_count", 4),
+        ("vllm:e2e_request_latency_seconds_count", 1),
+        ("vllm:request_queue_time_seconds_count", 1),
+    ):
+        assert metric(after, name) - metric(before, name) == grown, name
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions_total"):
+        assert name in after
+    assert metric(after, "vllm:kv_cache_usage_perc") < 1

@@ -1,0 +1,138 @@
+"""Each way to ask wrongly, or too much, through the real mesh: OpenAI's error shape, the right status, never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.live.mesh import MODEL, LiveMesh, wait_for
+
+CHAT = "/v1/chat/completions"
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": HELLO, "max_tokens": 4, **changes}
+
+
+@pytest.mark.parametrize(
+    ("request_body", "status", "param", "code"),
+    [
+        (body(model="gpt-unknown"), 404, "model", "model_not_found"),
+        (body(messages=[]), 400, "messages", None),
+        (body(messages="hi"), 400, "messages", None),
+        (body(temperature="hot"), 400, "temperature", None),
+        (body(temperature=-1), 400, "temperature", None),
+        (body(top_p=2), 400, "top_p", None),
+        (body(n=0), 400, "n", None),
+        (body(max_tokens=0), 400, "max_tokens", None),
+        (body(messages=[{"role": "user", "content": "word " * 9000}]), 400, "messages", "context_length_exceeded"),
+        (body(max_tokens=9000), 400, "messages", "context_length_exceeded"),
+    ],
+)
+def test_wrong_requests(
+    mesh: LiveMesh, request_body: dict[str, Any], status: int, param: str, code: str | None
+) -> None:
+    """The status, the parameter at fault, and a code where clients look for one."""
+    response = mesh.post(CHAT, request_body)
+    error = response.json()["error"]
+    assert response.status_code == status, response.text
+    assert error["param"] == param
+    assert error["message"]
+    assert error["type"]
+    if code is not None:
+        assert error["code"] == code
+
+
+def test_malformed_json_and_oversize_bodies(mesh: LiveMesh) -> None:
+    """400 and 413, not 500."""
+    broken = httpx.post(f"{mesh.url}{CHAT}", content=b'{"model": ', headers={"Content-Type": "application/json"})
+    assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_request_error")
+    oversize = httpx.post(f"{mesh.url}{CHAT}", content=b" " * (9 << 20), headers={"Content-Type": "application/json"})
+    assert oversize.status_code == 413
+    assert "message" in oversize.json()["error"]
+
+
+def test_what_no_worker_could_ever_hold_is_refused(mesh: LiveMesh) -> None:
+    """KV of 256 MiB in float32 is 5,824 tokens: within the context, beyond every worker."""
+    response = mesh.post(CHAT, body(max_tokens=7000))
+    assert response.status_code == 400
+    assert "KV cache" in response.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
+    """A mesh with keys, a queue of one and hardly any patience, on one mixed worker."""
+    live = LiveMesh(
+        tmp_path_factory.mktemp("keyed"),
+        *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
+        env={"SPOTWISE_API_KEYS": "sesame,other", "SPOTWISE_MAX_QUEUED": "1", "SPOTWISE_MAX_QUEUE_S": "1.5"},
+    )
+    live.up()
+    yield live
+    live.down()
+
+
+def test_without_a_valid_key_nobody_gets_in(keyed: LiveMesh) -> None:
+    """401 without a key and with a wrong one; either of the two keys opens."""
+    assert keyed.post(CHAT, body()).status_code == 401
+    wrong = keyed.post(CHAT, body(), headers={"Authorization": "Bearer wrong"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
+    for key in ("sesame", "other"):
+        assert keyed.post(CHAT, body(), headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        keyed.client().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4)
+
+
+def test_a_full_mesh_says_so_and_when_to_come_back(keyed: LiveMesh) -> None:
+    """One request fills the cache, one waits and is turned away in time (503), one more is turned away at once (429)."""
+    headers = {"Authorization": "Bearer sesame"}
+    filling = body(max_tokens=5500, ignore_eos=True, stream=True)
+    with httpx.stream("POST", f"{keyed.url}{CHAT}", json=filling, headers=headers, timeout=60.0) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        waiting: list[httpx.Response] = []
+        waiter = threading.Thread(
+            target=lambda: waiting.append(keyed.post(CHAT, body(max_tokens=900), headers=headers))
+        )
+        waiter.start()
+        refused: list[httpx.Response] = []
+
+        def turned_away() -> bool:
+            refused.append(keyed.post(CHAT, body(max_tokens=901), headers=headers))
+            return refused[-1].status_code == 429
+
+        wait_for(turned_away, lambda: f"a 429, got {[r.status_code for r in refused]}")
+        waiter.join(timeout=30)
+        assert waiting[0].status_code == 503
+        for response in (waiting[0], refused[-1]):
+            assert int(response.headers["Retry-After"]) >= 1
+        assert waiting[0].json()["error"]["code"] == "queue_timeout"
+        assert refused[-1].json()["error"]["code"] == "mesh_full"
+    keyed.wait_until_idle()
+
+
+def test_no_workers_and_no_scheduler(tmp_path: Path) -> None:
+    """Without workers 503 says so, without a scheduler too; both with `Retry-After`, neither hangs."""
+    live = LiveMesh(tmp_path, "--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
+    live.up()
+    try:
+        assert live.command("drain", "mixed-0", "--deadline", "5s", "--wait").returncode == 0
+        response = live.post(CHAT, body())
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_workers")
+        assert int(response.headers["Retry-After"]) >= 1
+        assert live.get("/health").status_code == 503
+        os.kill(live.pid("scheduler-0"), signal.SIGSTOP)
+        response = live.post(CHAT, body())
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_scheduler")
+        os.kill(live.pid("scheduler-0"), signal.SIGCONT)
+    finally:
+        live.down()
