@@ -64,8 +64,8 @@ proto-check: setup
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 	$(BIN)/pytest -m "not compose" $(ARGS)
 
-test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine)
-	$(BIN)/pytest -m compose $(ARGS)
+test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
+	scripts/compose-test.sh $(ARGS)
 
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 	scripts/proto.sh
@@ -73,8 +73,11 @@ proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 lock: ## Resolve pyproject.toml's dependencies anew into requirements.lock
 	scripts/lock.sh "$(PYTHON)" "$(TORCH)"
 
-bench: setup ## Measure a mesh on this machine; options in ARGS (.venv/bin/spotwise bench --help)
-	@$(BIN)/spotwise bench $(ARGS)
+bench: setup ## Measure a mesh of its own on this machine: TTFT, TPOT, throughput at 1, 4 and 16 streams; options in ARGS
+	@mkdir -p bench-results
+	@$(BIN)/spotwise up --detach --name bench --port 0
+	@trap '$(BIN)/spotwise down --name bench' EXIT; \
+	$(BIN)/spotwise bench load --name bench --json bench-results/load.json $(ARGS)
 
 clean: ## Remove caches and build outputs
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

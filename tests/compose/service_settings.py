@@ -1,0 +1,65 @@
+"""The settings of all services, as the rows that docs/deploy.md has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic.fields import FieldInfo
+
+from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.worker.settings import WorkerSettings
+
+#: By a service's name in docker-compose.yml.
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "cluster-scheduler": SchedulerSettings,
+    "prompt-worker": WorkerSettings,
+    "token-worker": WorkerSettings,
+    "migration-planner": ServiceSettings,
+    "spot-watcher": ServiceSettings,
+}
+_OWNERS: dict[str, type[ServiceSettings]] = {
+    "workers": WorkerSettings,
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting, in the table's words.
+
+    Attributes:
+        variable: `SPOTWISE_...`.
+        owners: whose it is.
+        default: in back quotes; empty where unset is a meaning of its own.
+        description: of the field.
+    """
+
+    variable: str
+    owners: str
+    default: str
+    description: str
+
+    def __str__(self) -> str:
+        return f"| `{self.variable}` | {self.owners} |{f' {self.default} ' if self.default else ' '}|"
+
+
+def setting_rows() -> list[SettingRow]:
+    """Every setting of every service, those of all services first."""
+    rows = [_row(name, "all", info) for name, info in ServiceSettings.model_fields.items()]
+    own = [name for settings in _OWNERS.values() for name in settings.model_fields]
+    for name in dict.fromkeys(own):
+        if name in ServiceSettings.model_fields:
+            continue
+        owners = [owner for owner, settings in _OWNERS.items() if name in settings.model_fields]
+        rows.append(_row(name, ", ".join(owners), _OWNERS[owners[0]].model_fields[name]))
+    return rows
+
+
+def _row(name: str, owners: str, info: FieldInfo) -> SettingRow:
+    unset = info.default is None or info.default == "" or info.default_factory is not None
+    default = "required" if info.is_required() else "" if unset else f"`{info.default}`"
+    return SettingRow(f"SPOTWISE_{name.upper()}", owners, default, info.description or "")
