@@ -10,11 +10,13 @@ import sys
 import typer
 from rich.console import Console
 
+from spotwise.cli.bench.app import bench
 from spotwise.cli.chat import chat
 from spotwise.cli.down import down
 from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
+from spotwise.cli.join import join
 from spotwise.cli.status import status
 from spotwise.cli.up import up
 
@@ -29,8 +31,10 @@ app.command()(up)
 app.command()(down)
 app.command()(chat)
 app.command()(status)
+app.command()(join)
 app.command()(drain)
 app.command()(explain)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from spotwise.cli.chat_stream import AnswerFigures, ChatClient
 from spotwise.cli.errors import CommandError
-from spotwise.cli.run_folder import DEFAULT_NAME, run_folder
-from spotwise.cli.run_state import read_state
+from spotwise.cli.mesh_access import running_state
+from spotwise.cli.run_folder import DEFAULT_NAME
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
@@ -26,7 +26,7 @@ def chat(
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = None,
 ) -> None:
     """Chat with the mesh, or ask it one question: the argument, or what is piped in."""
-    client = ChatClient(url or _running_url(name))
+    client = ChatClient(url or running_state(name).options.url)
     with contextlib.closing(client):
         conversation = Conversation(client, system, max_tokens, temperature)
         question = _question(prompt)
@@ -123,10 +123,3 @@ def _question(prompt: str | None) -> str | None:
     if not question:
         raise CommandError("there is no question: give one as an argument or on stdin")
     return question
-
-
-def _running_url(name: str) -> str:
-    state = read_state(run_folder(name).state_path)
-    if state is None:
-        raise CommandError(f"no mesh named {name!r} runs here; start one with `spotwise up`, or give its --url")
-    return state.options.url

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import find_mesh
+from spotwise.cli.mesh_access import find_store
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.ports import MeshError
@@ -26,7 +26,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Tell what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens."""
-    url = find_mesh(name, nats_url="-" if redis_url else None, redis_url=redis_url).redis_url
+    url = find_store(name, redis_url)
     entries = asyncio.run(_ledger(url, request_id))
     if not entries:
         raise CommandError(

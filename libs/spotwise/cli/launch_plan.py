@@ -69,12 +69,7 @@ class ServiceProcess:
 
 def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: Machine) -> tuple[ServiceProcess, ...]:
     """The six services: gateway, scheduler, planner, watcher and every worker."""
-    common = {
-        "SPOTWISE_NATS_URL": nats_url,
-        "SPOTWISE_REDIS_URL": redis_url,
-        "SPOTWISE_MODEL_DIR": str(options.model_folder),
-    }
-    common |= {"SPOTWISE_MODEL_NAME": options.model_name, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
     gateway = single_threaded | {"SPOTWISE_HOST": options.host, "SPOTWISE_PORT": str(options.port)}
     return (
@@ -86,25 +81,68 @@ def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: 
     )
 
 
-def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Machine) -> tuple[ServiceProcess, ...]:
-    share = len(machine.cores) // options.num_workers
-    threads = options.threads or max(1, share)
+def plan_joining_worker(
+    options: MeshOptions, nats_url: str, redis_url: str, pool: str, worker_id: str, machine: Machine
+) -> ServiceProcess:
+    """One more worker for a running mesh: it shares the cores with those that are there, and has none of its own."""
+    threads, kv_cache_bytes = _shares(options, options.num_workers + 1, machine)
+    return _worker(options, _common(options, nats_url, redis_url), pool, worker_id, threads, kv_cache_bytes)
+
+
+def _common(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:
+    return {
+        "SPOTWISE_NATS_URL": nats_url,
+        "SPOTWISE_REDIS_URL": redis_url,
+        "SPOTWISE_MODEL_DIR": str(options.model_folder),
+        "SPOTWISE_MODEL_NAME": options.model_name,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _shares(options: MeshOptions, num_workers: int, machine: Machine) -> tuple[int, int]:
+    """Threads and bytes of KV cache of each of `num_workers` workers."""
+    threads = options.threads or max(1, len(machine.cores) // num_workers)
     kv_cache_bytes = options.kv_cache_bytes or min(
         _DEFAULT_KV_CACHE_LIMIT_BYTES,
-        int(machine.available_memory_bytes * _DEFAULT_KV_CACHE_SHARE) // options.num_workers,
+        int(machine.available_memory_bytes * _DEFAULT_KV_CACHE_SHARE) // num_workers,
     )
-    sizes = {"SPOTWISE_DTYPE": options.dtype, "SPOTWISE_DEVICE": options.device, "SPOTWISE_THREADS": str(threads)}
-    sizes |= {"OMP_NUM_THREADS": str(threads), "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes)}
+    return threads, kv_cache_bytes
+
+
+def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Machine) -> tuple[ServiceProcess, ...]:
+    share = len(machine.cores) // options.num_workers
+    threads, kv_cache_bytes = _shares(options, options.num_workers, machine)
     workers = []
     for index, (pool, number) in enumerate(_pool_members(options)):
-        env = {**common, **sizes, "SPOTWISE_POOL": pool}
         # Pinned to fewer cores than it has threads, a worker would spin against itself.
-        if share >= threads:
-            own_cores = machine.cores[index * share : (index + 1) * share]
-            env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
-        module = "prompt_worker" if pool == "prompt" else "token_worker"
-        workers.append(_service(options, module, f"{pool}-{number}", env, StopOrder.WORKER))
+        own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
+        workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores))
     return tuple(workers)
+
+
+def _worker(
+    options: MeshOptions,
+    common: Mapping[str, str],
+    pool: str,
+    worker_id: str,
+    threads: int,
+    kv_cache_bytes: int,
+    own_cores: tuple[int, ...] = (),
+) -> ServiceProcess:
+    env = {
+        **common,
+        "SPOTWISE_DTYPE": options.dtype,
+        "SPOTWISE_DEVICE": options.device,
+        "SPOTWISE_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes),
+        "SPOTWISE_POOL": pool,
+    }
+    if own_cores:
+        env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
+    module = "prompt_worker" if pool == "prompt" else "token_worker"
+    return _service(options, module, worker_id, env, StopOrder.WORKER)
 
 
 def _pool_members(options: MeshOptions) -> list[tuple[str, int]]:

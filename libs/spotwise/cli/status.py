@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import find_mesh
+from spotwise.cli.mesh_access import find_store
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import Member, MemberKind
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
@@ -47,7 +47,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
 ) -> None:
     """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, or none is there."""
-    url = find_mesh(name, nats_url="-" if redis_url else None, redis_url=redis_url).redis_url
+    url = find_store(name, redis_url)
     console = _console()
     if watch:
         _watch(url, console)

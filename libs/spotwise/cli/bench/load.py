@@ -1,0 +1,182 @@
+"""`spotwise bench load`: TTFT, TPOT and throughput at several numbers of streams.
+
+Prompts are random token ids, outputs run to their full length (`ignore_eos`), and every stream asks again as soon as it is
+answered. A first round that nobody counts warms connections and caches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from spotwise.cli.bench.report import Row, environment, write_report
+from spotwise.cli.errors import CommandError
+from spotwise.cli.mesh_access import running_state
+from spotwise.cli.run_folder import DEFAULT_NAME
+
+#: Ids that every tokenizer has beyond its special tokens.
+_TOKEN_IDS = range(100, 10_000)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the streams of one round saw, seconds.
+
+    Attributes:
+        ttft_s: from sending a request to its first token.
+        tpot_s: mean time per further token, by request (the papers' TBT).
+        itl_s: gaps between chunks, all requests together.
+        elapsed_s: the round's length.
+        output_tokens: of all its requests, as their usage says.
+    """
+
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+    itl_s: list[float] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    output_tokens: int = 0
+
+
+def load(
+    streams: Annotated[str, typer.Option(help="Numbers of streams, one round each.")] = "1,4,16",
+    input_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 3,
+    url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 1,
+) -> None:
+    """Measure TTFT, TPOT and throughput of a running mesh."""
+    rounds = _parse_streams(streams)
+    base_url = url or running_state(name).options.url
+    console = Console()
+    rows: list[Row] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for count in rounds:
+            task = progress.add_task(f"{count} streams", total=count * requests)
+            shape = Shape(count, requests, input_tokens, output_tokens, seed)
+            measured = asyncio.run(run_round(base_url, shape, functools.partial(progress.advance, task)))
+            rows += _rows(count, measured)
+    about = environment(url=base_url, input_tokens=input_tokens, output_tokens=output_tokens, requests=requests)
+    write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One round's load."""
+
+    streams: int
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    seed: int
+
+
+async def run_round(url: str, shape: Shape, answered: Callable[[], Any]) -> Measured:
+    """Run all streams of a round at once, after one request each that is not counted.
+
+    Raises:
+        CommandError: the gateway does not answer, or answers with an error.
+    """
+    rng = random.Random(shape.seed)
+    limits = httpx.Limits(max_connections=None)
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as client:
+            model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+
+            async def stream(count: int, into: Measured) -> None:
+                for _ in range(count):
+                    prompt = [rng.choice(_TOKEN_IDS) for _ in range(shape.input_tokens)]
+                    await _ask(client, model, prompt, shape.output_tokens, into)
+                    if into is measured:
+                        answered()
+
+            measured = Measured()
+            warm_up = Measured()
+            await asyncio.gather(*(stream(1, warm_up) for _ in range(shape.streams)))
+            started_s = time.perf_counter()
+            await asyncio.gather(*(stream(shape.requests, measured) for _ in range(shape.streams)))
+            measured.elapsed_s = time.perf_counter() - started_s
+            return measured
+    except httpx.HTTPStatusError as error:
+        raise CommandError(f"{url} answers {error.response.status_code}: {error.response.text}") from error
+    except httpx.HTTPError as error:
+        raise CommandError(f"{url} does not answer: {error or type(error).__name__}") from error
+
+
+async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int, into: Measured) -> None:
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    sent_s = time.perf_counter()
+    arrivals_s: list[float] = []
+    produced = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.is_error:
+            await response.aread()
+            response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = orjson.loads(line[6:])
+            if "error" in event:
+                raise CommandError(f"a stream failed: {event['error']['message']}")
+            if event["choices"]:
+                arrivals_s.append(time.perf_counter())
+            elif event["usage"]:
+                produced = event["usage"]["completion_tokens"]
+    into.output_tokens += produced
+    into.ttft_s.append(arrivals_s[0] - sent_s)
+    into.tpot_s.append((arrivals_s[-1] - arrivals_s[0]) / (produced - 1))
+    into.itl_s += [later - earlier for earlier, later in itertools.pairwise(arrivals_s)]
+
+
+def _rows(streams: int, measured: Measured) -> list[Row]:
+    def row(figure: str, ours: float) -> Row:
+        return Row(f"{streams} streams: {figure}", ours)
+
+    return [
+        row("TTFT p50, ms", 1000 * statistics.median(measured.ttft_s)),
+        row("TTFT p99, ms", 1000 * _percentile(measured.ttft_s, 99)),
+        row("TPOT p50, ms", 1000 * statistics.median(measured.tpot_s)),
+        row("ITL p99, ms", 1000 * _percentile(measured.itl_s, 99)),
+        row("output tokens/s", measured.output_tokens / measured.elapsed_s),
+    ]
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """Nearest-rank percentile: a value that was really seen."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
+
+
+def _parse_streams(text: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise CommandError(f"--streams {text!r}: write numbers of streams like 1,4,16")
+    return counts

@@ -1,0 +1,130 @@
+"""The shape of every benchmark's result: a table for people, and one JSON document.
+
+Law: a row compares ours with a reference where there is one; `ratio` and `holds` are computed here and written by nobody.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound on the ratio of ours to the reference."""
+
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def holds(self, ratio: float) -> bool:
+        """Tell whether the ratio keeps the bound."""
+        return (self.at_most is None or ratio <= self.at_most) and (self.at_least is None or ratio >= self.at_least)
+
+    def __str__(self) -> str:
+        bounds = [f"<= {self.at_most:g}x"] if self.at_most is not None else []
+        return " and ".join(bounds + ([f">= {self.at_least:g}x"] if self.at_least is not None else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure.
+
+    Attributes:
+        name: what was measured, unit included.
+        ours: our figure.
+        reference: the peer's or the paper's, where there is one.
+        target: what the ratio ours / reference should be.
+    """
+
+    name: str
+    ours: float
+    reference: float | None = None
+    target: Target | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the reference."""
+        return self.ours / self.reference if self.reference else None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the target is reached; `None` where there is none, or nothing to compare with."""
+        return self.target.holds(self.ratio) if self.target is not None and self.ratio is not None else None
+
+
+def environment(**more: str | int | float) -> dict[str, Any]:
+    """Describe the machine and the versions, and whatever a benchmark adds."""
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("spotwise", "torch", "transformers", "ucxx-cu12")},
+        **more,
+    }
+
+
+def write_report(
+    rows: Sequence[Row], about: dict[str, Any], path: Path | None, console: Console, cell: Callable[[float], str]
+) -> None:
+    """Print the table, and write the JSON where a path is given."""
+    compares = any(row.reference is not None for row in rows)
+    table = Table(header_style="bold")
+    table.add_column("figure")
+    for heading in ("ours", *(("reference", "ratio", "target", "holds") if compares else ())):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = [row.name, cell(row.ours)]
+        if compares:
+            cells += [
+                "" if row.reference is None else cell(row.reference),
+                "" if row.ratio is None else f"{row.ratio:.2f}x",
+                str(row.target or ""),
+                {None: "", True: "[green]yes", False: "[red]no"}[row.holds],
+            ]
+        table.add_row(*cells)
+    console.print(table)
+    if path is not None:
+        path.write_bytes(
+            orjson.dumps({"environment": about, "rows": list(map(_as_dict, rows))}, option=orjson.OPT_INDENT_2)
+        )
+        console.print(f"written to {path}", style="dim")
+
+
+def _as_dict(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "reference": row.reference,
+        "ours": row.ours,
+        "ratio": row.ratio,
+        "target": str(row.target) if row.target else None,
+        "holds": row.holds,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

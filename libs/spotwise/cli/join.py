@@ -1,0 +1,45 @@
+"""`spotwise join`: one more worker for a running mesh."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from spotwise.cli.launch_plan import Machine, plan_joining_worker
+from spotwise.cli.mesh_access import running_state
+from spotwise.cli.options import parse_size
+from spotwise.cli.run_folder import DEFAULT_NAME
+
+
+class HomePool(StrEnum):
+    """Where a worker is at home."""
+
+    PROMPT = "prompt"
+    TOKEN = "token"
+    MIXED = "mixed"
+
+
+def join(
+    pool: Annotated[HomePool, typer.Argument(help="What it is for.")],
+    worker_id: Annotated[str | None, typer.Option("--id", help="Its id; a new one where none is given.")] = None,
+    kv_cache: Annotated[str | None, typer.Option(help="Its KV memory, for instance 4GiB.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Its compute threads.")] = None,
+    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+) -> None:
+    """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` takes it out again."""
+    state = running_state(name)
+    changes: dict[str, object] = {}
+    if threads is not None:
+        changes["threads"] = threads
+    if kv_cache is not None:
+        changes["kv_cache_bytes"] = parse_size(kv_cache, "--kv-cache")
+    worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
+    plan = plan_joining_worker(
+        state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, Machine.this()
+    )
+    typer.echo(f"{worker_id} joins mesh {name!r}", err=True)
+    os.execve(plan.argv[0], plan.argv, {**os.environ, **plan.env})
