@@ -3,6 +3,9 @@
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
 order. An engine's writes take effect when its iteration ends, and a push reads and writes when it ends, which is when a block
 given away too early would show.
+
+Messages between scheduler and workers, and heartbeats, may be lost. A worker may stall: nothing happens on it for a while, and
+then all that waited: its inbox in order, the rest in any, mixed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from spotwise.core import gateway as g
@@ -24,37 +27,16 @@ from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
+from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 
-BLOCK_SIZE = 4
 HEARTBEAT_S = 0.25
+#: What a lossy mesh may lose: whoever waits for one of these gives up in time.
+LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.RenewLeases, m.Member)
 
 
 def expected_token(request_id: str, index: int) -> int:
     """The token that a correct mesh delivers at `index`."""
     return hash((request_id, index)) % 1000
-
-
-@dataclass
-class FakeWorker:
-    """A role, and what its engine and its blocks hold."""
-
-    role: WorkerRole
-    pool: BlockPool
-    member: m.Member
-    engine: dict[str, RequestRecord] = field(default_factory=dict)
-    outputs: dict[str, int] = field(default_factory=dict)
-    blocks: dict[int, dict[int, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
-    windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    alive: bool = True
-
-    def write(self, block_ids: tuple[int, ...], request_id: str, first: int, count: int) -> None:
-        for position in range(first, first + count):
-            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = (request_id, position)
-
-    def check(self, block_ids: tuple[int, ...], request_id: str, count: int) -> None:
-        for position in range(count):
-            found = self.blocks[block_ids[position // BLOCK_SIZE]].get(position % BLOCK_SIZE)
-            assert found == (request_id, position), f"KV of {request_id} at {position} is {found}"
 
 
 class MeshWorld:
@@ -70,6 +52,7 @@ class MeshWorld:
         push_s: float = 0.1,
     ) -> None:
         self.rng = rng
+        self.loss = 0.0
         self.iteration_s = iteration_s
         self.push_s = push_s
         self.attempts: dict[str, int] = {}
@@ -88,7 +71,10 @@ class MeshWorld:
         self._link_free: dict[tuple[str, str], float] = {}
         for number, pool in enumerate(pools):
             self.start_worker(f"w{number}", pool)
-        for member in (self._plain("gateway", m.MemberKind.GATEWAY), self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER)):
+        for member in (
+            self._plain("gateway", m.MemberKind.GATEWAY),
+            self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER),
+        ):
             self._beat_plain(member)
         self.at(0.05, self._tick)
 
@@ -105,6 +91,9 @@ class MeshWorld:
 
     def delay(self, most: float = 0.02) -> float:
         return self.rng.uniform(0.0, most)
+
+    def loses(self, message: Any) -> bool:
+        return isinstance(message, LOSABLE) and self.rng.random() < self.loss
 
     def transmit(self, sender: str, recipient: str, action: Callable[[], None]) -> None:
         arrival = max(self.now + self.delay(), self._link_free.get((sender, recipient), 0.0) + 1e-9)
@@ -131,8 +120,21 @@ class MeshWorld:
         worker = self.workers.pop(worker_id)
         worker.alive = False
 
+    def stall(self, worker_id: str, seconds: float) -> None:
+        worker = self.workers[worker_id]
+        if not worker.stalled:
+            worker.stalled = True
+            self.at(seconds, lambda: self._wake(worker))
+
+    def _wake(self, worker: FakeWorker) -> None:
+        worker.waiting.append(lambda: self.feed_worker(worker, m.Tick()))
+        worker.wake(self.rng)
+
     def _beat(self, worker: FakeWorker) -> None:
         if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._beat(worker))
             return
         member = replace(worker.member, state=worker.role.state, load=worker.role.load())
         self._broadcast(member)
@@ -143,14 +145,17 @@ class MeshWorld:
         self.at(HEARTBEAT_S, lambda: self._beat_plain(member))
 
     def _broadcast(self, member: m.Member) -> None:
-        self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
-        self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
+        if not self.loses(member):
+            self.transmit(member.id, "scheduler", lambda: self.feed_scheduler(member))
+        if not self.loses(member):
+            self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
 
     def _tick(self) -> None:
         self.feed_gateway(m.Tick())
         self.feed_scheduler(m.Tick())
         for worker in list(self.workers.values()):
-            self.feed_worker(worker, m.Tick())
+            if not worker.stalled:
+                self.feed_worker(worker, m.Tick())
         self.at(0.1, self._tick)
 
     # --- the client ---------------------------------------------------------------------------------------------------
@@ -216,6 +221,8 @@ class MeshWorld:
 
     def _send(self, sender: str, command: m.Send) -> None:
         recipient, message = command.recipient_id, command.message
+        if self.loses(message):
+            return
         if recipient == "gateway":
             self.transmit(sender, recipient, lambda: self.feed_gateway(message))
         elif recipient == "scheduler":
@@ -224,8 +231,11 @@ class MeshWorld:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
 
     def _to_worker(self, worker_id: str, message: Any) -> None:
-        if worker_id in self.workers:
-            self.feed_worker(self.workers[worker_id], message)
+        worker = self.workers.get(worker_id)
+        if worker is not None and worker.stalled:
+            worker.inbox.append(lambda: self.feed_worker(worker, message))
+        elif worker is not None:
+            self.feed_worker(worker, message)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -261,9 +271,15 @@ class MeshWorld:
         self._broadcast(replace(worker.member, state=m.MemberState.LEFT))
 
     def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
+        if worker.stalled:
+            worker.waiting.append(lambda: self._load(worker, request_id, epoch))
+            return
         record = self.records.get(request_id)
         if record is None or record.epoch != epoch:
-            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone"))
+            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone", retryable=True))
+            return
+        if record.sequence_id in worker.engine:
+            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "here already", retryable=False))
             return
         worker.engine[record.sequence_id] = record
         worker.outputs[record.sequence_id] = len(record.output_token_ids)
@@ -271,6 +287,9 @@ class MeshWorld:
 
     def _iterate(self, worker: FakeWorker, batch: Batch) -> None:
         if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._iterate(worker, batch))
             return
         sampled = []
         for row in batch.rows:
@@ -288,10 +307,14 @@ class MeshWorld:
     def _push(self, worker: FakeWorker, push: c.PushKv) -> None:
         if not worker.alive:
             return
+        target = self.workers.get(push.target.worker_id)
+        for end in (worker, target):
+            if end is not None and end.stalled:
+                end.waiting.append(lambda: self._push(worker, push))
+                return
         request_id, epoch, tokens = push.handoff.request_id, push.handoff.epoch, push.handoff.num_tokens
         worker.check(push.source_block_ids, request_id, tokens)
         assert sequence_id(request_id, epoch) in worker.engine
-        target = self.workers.get(push.target.worker_id)
         refused = (
             target is None
             or target.member.incarnation != push.target.incarnation
@@ -303,4 +326,12 @@ class MeshWorld:
         del target.windows[request_id]
         target.write(push.target.block_ids, request_id, 0, tokens)
         self.feed_worker(target, c.KvArrived(push.handoff, tokens, 0.0, "memory"))
-        self.at(self.delay(), lambda: self.feed_worker(worker, c.HandoffDelivered(request_id, epoch, tokens, 0.0, "memory")))
+        self.at(
+            self.delay(), lambda: self._delivered(worker, c.HandoffDelivered(request_id, epoch, tokens, 0.0, "memory"))
+        )
+
+    def _delivered(self, worker: FakeWorker, event: c.HandoffDelivered) -> None:
+        if worker.stalled:
+            worker.waiting.append(lambda: self._delivered(worker, event))
+        else:
+            self.feed_worker(worker, event)

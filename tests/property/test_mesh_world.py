@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,14 @@ def assert_nothing_held(world: MeshWorld) -> None:
         assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
 
 
+def assert_served(world: MeshWorld) -> None:
+    """Every request got every token, but for those that arrived while no worker at all was there and were told so."""
+    for request_id, ending in world.ended.items():
+        assert ending in ("length", "no_workers")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.specs[request_id][1].max_new_tokens
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 24))
 def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, count):
@@ -103,13 +112,32 @@ def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, 
             world.at(1.0, lambda: world.start_worker(f"next{number}", pools[number]))
 
     for _ in range(kills):
-        world.at(rng.uniform(0.5, 5), lambda n=rng.randrange(len(pools)), b=rng.uniform(0.05, 6): kill(n, b))
+        world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
     for _ in range(drains):
-        world.at(rng.uniform(0.5, 5), lambda n=rng.randrange(len(pools)), s=rng.uniform(0, 3): drain(n, s))
+        world.at(rng.uniform(0.5, 5), partial(drain, rng.randrange(len(pools)), rng.uniform(0, 3)))
     settle(world, count)
-    for request_id, ending in world.ended.items():
-        # one that arrives while no worker at all is there is told so; anything else is served
-        assert ending in ("length", "no_workers")
-        if ending == "length":
-            assert len(world.delivered[request_id]) == world.specs[request_id][1].max_new_tokens
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    POOLS,
+    st.integers(8, 24),
+    PACES,
+    st.integers(1, 16),
+    st.integers(0, 4),
+    st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_stalls_and_lost_messages_cost_nobody_a_token(seed, pools, num_blocks, pace, count, stalls, loss):
+    """Workers do nothing for up to 4 s and go on where they were; one message in three is lost at most, for 10 s."""
+    world = world_of(seed, pools, num_blocks, pace, count)
+    rng = world.rng
+    world.loss = loss
+    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    for _ in range(stalls):
+        world.at(rng.uniform(0, 5), partial(world.stall, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
+    settle(world, count)
+    assert_served(world)
     assert_nothing_held(world)

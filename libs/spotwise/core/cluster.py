@@ -22,12 +22,16 @@ from dataclasses import dataclass, field
 
 from spotwise.core.messages import Member, MemberState, Pool, WorkerLoad
 
+#: An order that no heartbeat has shown after so long never arrived.
+ASSIGNMENT_LOST_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """What one order adds to a worker's queues until its heartbeat shows it."""
 
     number: int
+    sent_s: float
     prompt_tokens: int = 0
     owed_tokens: int = 0
     kv_blocks: int = 0
@@ -40,11 +44,12 @@ class WorkerView:
     member: Member
     unseen: list[Assignment] = field(default_factory=list)
 
-    def heard(self, member: Member, scheduler_id: str) -> None:
-        """Replace the report, and forget the assignments that it includes."""
+    def heard(self, member: Member, scheduler_id: str, now: float) -> None:
+        """Replace the report, and forget the assignments that it includes, or that were lost on their way."""
         self.member = member
         seen = dict(self.load.assignments_seen).get(scheduler_id, 0)
-        self.unseen = [assignment for assignment in self.unseen if assignment.number > seen]
+        lost_before_s = now - ASSIGNMENT_LOST_S
+        self.unseen = [a for a in self.unseen if a.number > seen and a.sent_s > lost_before_s]
 
     @property
     def load(self) -> WorkerLoad:

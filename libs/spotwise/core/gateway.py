@@ -50,8 +50,14 @@ class SubmitFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class BusReconnected:
+    """The broker was away for a moment, and with it what was on its way: tokens, and endings."""
+
+
 GatewayEvent = (
     RequestReceived
+    | BusReconnected
     | RequestClosed
     | SubmitFailed
     | m.RequestAccepted
@@ -120,7 +126,7 @@ class RecoveryLimits:
     """How hard the gateway tries.
 
     Attributes:
-        recovery_s: an attempt is followed by another until this long after the last token (or the start).
+        recovery_s: a lost attempt is followed by others until this long after the first loss since the last token.
         retry_pause_s: between an attempt that found nobody and the next.
         stall_s: an attempt that brings nothing for so long counts as lost.
         member_timeout_s: silence after which a worker counts as lost.
@@ -146,6 +152,7 @@ class _Request:
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
     first_token_s: float | None = None
+    submitted_s: float = 0.0
     progress_s: float = 0.0
     lost_since_s: float | None = None
     retry_at_s: float | None = None
@@ -166,6 +173,7 @@ class GatewayRole:
             RequestReceived: self._received,
             RequestClosed: self._closed,
             SubmitFailed: self._submit_failed,
+            BusReconnected: self._bus_reconnected,
             m.RequestAccepted: self._queued,
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
@@ -190,9 +198,9 @@ class GatewayRole:
     def _received(self, event: RequestReceived, now: float) -> None:
         request = _Request(event.request_id, event.prompt_tokens, received_s=now, progress_s=now)
         self._requests[event.request_id] = request
-        self._submit(request)
+        self._submit(request, now)
 
-    def _submit(self, request: _Request) -> None:
+    def _submit(self, request: _Request, now: float) -> None:
         self._streams.pop(request.stream_id, None)
         request.epoch += 1
         request.stream_id = self._next_stream_id
@@ -200,7 +208,7 @@ class GatewayRole:
         self._streams[request.stream_id] = request
         request.workers, request.queued = (), False
         request.early.clear()
-        request.retry_at_s = None
+        request.submitted_s, request.retry_at_s = now, None
         self._commands.append(
             SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
         )
@@ -245,8 +253,16 @@ class GatewayRole:
         else:
             self._attempt_lost(request, event.reason, now)
 
+    def _bus_reconnected(self, event: BusReconnected, now: float) -> None:
+        """Start every attempt anew: which messages are missing nobody can tell."""
+        for request in list(self._requests.values()):
+            self._attempt_lost(request, "the broker was away", now)
+
     def _attempt_lost(self, request: _Request, reason: str, now: float) -> None:
         """Try again soon, or give up when that has gone on for too long."""
+        if request.retry_at_s is not None:
+            return  # lost already, and the next attempt has its time
+        is_first = request.lost_since_s is None
         if request.lost_since_s is None:
             request.lost_since_s = now
         if now - request.lost_since_s >= self.limits.recovery_s:
@@ -254,11 +270,10 @@ class GatewayRole:
             self._fail(request, FAIL_NOT_RECOVERED, message, 1.0, now)
             return
         self._streams.pop(request.stream_id, None)
-        first_retry = request.lost_since_s == now
-        request.retry_at_s = now if first_retry else now + self.limits.retry_pause_s
+        request.retry_at_s = now + self.limits.retry_pause_s
         self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
-        if first_retry:
-            self._submit(request)
+        if is_first:
+            self._submit(request, now)
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
@@ -350,11 +365,12 @@ class GatewayRole:
                 self._attempt_lost(request, f"{member.kind.value} {member.id} {event.reason}", now)
 
     def _tick(self, event: m.Tick, now: float) -> None:
-        for loss in self.membership.expire(now):
-            self._member_lost(loss, now)
+        for change in self.membership.expire(now):
+            if isinstance(change, MemberLost):
+                self._member_lost(change, now)
         for request in list(self._requests.values()):
             if request.retry_at_s is not None:
                 if request.retry_at_s <= now:
-                    self._submit(request)
-            elif now - max(request.progress_s, request.lost_since_s or 0.0) > self.limits.stall_s:
+                    self._submit(request, now)
+            elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)

@@ -62,7 +62,7 @@ class Membership:
             events.append(MemberJoined(member))
         return events
 
-    def expire(self, now: float) -> list[MemberLost]:
+    def expire(self, now: float) -> list[MembershipEvent]:
         """Return whom the silence has lasted too long of."""
         silent = [id_ for id_, heard_s in sorted(self._heard_s.items()) if now - heard_s > self.timeout_s]
         return [self._lose(self._members[id_], f"silent for {self.timeout_s:g} s", now) for id_ in silent]

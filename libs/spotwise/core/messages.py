@@ -153,19 +153,21 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class KvReserved:
-    """The reservation stands."""
+    """The reservation that order `assignment` asked for stands."""
 
     request_id: str
     epoch: int
+    assignment: int
     target: KvTarget
 
 
 @dataclass(frozen=True, slots=True)
 class KvRefused:
-    """There is no room, or the worker takes nothing new."""
+    """There is no room for order `assignment`, or the worker takes nothing new."""
 
     request_id: str
     epoch: int
+    assignment: int
     worker_id: str
     reason: str
 
@@ -212,7 +214,12 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """All that one iteration of one worker has for one gateway."""
+    """All that one iteration of one worker has for one gateway; a scheduler ends streams with one, too.
+
+    Attributes:
+        worker_id: the sender.
+        deltas: at most one a stream.
+    """
 
     worker_id: str
     deltas: tuple[TokenDelta, ...]
@@ -313,7 +320,7 @@ class LedgerEntry:
     """One line of a request's ledger: what a member did for it.
 
     Attributes:
-        stage: `assigned`, `prefilled`, `handed_off`, `decoded`, `failed` or `completed`.
+        stage: `assigned`, `prefilled`, `handed_off`, `kv_received`, `decoded`, `failed`, `attempt_lost` or `completed`.
         at_s: Unix time.
         facts: (name, value) pairs; names carry their unit.
     """

@@ -26,6 +26,7 @@ from spotwise.core.cluster import (
 )
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import MemberKind, RejectCode
+from spotwise.core.request import FinishReason
 
 SchedulerEvent = m.SubmitRequest | m.CloseRequest | m.KvReserved | m.KvRefused | m.Member | m.Tick
 SchedulerCommand = m.Send | m.RecordLedger
@@ -38,7 +39,7 @@ class SchedulerLimits:
     Attributes:
         max_queued: requests that wait for room at most; one more is told that the mesh is full.
         max_queue_s: seconds that one waits at most.
-        reservation_timeout_s: a token worker that has not answered a reservation by then is passed over.
+        reservation_timeout_s: a reservation that has not been answered by then is given up and asked for anew.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
     """
@@ -60,12 +61,20 @@ class _Entry:
     prompt_worker: str | None = None
     token_worker: str | None = None
     reserving_since_s: float | None = None
+    reservation: int | None = None
 
 
 class SchedulerRole:
-    """The scheduler's state machine: `handle(event, now) -> commands`."""
+    """The scheduler's state machine: `handle(event, now) -> commands`.
 
-    def __init__(self, scheduler_id: str, limits: SchedulerLimits | None = None) -> None:
+    Args:
+        scheduler_id: this member's id.
+        limits: bounds of waiting.
+        first_assignment: assignments are numbered from here; above all that an earlier incarnation gave, because workers
+            echo the last number they saw.
+    """
+
+    def __init__(self, scheduler_id: str, limits: SchedulerLimits | None = None, first_assignment: int = 1) -> None:
         self.scheduler_id = scheduler_id
         self.limits = limits or SchedulerLimits()
         self.membership = Membership(self.limits.member_timeout_s)
@@ -74,7 +83,7 @@ class SchedulerRole:
         self._queue: OrderedDict[str, None] = OrderedDict()
         self._reserving: dict[str, None] = {}
         self._arrivals = 0
-        self._assignments = 0
+        self._assignments = first_assignment - 1
         self._commands: list[SchedulerCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.SubmitRequest: self._submit,
@@ -183,15 +192,15 @@ class SchedulerRole:
         entry.reserving_since_s = now
         del self._queue[order.request_id]
         self._reserving[order.request_id] = None
-        number = self._next_assignment(
-            token_worker, owed_tokens=order.max_new_tokens, kv_blocks=token_worker.blocks_for(kv_tokens)
+        entry.reservation = self._next_assignment(
+            token_worker, now, owed_tokens=order.max_new_tokens, kv_blocks=token_worker.blocks_for(kv_tokens)
         )
         reservation = m.ReserveKv(
             request_id=order.request_id,
             epoch=order.epoch,
             stream=order.stream,
             scheduler_id=self.scheduler_id,
-            assignment=number,
+            assignment=entry.reservation,
             kv_tokens=kv_tokens,
             owed_tokens=order.max_new_tokens,
             lease_s=self.limits.lease_s,
@@ -205,25 +214,31 @@ class SchedulerRole:
         return sum(entry.order.prompt_tokens for entry in reserving if entry.prompt_worker == worker.member.id)
 
     def _next_assignment(
-        self, worker: WorkerView, prompt_tokens: int = 0, owed_tokens: int = 0, kv_blocks: int = 0
+        self, worker: WorkerView, now: float, prompt_tokens: int = 0, owed_tokens: int = 0, kv_blocks: int = 0
     ) -> int:
         self._assignments += 1
-        worker.unseen.append(Assignment(self._assignments, prompt_tokens, owed_tokens, kv_blocks))
+        worker.unseen.append(Assignment(self._assignments, now, prompt_tokens, owed_tokens, kv_blocks))
         return self._assignments
 
-    def _reserving_entry(self, request_id: str, epoch: int, token_worker: str) -> _Entry | None:
-        """Return the entry that an answer of `token_worker` is about, if it still waits for that answer."""
+    def _answered_entry(self, request_id: str, epoch: int, worker_id: str, assignment: int) -> _Entry | None:
+        """Return the entry whose current order a token worker answers.
+
+        An answer to an order that was given up is ignored where the same worker was asked again: the cancellation that
+        gave it up was sent between the two orders, and one sent now would end the second.
+        """
         entry = self._entries.get(request_id)
-        if entry is None or entry.order.epoch != epoch or entry.token_worker != token_worker:
+        if entry is None or entry.order.epoch != epoch or entry.token_worker != worker_id:
+            self._cancel(worker_id, request_id, epoch)
             return None
-        return entry if request_id in self._reserving else None
+        is_current = request_id in self._reserving and entry.reservation == assignment
+        return entry if is_current else None
 
     def _kv_reserved(self, report: m.KvReserved, now: float) -> None:
-        entry = self._reserving_entry(report.request_id, report.epoch, report.target.worker_id)
-        prompt_worker = self._workers.get(entry.prompt_worker or "") if entry else None
-        if entry is None or prompt_worker is None:
-            self._cancel(report.target.worker_id, report.request_id, report.epoch)
+        target = report.target
+        entry = self._answered_entry(report.request_id, report.epoch, target.worker_id, report.assignment)
+        if entry is None or entry.prompt_worker is None:
             return
+        prompt_worker = self._workers[entry.prompt_worker]
         order = entry.order
         del self._reserving[order.request_id]
         start = m.StartPrefill(
@@ -231,7 +246,7 @@ class SchedulerRole:
             epoch=order.epoch,
             stream=order.stream,
             scheduler_id=self.scheduler_id,
-            assignment=self._next_assignment(prompt_worker, prompt_tokens=order.prompt_tokens),
+            assignment=self._next_assignment(prompt_worker, now, prompt_tokens=order.prompt_tokens),
             prompt_tokens=order.prompt_tokens,
             target=report.target,
             lease_s=self.limits.lease_s,
@@ -246,7 +261,7 @@ class SchedulerRole:
 
     def _kv_refused(self, report: m.KvRefused, now: float) -> None:
         """Back to the head of the queue; the worker's next heartbeat says what room it really has."""
-        entry = self._reserving_entry(report.request_id, report.epoch, report.worker_id)
+        entry = self._answered_entry(report.request_id, report.epoch, report.worker_id, report.assignment)
         if entry is not None:
             self._requeue(entry)
 
@@ -265,7 +280,7 @@ class SchedulerRole:
             self._member_changed(event)
         is_present = self.membership.get(member.id) is member  # and no late word of an earlier incarnation
         if is_present and member.id in self._workers:
-            self._workers[member.id].heard(member, self.scheduler_id)
+            self._workers[member.id].heard(member, self.scheduler_id, now)
             self._assign_waiting(now)
 
     def _member_changed(self, event: MemberJoined | MemberLost) -> None:
@@ -280,12 +295,23 @@ class SchedulerRole:
         elif member.kind is MemberKind.GATEWAY:
             for entry in [e for e in self._entries.values() if e.order.stream.gateway_id == member.id]:
                 self._drop(entry, cancel=True)
+                if self.membership.get(member.id) is None:  # else it has restarted, and its streams are others
+                    self._tell_dropped(entry.order.stream, event.reason)
+
+    def _tell_dropped(self, stream: m.StreamRef, reason: str) -> None:
+        """Ask a gateway that was only silent for another attempt; it would else wait for tokens that nobody computes."""
+        error = f"the scheduler gave the gateway up: {reason}"
+        delta = m.TokenDelta(stream.stream_id, 0, None, FinishReason.ERROR, error, retryable=True)
+        self._commands.append(m.Send(stream.gateway_id, m.TokenBatch(self.scheduler_id, (delta,))))
 
     def _give_back(self, is_affected: Callable[[_Entry], bool]) -> None:
-        """Queue what was about to be assigned to a worker that is gone; its gateway recovers what was assigned."""
-        affected = [self._entries[request_id] for request_id in self._reserving]
-        for entry in reversed([entry for entry in affected if is_affected(entry)]):
-            if entry.token_worker in self._workers:
+        """Queue what was about to be assigned to a worker that is gone; its gateway recovers what was assigned.
+
+        The cancellation goes to a lost worker too: one that was only silent still has the order in its inbox.
+        """
+        reserving = [self._entries[request_id] for request_id in self._reserving]
+        for entry in [entry for entry in reserving if is_affected(entry)]:
+            if entry.token_worker is not None:
                 self._cancel(entry.token_worker, entry.order.request_id, entry.order.epoch)
             self._requeue(entry)
 

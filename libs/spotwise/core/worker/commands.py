@@ -31,11 +31,12 @@ class RecordLoaded:
 
 @dataclass(frozen=True, slots=True)
 class RecordUnavailable:
-    """The store has no such record (or an older attempt's), or the engine refused it."""
+    """The record could not be had (another attempt, which writes it anew, may succeed), or the engine refused it."""
 
     request_id: str
     epoch: int
     reason: str
+    retryable: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,9 @@ class Holdings:
         """Add a command to the answer."""
         self._commands.append(command)
 
-    def publish(self, sequence: Sequence, delta: m.TokenDelta) -> None:
-        """Add to the one message that this event sends to the sequence's gateway."""
-        self._deltas.setdefault(sequence.stream.gateway_id, []).append(delta)
+    def publish(self, gateway_id: str, delta: m.TokenDelta) -> None:
+        """Add to the one message that this event sends to a gateway."""
+        self._deltas.setdefault(gateway_id, []).append(delta)
 
     def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
         """Add a line to the request's ledger."""
@@ -87,21 +87,23 @@ class Holdings:
         self._commands.clear()
         return commands
 
+    def tell_failure(self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool) -> None:
+        """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""
+        delta = m.TokenDelta(
+            stream_id=stream.stream_id,
+            token_index=tokens_sent,
+            token_id=None,
+            finish_reason=FinishReason.ERROR,
+            error=reason,
+            retryable=retryable,
+        )
+        self.publish(stream.gateway_id, delta)
+
     # --- ways out -----------------------------------------------------------------------------------------------------
 
     def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool) -> None:
         """End a sequence that cannot be served here, and tell its gateway and its other worker."""
-        self.publish(
-            sequence,
-            m.TokenDelta(
-                stream_id=sequence.stream.stream_id,
-                token_index=sequence.output_tokens,
-                token_id=None,
-                finish_reason=FinishReason.ERROR,
-                error=reason,
-                retryable=retryable,
-            ),
-        )
+        self.tell_failure(sequence.stream, sequence.output_tokens, reason, retryable=retryable)
         self.record(sequence, "failed", now, reason=reason)
         self.cancel_target(sequence)
         self.end(sequence, FinishReason.ERROR)

@@ -88,7 +88,7 @@ class Iterations:
         prefilled_now = sequence.prefilled_here and sequence.produced_here == 1
         queue_s = (sequence.started_s or now) - sequence.arrived_s if prefilled_now else None
         self._holdings.publish(
-            sequence,
+            sequence.stream.gateway_id,
             TokenDelta(
                 stream_id=sequence.stream.stream_id,
                 token_index=index,

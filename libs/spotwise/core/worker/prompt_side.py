@@ -48,7 +48,9 @@ class PromptSide:
         """Both phases here: the reservation becomes the sequence, and nothing is transferred."""
         sequence = self._holdings.get(order.request_id, order.epoch)
         if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
-            return  # its lease ran out, which the gateway was told; or delivered twice
+            if sequence is None:
+                self._holdings.tell_failure(order.stream, 0, "the reservation is gone", retryable=True)
+            return  # else delivered twice
         self._holdings.say(c.ForgetKv(order.request_id))
         sequence.advance(RequestEvent.PREFILL_ASSIGNED_HERE)
         sequence.known_tokens = order.prompt_tokens
@@ -90,13 +92,16 @@ class PromptSide:
 
     def renew_leases(self, now: float) -> None:
         """Tell every token worker, in one message each, which of its reservations are still wanted."""
-        due: dict[str, list[tuple[str, int]]] = {}
+        wanted: dict[str, list[Sequence]] = {}
         for sequence in self._holdings:
-            if sequence.target is None or sequence.condemned:
-                continue
-            target_id = sequence.target.worker_id
-            if now - self._renewed_s.get(target_id, 0.0) >= sequence.lease_s / RENEWALS_PER_LEASE:
-                due.setdefault(target_id, []).append((sequence.request_id, sequence.epoch))
-        for target_id, leases in due.items():
-            self._renewed_s[target_id] = now
-            self._holdings.say(m.Send(target_id, m.RenewLeases(tuple(leases))))
+            if sequence.target is not None and not sequence.condemned:
+                wanted.setdefault(sequence.target.worker_id, []).append(sequence)
+        renewed_s, self._renewed_s = self._renewed_s, {}
+        for target_id, sequences in wanted.items():
+            interval_s = min(sequence.lease_s for sequence in sequences) / RENEWALS_PER_LEASE
+            last_s = renewed_s.get(target_id, 0.0)
+            due = now - last_s >= interval_s
+            self._renewed_s[target_id] = now if due else last_s
+            if due:
+                leases = tuple((sequence.request_id, sequence.epoch) for sequence in sequences)
+                self._holdings.say(m.Send(target_id, m.RenewLeases(leases)))

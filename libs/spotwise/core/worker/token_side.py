@@ -30,7 +30,7 @@ class TokenSide:
         """Reserve blocks, or say why not."""
         holdings = self._holdings
         if refusal := self._refusal(order, draining):
-            answer = m.KvRefused(order.request_id, order.epoch, holdings.worker_id, refusal)
+            answer = m.KvRefused(order.request_id, order.epoch, order.assignment, holdings.worker_id, refusal)
             holdings.say(m.Send(order.scheduler_id, answer))
             return
         holdings.fence(order.request_id, order.epoch - 1)
@@ -40,7 +40,8 @@ class TokenSide:
         holdings.allocate(sequence, order.kv_tokens)
         holdings.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
         target = KvTarget(holdings.worker_id, self._incarnation, self._address, sequence.block_ids)
-        holdings.say(m.Send(order.scheduler_id, m.KvReserved(order.request_id, order.epoch, target)))
+        reserved = m.KvReserved(order.request_id, order.epoch, order.assignment, target)
+        holdings.say(m.Send(order.scheduler_id, reserved))
         holdings.say(c.LoadRecord(order.request_id, order.epoch))
 
     def _refusal(self, order: m.ReserveKv, draining: bool) -> str | None:
@@ -77,6 +78,7 @@ class TokenSide:
         sequence.computed_tokens = event.handoff.num_tokens
         sequence.known_tokens = event.handoff.num_tokens + 1
         sequence.output_tokens += 1
+        sequence.owed_tokens -= 1  # the first token, which the prompt worker sampled
         sequence.handed_token_id = event.handoff.first_token_id
         sequence.started_s = now
         self._holdings.record(

@@ -160,8 +160,10 @@ class KvReserved(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
+    assignment: _builtins.int
     @_builtins.property
     def target(self) -> Global___KvTarget: ...
     def __init__(
@@ -170,10 +172,11 @@ class KvReserved(_message.Message):
         request_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         target: Global___KvTarget | None = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -187,10 +190,12 @@ class KvRefused(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     worker_id: _builtins.str
     reason: _builtins.str
+    assignment: _builtins.int
     def __init__(
         self,
         *,
@@ -198,10 +203,11 @@ class KvRefused(_message.Message):
         epoch: _builtins.int = ...,
         worker_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "reason", b"reason", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "reason", b"reason", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,54 @@
+"""A worker of the mesh in one process: its real role, and an engine that only remembers what stands in which block."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spotwise.core import messages as m
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import RequestRecord
+from spotwise.core.worker.role import WorkerRole
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class FakeWorker:
+    """A role, and what its engine and its blocks hold.
+
+    Attributes:
+        windows: open reservations: (epoch, block ids) by request.
+        inbox: what members sent to it while it stalled.
+        waiting: what else would have happened on it meanwhile.
+    """
+
+    role: WorkerRole
+    pool: BlockPool
+    member: m.Member
+    engine: dict[str, RequestRecord] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    blocks: dict[int, dict[int, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
+    windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    alive: bool = True
+    stalled: bool = False
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def write(self, block_ids: tuple[int, ...], request_id: str, first: int, count: int) -> None:
+        for position in range(first, first + count):
+            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = (request_id, position)
+
+    def check(self, block_ids: tuple[int, ...], request_id: str, count: int) -> None:
+        for position in range(count):
+            found = self.blocks[block_ids[position // BLOCK_SIZE]].get(position % BLOCK_SIZE)
+            assert found == (request_id, position), f"KV of {request_id} at {position} is {found}"
+
+    def wake(self, rng: random.Random) -> None:
+        """Let all that waited happen: the inbox in order, the rest in any, mixed."""
+        self.stalled = False
+        rng.shuffle(self.waiting)
+        while left := [queue for queue in (self.inbox, self.waiting) if queue]:
+            rng.choice(left).pop(0)()

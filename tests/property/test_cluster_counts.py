@@ -1,0 +1,104 @@
+"""The scheduler's view of a worker never drifts from the worker's own account."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spotwise.core.cluster import ASSIGNMENT_LOST_S, Assignment, WorkerView
+from spotwise.core.messages import Member, MemberKind, MemberState, WorkerLoad
+
+
+def heartbeat(load: WorkerLoad) -> Member:
+    return Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", load=load)
+
+
+class Reconciliation(RuleBasedStateMachine):
+    """A scheduler gives orders over one link, a worker reports over another; both are first in, first out, and slow.
+
+    Orders may be lost.
+    """
+
+    BLOCKS = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = WorkerView(heartbeat(WorkerLoad(kv_blocks_total=self.BLOCKS, kv_blocks_free=self.BLOCKS)))
+        self.now = 1000.0
+        self.number = 0
+        self.orders: list[Assignment] = []
+        self.reports: list[WorkerLoad] = []
+        self.held: list[Assignment] = []
+        self.seen = 0
+
+    @rule(prompt=st.integers(0, 50), owed=st.integers(0, 50), blocks=st.integers(0, 9))
+    def assign(self, prompt: int, owed: int, blocks: int) -> None:
+        self.number += 1
+        assignment = Assignment(self.number, self.now, prompt, owed, blocks)
+        self.view.unseen.append(assignment)
+        self.orders.append(assignment)
+
+    @rule(seconds=st.floats(0.1, 2 * ASSIGNMENT_LOST_S))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.orders)
+    @rule()
+    def an_order_is_lost(self) -> None:
+        self.orders.pop(0)
+
+    @precondition(lambda self: self.orders)
+    @rule(granted=st.booleans())
+    def the_worker_gets_an_order(self, granted: bool) -> None:
+        """It may refuse one; it has seen it all the same."""
+        assignment = self.orders.pop(0)
+        self.seen = assignment.number
+        if granted:
+            self.held.append(assignment)
+
+    @precondition(lambda self: self.held)
+    @rule()
+    def the_worker_finishes_something(self) -> None:
+        self.held.pop(0)
+
+    @rule()
+    def the_worker_reports(self) -> None:
+        self.reports.append(
+            WorkerLoad(
+                pending_prompt_tokens=sum(a.prompt_tokens for a in self.held),
+                owed_tokens=sum(a.owed_tokens for a in self.held),
+                kv_blocks_total=self.BLOCKS,
+                kv_blocks_free=self.BLOCKS - sum(a.kv_blocks for a in self.held),
+                assignments_seen=(("other", 10_000), ("s", self.seen)),
+            )
+        )
+
+    @precondition(lambda self: self.reports)
+    @rule()
+    def a_report_arrives(self) -> None:
+        self.view.heard(heartbeat(self.reports.pop(0)), "s", self.now)
+
+    @invariant()
+    def nothing_is_counted_below_zero(self) -> None:
+        assert self.view.pending_prompt_tokens >= 0
+        assert self.view.owed_tokens >= 0
+        assert self.view.free_blocks <= self.BLOCKS
+
+    def teardown(self) -> None:
+        """Once all orders and reports have arrived or are overdue, the view is the worker's account, to the token."""
+        self.held += self.orders
+        if self.orders:
+            self.seen = self.orders[-1].number
+        self.the_worker_reports()
+        self.now += ASSIGNMENT_LOST_S
+        for report in self.reports:
+            self.view.heard(heartbeat(report), "s", self.now)
+        assert self.view.unseen == []
+        assert self.view.pending_prompt_tokens == sum(a.prompt_tokens for a in self.held)
+        assert self.view.owed_tokens == sum(a.owed_tokens for a in self.held)
+        assert self.view.free_blocks == self.BLOCKS - sum(a.kv_blocks for a in self.held)
+
+
+TestReconciliation = Reconciliation.TestCase
+TestReconciliation.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -1,0 +1,181 @@
+"""Whatever one member says, another hears: every message and every record survives the wire."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvTarget, RequestRecord
+from spotwise.core.request import FinishReason, StopCriteria
+from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.wire import codec, codec_tokens
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+EPOCHS = st.integers(1, 2**32 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NUMBERS = st.floats(allow_nan=False)
+IDS = st.lists(U32, max_size=8).map(tuple)
+
+STREAMS = st.builds(m.StreamRef, TEXT, U32)
+TARGETS = st.builds(KvTarget, TEXT, U64, TEXT, IDS)
+LOADS = st.builds(
+    m.WorkerLoad,
+    pending_prompt_tokens=U64,
+    owed_tokens=U64,
+    kv_blocks_total=U32,
+    kv_blocks_free=U32,
+    kv_block_size=U32,
+    waiting=U32,
+    waiting_for_kv=U32,
+    running=U32,
+    migrating=U32,
+    assignments_seen=st.dictionaries(TEXT, U64, max_size=3).map(lambda seen: tuple(sorted(seen.items()))),
+)
+
+
+def tops(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    pairs = draw(st.lists(st.tuples(U32, NUMBERS), max_size=4))
+    return tuple(token_id for token_id, _ in pairs), tuple(logprob for _, logprob in pairs)
+
+
+@st.composite
+def logprobs(draw: st.DrawFn) -> TokenLogprobs:
+    return TokenLogprobs(draw(NUMBERS), *tops(draw))
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> m.TokenDelta:
+    """A delta as a worker makes it: an error comes with its reason and without a token, all else with a token."""
+    stream_id, index = draw(U32), draw(U32)
+    if draw(st.booleans()):
+        return m.TokenDelta(stream_id, index, None, FinishReason.ERROR, draw(TEXT), draw(st.booleans()))
+    return m.TokenDelta(
+        stream_id,
+        index,
+        draw(U32),
+        draw(st.none() | st.sampled_from(FinishReason)),
+        queue_s=draw(st.none() | NUMBERS),
+        logprobs=draw(st.none() | logprobs()),
+        prompt_logprobs=draw(st.none() | st.lists(st.none() | logprobs(), max_size=3).map(tuple)),
+    )
+
+
+MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
+    m.SubmitRequest: st.builds(m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32),
+    m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
+    m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
+    m.RequestRejected: st.builds(
+        m.RequestRejected, TEXT, EPOCHS, st.sampled_from(m.RejectCode), TEXT, st.none() | NUMBERS
+    ),
+    m.RequestAssigned: st.builds(m.RequestAssigned, TEXT, EPOCHS, TEXT, TEXT),
+    m.ReserveKv: st.builds(m.ReserveKv, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, U32, NUMBERS),
+    m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS),
+    m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),
+    m.Drain: st.builds(m.Drain, TEXT, NUMBERS, TEXT),
+    m.DrainReply: st.builds(m.DrainReply, st.booleans(), TEXT),
+    m.KvReserved: st.builds(m.KvReserved, TEXT, EPOCHS, U64, TARGETS),
+    m.KvRefused: st.builds(m.KvRefused, TEXT, EPOCHS, U64, TEXT, TEXT),
+    m.RenewLeases: st.builds(m.RenewLeases, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
+    m.TokenBatch: st.builds(m.TokenBatch, TEXT, st.lists(deltas(), max_size=6).map(tuple)),
+    m.Member: st.builds(
+        m.Member,
+        TEXT,
+        st.sampled_from(m.MemberKind),
+        U64,
+        st.sampled_from(m.MemberState),
+        TEXT,
+        U32,
+        TEXT,
+        st.none() | st.sampled_from(m.Pool),
+        TEXT,
+        TEXT,
+        st.none() | LOADS,
+    ),
+}
+RECORDS = st.builds(
+    RequestRecord,
+    TEXT,
+    EPOCHS,
+    TEXT,
+    U32,
+    TEXT,
+    IDS,
+    IDS,
+    st.builds(
+        SamplingParams,
+        temperature=NUMBERS,
+        top_p=NUMBERS,
+        top_k=st.none() | U32,
+        min_p=NUMBERS,
+        seed=U64,
+        presence_penalty=NUMBERS,
+        frequency_penalty=NUMBERS,
+        repetition_penalty=NUMBERS,
+        logit_bias=st.lists(st.tuples(U32, NUMBERS), max_size=4).map(tuple),
+        logprobs=st.none() | U32,
+        prompt_logprobs=st.none() | U32,
+    ),
+    st.builds(StopCriteria, U32, IDS, U32),
+    NUMBERS,
+)
+
+
+def test_every_message_of_the_mesh_is_tried() -> None:
+    """A message added to the mesh must be added here."""
+    assert set(MESSAGES) == set(get_args(m.Message))
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_every_message_survives_the_wire(kind: type) -> None:
+    """What is decoded is what was encoded, to the bit of each number, and of the very types of core."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(MESSAGES[kind])
+    def survives(message: m.Message) -> None:
+        heard = codec.decode(codec.encode(message))
+        assert heard == message
+        assert repr(heard) == repr(message)
+
+    survives()
+
+
+@settings(max_examples=80, deadline=None)
+@given(RECORDS)
+def test_every_record_survives_the_store(record: RequestRecord) -> None:
+    """A worker that reads it computes what the gateway meant."""
+    read = codec_tokens.decode_record(codec_tokens.encode_record(record))
+    assert read == record
+    assert repr(read) == repr(record)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
+    """Nothing else ever comes out, whatever a peer sends."""
+    try:
+        heard = codec.decode(payload)
+    except codec.MalformedMessageError:
+        return
+    assert isinstance(heard, get_args(m.Message))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(*MESSAGES.values()), st.data())
+def test_damaged_messages_are_a_message_or_malformed(message: m.Message, data: st.DataObject) -> None:
+    """One byte changed, or the end cut off."""
+    payload = bytearray(codec.encode(message))
+    at = data.draw(st.integers(0, len(payload) - 1))
+    if data.draw(st.booleans()):
+        payload[at] = data.draw(st.integers(0, 255))
+    else:
+        del payload[at:]
+    try:
+        heard = codec.decode(bytes(payload))
+    except codec.MalformedMessageError:
+        return
+    assert isinstance(heard, get_args(m.Message))

@@ -1,0 +1,59 @@
+"""Members, and the parts of commands that the tests of several roles look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from spotwise.core import messages as m
+
+T = TypeVar("T")
+
+
+def worker_member(
+    worker_id: str,
+    pool: m.Pool = m.Pool.TOKEN,
+    *,
+    incarnation: int = 1,
+    state: m.MemberState = m.MemberState.READY,
+    blocks: int = 100,
+    free: int | None = None,
+    pending: int = 0,
+    owed: int = 0,
+    seen: tuple[tuple[str, int], ...] = (),
+) -> m.Member:
+    """A worker's heartbeat; its blocks hold 16 tokens each."""
+    load = m.WorkerLoad(
+        pending_prompt_tokens=pending,
+        owed_tokens=owed,
+        kv_blocks_total=blocks,
+        kv_blocks_free=blocks if free is None else free,
+        kv_block_size=16,
+        assignments_seen=seen,
+    )
+    kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+    return m.Member(worker_id, kind, incarnation, state, "host", 1, "host:1", pool, f"{worker_id}:2", "model", load)
+
+
+def plain_member(
+    member_id: str, kind: m.MemberKind, *, incarnation: int = 1, state: m.MemberState = m.MemberState.READY
+) -> m.Member:
+    """The heartbeat of a member that is no worker."""
+    return m.Member(member_id, kind, incarnation, state, "host", 1, "host:1")
+
+
+def sent(commands: Iterable[object], recipient_id: str) -> list[m.Message]:
+    """What the commands put into one inbox, in order."""
+    return [c.message for c in commands if isinstance(c, m.Send) and c.recipient_id == recipient_id]
+
+
+def only(commands: Iterable[object], kind: type[T]) -> list[T]:
+    """The commands of one kind, or the messages sent that are of that kind, in order."""
+    flat = (c.message if isinstance(c, m.Send) else c for c in commands)
+    return [c for c in flat if isinstance(c, kind)]
+
+
+def ledger(commands: Iterable[object], stage: str) -> list[dict[str, Any]]:
+    """The facts of the ledger entries of one stage."""
+    entries = (c.entry for c in commands if isinstance(c, m.RecordLedger))
+    return [dict(entry.facts) for entry in entries if entry.stage == stage]

@@ -1,0 +1,70 @@
+"""A scheduler on a bench: workers that answer when the test says so."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvTarget
+from spotwise.core.scheduler import SchedulerCommand, SchedulerEvent, SchedulerLimits, SchedulerRole
+from tests.unit.core.builders import only, worker_member
+
+T = TypeVar("T")
+
+PROMPT = worker_member("p", m.Pool.PROMPT)
+TOKEN = worker_member("t")
+
+
+def submission(
+    request_id: str = "r", epoch: int = 1, *, prompt: int = 30, new: int = 10, gateway: str = "g"
+) -> m.SubmitRequest:
+    """A request; with the defaults its 40 tokens fill 3 blocks of 16."""
+    return m.SubmitRequest(request_id, epoch, m.StreamRef(gateway, 100 + epoch), prompt, new)
+
+
+def reserved(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvReserved:
+    """The grant of the order of that number; the scheduler's orders are numbered from 1."""
+    return m.KvReserved(request_id, epoch, number, KvTarget(worker_id, 1, f"{worker_id}:2", (0, 1, 2)))
+
+
+def refused(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvRefused:
+    return m.KvRefused(request_id, epoch, number, worker_id, "no room")
+
+
+class SchedulerBench:
+    """A role and a clock."""
+
+    def __init__(self, *workers: m.Member, limits: SchedulerLimits | None = None) -> None:
+        self.now = 1000.0
+        self.role = SchedulerRole("s", limits)
+        for worker in workers or (PROMPT, TOKEN):
+            self.role.handle(worker, self.now)
+
+    def feed(self, event: SchedulerEvent, after_s: float = 0.0) -> list[SchedulerCommand]:
+        """Let time pass, then the event happen."""
+        self.now += after_s
+        return self.role.handle(event, self.now)
+
+    def reservations(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
+        """Feed and return which requests were reserved for where."""
+        commands = [c for c in self.feed(event, after_s) if isinstance(c, m.Send)]
+        return [(c.message.request_id, c.recipient_id) for c in commands if isinstance(c.message, m.ReserveKv)]
+
+    def assign(self, request_id: str = "r", epoch: int = 1, worker_id: str = "t") -> list[SchedulerCommand]:
+        """Submit, and let the token worker grant the reservation."""
+        (order,) = only(self.feed(submission(request_id, epoch)), m.ReserveKv)
+        return self.feed(reserved(request_id, epoch, worker_id, number=order.assignment))
+
+    def rejection(self, event: SchedulerEvent, after_s: float = 0.0) -> m.RequestRejected:
+        """Feed what leads to exactly one rejection."""
+        (rejected,) = only(self.feed(event, after_s), m.RequestRejected)
+        return rejected
+
+
+def cancels(commands: list[SchedulerCommand]) -> list[tuple[str, str, int]]:
+    """(worker, request, epoch) of each cancellation."""
+    found = []
+    for command in commands:
+        if isinstance(command, m.Send) and isinstance(command.message, m.CancelRequest):
+            found.append((command.recipient_id, command.message.request_id, command.message.epoch))
+    return found

@@ -1,0 +1,106 @@
+"""Which rows make an iteration."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+
+
+def prompt(name: str, tokens: int) -> BatchRow:
+    return BatchRow(name, 0, tokens, (0,))
+
+
+def decode(name: str) -> BatchRow:
+    return BatchRow(name, 7, 1, (0,))
+
+
+def builder(max_num_seqs: int = 8, max_prompt_tokens: int = 100) -> BatchBuilder:
+    return BatchBuilder(BatchLimits(max_num_seqs, max_prompt_tokens))
+
+
+def offer(batch: BatchBuilder, name: str, tokens: int) -> bool:
+    """Ask, and add where welcome."""
+    if taken := batch.takes_prompt(tokens):
+        batch.add_prompt(prompt(name, tokens))
+    return taken
+
+
+@pytest.mark.parametrize(("max_num_seqs", "max_prompt_tokens"), [(0, 1), (1, 0)])
+def test_limits_that_allow_nothing_are_refused(max_num_seqs: int, max_prompt_tokens: int) -> None:
+    """An iteration that can hold nothing is a mistake in the settings."""
+    with pytest.raises(ValueError, match="at least 1"):
+        BatchLimits(max_num_seqs, max_prompt_tokens)
+
+
+def test_a_batch_defaults_to_splitwise_prompt_cap() -> None:
+    """2,048 prompt tokens, beyond which throughput falls."""
+    assert BatchLimits().max_prompt_tokens == 2048
+
+
+def test_nothing_offered_makes_no_batch() -> None:
+    """There is no empty iteration."""
+    assert builder().build() is None
+
+
+def test_prompts_join_up_to_the_cap_exactly() -> None:
+    """The cap itself is still allowed, one token more is not."""
+    batch = builder()
+    assert offer(batch, "a", 60)
+    assert offer(batch, "b", 40)
+    assert not offer(batch, "c", 1)
+
+
+def test_a_prompt_longer_than_the_cap_runs_alone_among_prompts() -> None:
+    """It would never run otherwise."""
+    batch = builder()
+    batch.add_decode(decode("d"))
+    assert offer(batch, "long", 101)
+    assert not offer(batch, "short", 1)
+    batch.add_decode(decode("e"))
+    built = batch.build()
+    assert built is not None
+    assert [row.sequence_id for row in built.rows] == ["d", "long", "e"]
+
+
+def test_a_long_prompt_joins_no_other_prompt() -> None:
+    """It waits for a batch of its own."""
+    batch = builder()
+    assert offer(batch, "short", 1)
+    assert not offer(batch, "long", 101)
+
+
+def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_go_on() -> None:
+    """First come, first served: a small prompt does not pass a large one."""
+    batch = builder()
+    assert offer(batch, "a", 60)
+    assert not offer(batch, "b", 50)
+    assert not offer(batch, "c", 1)
+    batch.add_decode(decode("d"))
+    assert [row.sequence_id for row in batch.rows] == ["a", "d"]
+
+
+def test_a_prompt_without_memory_holds_back_later_prompts() -> None:
+    """The order holds whatever the reason that a prompt waits."""
+    batch = builder()
+    batch.close_for_prompts()
+    assert not batch.takes_prompt(1)
+    assert not batch.is_full
+
+
+def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
+    """Decodes and prompts count alike."""
+    batch = builder(max_num_seqs=2)
+    batch.add_decode(decode("a"))
+    assert not batch.is_full
+    assert offer(batch, "b", 5)
+    assert batch.is_full
+    assert not batch.takes_prompt(1)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_decode"), [(decode("a"), True), (prompt("a", 5), False), (prompt("a", 1), False)], ids=str
+)
+def test_a_decode_computes_one_token_after_others(row: BatchRow, is_decode: bool) -> None:
+    """A prompt of one token is still a prompt."""
+    assert row.is_decode is is_decode

@@ -1,0 +1,281 @@
+"""When an attempt is lost, the next one goes on at the next token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.core import gateway as g
+from spotwise.core import messages as m
+from spotwise.core.request import FinishReason
+from tests.unit.core.builders import ledger, only, plain_member, worker_member
+from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submitted
+
+LIMITS = g.RecoveryLimits(recovery_s=10.0, retry_pause_s=0.5, stall_s=60.0, member_timeout_s=2.0)
+PROMPT, TOKEN = worker_member("p", m.Pool.PROMPT), worker_member("t")
+SCHEDULER = plain_member("s", m.MemberKind.CLUSTER_SCHEDULER)
+
+
+def bench_with_members(*, workers: tuple[str, str] | None = ("p", "t")) -> GatewayBench:
+    """One open request in a mesh of a prompt worker, a token worker and a scheduler."""
+    bench = GatewayBench(LIMITS)
+    for member in (PROMPT, TOKEN, SCHEDULER):
+        bench.feed(member)
+    bench.open(workers=workers)
+    return bench
+
+
+def leave(bench: GatewayBench, member: m.Member) -> list[g.GatewayCommand]:
+    return bench.feed(replace(member, state=m.MemberState.LEFT))
+
+
+class TestNextAttempt:
+    """The next attempt carries the tokens committed so far."""
+
+    def test_a_retryable_error_is_followed_at_once(self) -> None:
+        """With a higher epoch, a stream of its own, and a line in the ledger; the client sees a pause."""
+        bench = bench_with_members()
+        bench.tokens((0, 50))
+        bench.tokens((1, 51))
+        commands = bench.error(index=2)
+        assert spoken(commands) == [g.SubmitAttempt("r", 2, 2, (50, 51))]
+        assert ledger(commands, "attempt_lost") == [{"reason": "broken", "tokens": 2}]
+        assert delivered(bench.tokens((2, 52), stream=2)) == [52]
+
+    def test_streams_of_earlier_attempts_are_not_heard(self) -> None:
+        """Their workers may not know yet that they were replaced."""
+        bench = bench_with_members()
+        bench.tokens((0, 50))
+        bench.error()
+        assert bench.tokens((1, 99), stream=1) == []
+        assert bench.error(stream=1) == []
+        assert delivered(bench.tokens((1, 51), stream=2)) == [51]
+
+    def test_tokens_that_waited_for_an_earlier_one_are_not_committed(self) -> None:
+        """The next attempt computes them again."""
+        bench = bench_with_members()
+        bench.tokens((1, 51))
+        assert submitted(bench.error(index=2)) == [(2, 2, ())]
+        assert delivered(bench.tokens((0, 50), stream=2)) == [50]
+        assert delivered(bench.tokens((1, 51), stream=2)) == [51]
+
+    def test_attempts_are_counted_in_the_ledger(self) -> None:
+        """Times run from the request's arrival whatever it went through."""
+        bench = bench_with_members()
+        bench.error(after_s=1.0)
+        (facts,) = ledger(bench.tokens((0, 50), stream=2, finish=FinishReason.STOP, after_s=1.0), "completed")
+        assert (facts["attempts"], facts["ttft_s"]) == (2, pytest.approx(2.0))
+
+
+class TestRetries:
+    """A later attempt that finds nobody is repeated, for a while."""
+
+    def test_a_rejected_later_attempt_is_repeated_after_a_pause(self) -> None:
+        """Not at every tick, and with what was committed."""
+        bench = bench_with_members()
+        bench.tokens((0, 50))
+        bench.error()
+        assert submitted(bench.rejected(epoch=2, after_s=0.1)) == []
+        assert submitted(bench.tick(after_s=0.4)) == []
+        assert submitted(bench.tick(after_s=0.2)) == [(3, 3, (50,))]
+        assert submitted(bench.tick(after_s=0.6)) == []
+
+    @pytest.mark.parametrize("code", [code for code in m.RejectCode if code is not m.RejectCode.NEVER_FITS])
+    def test_after_recovery_s_it_fails(self, code: m.RejectCode) -> None:
+        """With the last reason in its message."""
+        bench = bench_with_members()
+        bench.error()
+        epoch = 2
+        for _ in range(30):
+            commands = bench.rejected(epoch=epoch, code=code, after_s=0.1)
+            if failures := only(commands, g.Fail):
+                break
+            bench.tick(after_s=0.5)
+            epoch += 1
+        (failure,) = failures
+        assert (failure.code, failure.retry_after_s) == (g.FAIL_NOT_RECOVERED, 1.0)
+        assert "10 s: no room" in failure.message
+        assert 10.0 <= bench.now - 1000.0 < 11.0
+        assert bench.role.open_requests == 0
+
+    def test_only_the_first_retry_is_immediate(self) -> None:
+        """Whatever loses attempts as fast as they are made is asked once a pause, even within one instant."""
+        bench = bench_with_members()
+        assert submitted(bench.error()) == [(2, 2, ())]
+        commands = bench.error(stream=2)
+        assert submitted(commands) == []
+        assert len(ledger(commands, "attempt_lost")) == 1
+        assert submitted(bench.tick(after_s=0.4)) == []
+        assert submitted(bench.tick(after_s=0.2)) == [(3, 3, ())]
+
+    def test_a_submission_that_fails_later_is_repeated(self) -> None:
+        """A scheduler may be starting anew."""
+        bench = bench_with_members()
+        bench.error()
+        assert only(bench.feed(g.SubmitFailed("r", 2, "nobody"), after_s=0.1), g.Fail) == []
+        assert submitted(bench.tick(after_s=0.6)) == [(3, 3, ())]
+
+    def test_what_will_never_fit_fails_at_once(self) -> None:
+        """The worker that held it is gone, and no other is large enough."""
+        bench = bench_with_members()
+        bench.error()
+        commands = bench.rejected(epoch=2, code=m.RejectCode.NEVER_FITS)
+        assert only(commands, g.Fail)[0].code == "never_fits"
+
+    def test_a_token_starts_the_recovery_time_anew(self) -> None:
+        """An attempt that got on was a recovery."""
+        bench = bench_with_members()
+        bench.error()
+        bench.tokens((0, 50), stream=2, after_s=9.0)
+        commands = bench.error(stream=2, after_s=9.0)
+        assert submitted(commands) == [(3, 3, (50,))]
+
+    def test_tokens_of_a_lost_attempt_are_not_heard_during_the_pause(self) -> None:
+        """It was given up."""
+        bench = bench_with_members()
+        bench.error()
+        bench.rejected(epoch=2, after_s=0.1)
+        assert bench.tokens((0, 99), stream=2) == []
+
+
+class TestLostWorkers:
+    """A worker that is gone has lost its attempts."""
+
+    @pytest.mark.parametrize("lost", [PROMPT, TOKEN], ids=["prompt", "token"])
+    def test_before_the_first_token_either_worker_matters(self, lost: m.Member) -> None:
+        """The reason names it."""
+        commands = leave(bench := bench_with_members(), lost)
+        assert submitted(commands) == [(2, 2, ())]
+        assert lost.id in ledger(commands, "attempt_lost")[0]["reason"]
+        assert bench.role.open_requests == 1
+
+    def test_the_prompt_worker_matters_until_the_token_worker_speaks(self) -> None:
+        """Its own first token is not the end of its part: the KV may still be on the way."""
+        bench = bench_with_members()
+        bench.tokens((0, 50), worker="p")
+        assert submitted(leave(bench, PROMPT)) == [(2, 2, (50,))]
+
+    def test_after_the_token_workers_first_token_the_prompt_worker_matters_no_more(self) -> None:
+        """Even if that token still waits for the prompt worker's."""
+        for indexes in ((0, 1), (1,)):
+            bench = bench_with_members()
+            for index in indexes:
+                bench.tokens((index, 50 + index), worker="t" if index else "p")
+            assert leave(bench, PROMPT) == []
+            assert len(submitted(leave(bench, TOKEN))) == 1
+
+    def test_silence_is_a_loss(self) -> None:
+        """Of a worker that just stopped."""
+        bench = bench_with_members()
+        bench.feed(PROMPT, after_s=1.5)
+        commands = bench.tick(after_s=1.0)
+        assert submitted(commands) == [(2, 2, ())]
+        assert "silent" in ledger(commands, "attempt_lost")[0]["reason"]
+
+    def test_a_restart_is_a_loss(self) -> None:
+        """What the first incarnation held is gone."""
+        commands = bench_with_members().feed(replace(TOKEN, incarnation=2))
+        assert submitted(commands) == [(2, 2, ())]
+
+    def test_an_assignment_to_a_worker_lost_lately_is_lost(self) -> None:
+        """The scheduler spoke before it knew."""
+        bench = bench_with_members(workers=None)
+        leave(bench, TOKEN)
+        assert submitted(bench.assigned()) == [(2, 2, ())]
+
+    def test_requests_on_other_workers_go_on(self) -> None:
+        """As do those of members nobody heard of."""
+        bench = bench_with_members()
+        assert leave(bench, worker_member("t2")) == []
+        bench.feed(worker_member("t2"))
+        assert leave(bench, worker_member("t2")) == []
+        assert bench.tick() == []
+
+    def test_every_request_of_a_lost_worker_is_recovered(self) -> None:
+        """In the order in which they came."""
+        bench = bench_with_members()
+        bench.open("b")
+        assert [order.request_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]
+
+
+class TestLostScheduler:
+    """What waits at a scheduler is lost with it; what runs needs none."""
+
+    def test_waiting_requests_are_submitted_again(self) -> None:
+        """Another scheduler may take them."""
+        bench = bench_with_members(workers=None)
+        bench.feed(m.RequestAccepted("r", 1))
+        assert submitted(leave(bench, SCHEDULER)) == [(2, 2, ())]
+
+    def test_requests_that_no_scheduler_has_taken_yet_are_not(self) -> None:
+        """Whoever asks a scheduler that is gone hears so by itself."""
+        assert leave(bench_with_members(workers=None), SCHEDULER) == []
+
+    def test_running_requests_go_on(self) -> None:
+        """Tokens do not pass through the scheduler."""
+        bench = bench_with_members()
+        assert leave(bench, SCHEDULER) == []
+        assert delivered(bench.tokens((0, 50))) == [50]
+
+    def test_a_loss_between_two_attempts_is_no_further_one(self) -> None:
+        """Whatever is heard of an attempt that was given up, the next one follows when it is due."""
+        bench = bench_with_members()
+        bench.error()
+        bench.assigned(epoch=2)
+        bench.error(stream=2)
+        for commands in (leave(bench, TOKEN), bench.rejected(epoch=2, after_s=0.4)):
+            assert commands == []
+        assert submitted(bench.tick(after_s=0.2)) == [(3, 3, ())]
+
+    def test_a_request_between_two_attempts_waits_for_its_pause(self) -> None:
+        """It is at no scheduler."""
+        bench = bench_with_members()
+        bench.error()
+        bench.rejected(epoch=2, after_s=0.1)
+        assert leave(bench, SCHEDULER) == []
+
+
+class TestBroker:
+    """Which messages an outage of the broker cost, nobody can tell."""
+
+    def test_after_an_outage_every_attempt_starts_anew(self) -> None:
+        """From what was delivered; an attempt that waits for its next try is left to it."""
+        bench = bench_with_members()
+        bench.tokens((0, 50), (1, 51))
+        assert submitted(bench.feed(g.BusReconnected())) == [(2, 2, (50, 51))]
+        assert submitted(bench.feed(g.BusReconnected())) == []
+
+
+class TestStall:
+    """An attempt that brings nothing for too long counts as lost."""
+
+    def test_without_a_token_for_stall_s_the_next_attempt_follows(self) -> None:
+        """Counted from the last token, or from the start."""
+        bench = bench_with_members()
+        for member in (PROMPT, TOKEN):
+            bench.feed(member)
+        bench.tokens((0, 50), after_s=1.0)
+        bench.role.membership.timeout_s = 1e9  # this test lets hours pass between heartbeats
+        assert bench.tick(after_s=60.0) == []
+        commands = bench.tick(after_s=0.1)
+        assert submitted(commands) == [(2, 2, (50,))]
+        assert "nothing came for 60 s" in ledger(commands, "attempt_lost")[0]["reason"]
+
+    def test_every_attempt_has_stall_s_from_its_submission(self) -> None:
+        """Not from the first loss, which may be long ago by then."""
+        bench = GatewayBench(replace(LIMITS, recovery_s=1000.0))
+        bench.open()
+        assert submitted(bench.error(after_s=1.0)) == [(2, 2, ())]
+        bench.rejected(epoch=2, after_s=50.0)
+        assert submitted(bench.tick(after_s=1.0)) == [(3, 3, ())]
+        assert bench.tick(after_s=60.0) == []
+        assert "nothing came" in ledger(bench.tick(after_s=0.1), "attempt_lost")[0]["reason"]
+
+    def test_the_next_attempt_gets_its_own_time(self) -> None:
+        """A second stall is longer than a recovery may take, and fails the request."""
+        bench = bench_with_members()
+        bench.role.membership.timeout_s = 1e9
+        assert len(submitted(bench.tick(after_s=61.0))) == 1
+        assert bench.tick(after_s=60.0) == []
+        assert only(bench.tick(after_s=0.1), g.Fail)[0].code == g.FAIL_NOT_RECOVERED

@@ -1,0 +1,53 @@
+"""A token worker that gets to its inbox late: scheduler and worker as they are, the test is the links between them."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.scheduler import SchedulerLimits
+from tests.unit.core.builders import only, sent, worker_member
+from tests.unit.core.scheduler_bench import SchedulerBench, submission
+from tests.unit.core.worker.bench import WorkerBench, deltas
+
+#: Holds the prompt, but not all of the request: it stands in for no token worker.
+PROMPT = worker_member("p", m.Pool.PROMPT, blocks=2)
+WORKER = worker_member("w")
+
+
+def assert_one_prefill_into_the_second_reservation(scheduler: SchedulerBench, inbox: list[m.Message]) -> None:
+    """The worker works its inbox off, the scheduler hears the answers; what is wanted stands, on both sides."""
+    worker = WorkerBench()
+    commands = [command for order in inbox for command in worker.feed(order)]
+    assert deltas(commands) == []
+    first, second = sent(commands, "s")
+    assert isinstance(first, m.KvReserved)
+    assert isinstance(second, m.KvReserved)
+    assert scheduler.feed(first) == []
+    started = scheduler.feed(second)
+    assert [start.target for start in only(started, m.StartPrefill)] == [second.target]
+    assert only(started, m.RequestAssigned) == [m.RequestAssigned("r", 1, "p", "w")]
+    assert sent(started, "w") == []
+    assert worker.role.load().waiting_for_kv == 1
+    worker.load("r")
+    assert only(worker.arrive("r"), m.TokenBatch) == []
+    assert deltas(worker.iterate(r=51))[0].token_index == 1
+
+
+def test_a_worker_that_was_asked_twice_meanwhile_serves_the_second_order() -> None:
+    """Longer busy than a reservation may take: it finds the order, its cancellation and the next order."""
+    scheduler = SchedulerBench(PROMPT, WORKER, limits=SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0))
+    inbox = sent(scheduler.feed(submission()), "w")
+    inbox += sent(scheduler.feed(m.Tick(), after_s=2.5), "w")
+    assert [type(order) for order in inbox] == [m.ReserveKv, m.CancelRequest, m.ReserveKv]
+    assert_one_prefill_into_the_second_reservation(scheduler, inbox)
+
+
+def test_a_worker_that_was_given_up_and_comes_back_serves_the_second_order() -> None:
+    """Longer silent than a member may be: nobody else is there, and its first heartbeat brings it the next order."""
+    scheduler = SchedulerBench(PROMPT, WORKER, limits=SchedulerLimits(reservation_timeout_s=60.0, member_timeout_s=2.0))
+    inbox = sent(scheduler.feed(submission()), "w")
+    scheduler.feed(PROMPT, after_s=2.0)
+    inbox += sent(scheduler.feed(m.Tick(), after_s=0.5), "w")
+    assert scheduler.role.queued == 1
+    inbox += sent(scheduler.feed(WORKER), "w")
+    assert [type(order) for order in inbox] == [m.ReserveKv, m.CancelRequest, m.ReserveKv]
+    assert_one_prefill_into_the_second_reservation(scheduler, inbox)

@@ -1,0 +1,109 @@
+"""Who is in the mesh, by their heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotwise.core.membership import MemberJoined, MemberLost, Membership
+from spotwise.core.messages import Member, MemberKind, MemberState, Pool
+from tests.unit.core.builders import plain_member, worker_member
+
+GATEWAY = plain_member("g", MemberKind.GATEWAY)
+TIMEOUT_S = 2.0
+
+
+def test_the_first_heartbeat_joins_and_later_ones_renew() -> None:
+    """A member joins once; its newest report replaces the one before."""
+    members = Membership(TIMEOUT_S)
+    busier = replace(GATEWAY, state=MemberState.DRAINING)
+    assert members.observe(GATEWAY, 0.0) == [MemberJoined(GATEWAY)]
+    assert members.observe(busier, 1.0) == []
+    assert members.get("g") is busier
+
+
+def test_silence_longer_than_the_timeout_loses_a_member_once() -> None:
+    """The timeout itself is still in time."""
+    members = Membership(TIMEOUT_S)
+    members.observe(GATEWAY, 0.0)
+    assert members.expire(2.0) == []
+    assert members.expire(2.1) == [MemberLost(GATEWAY, "silent for 2 s")]
+    assert members.get("g") is None
+    assert members.expire(9.0) == []
+
+
+def test_a_silent_member_that_is_heard_again_joins_again() -> None:
+    """Silence is no proof of death."""
+    members = Membership(TIMEOUT_S)
+    members.observe(GATEWAY, 0.0)
+    members.expire(3.0)
+    assert members.observe(GATEWAY, 4.0) == [MemberJoined(GATEWAY)]
+
+
+def test_a_restart_is_a_loss_and_a_joining() -> None:
+    """What the first incarnation held is gone, even if nobody noticed its absence."""
+    members = Membership(TIMEOUT_S)
+    reborn = replace(GATEWAY, incarnation=2)
+    members.observe(GATEWAY, 0.0)
+    assert members.observe(reborn, 0.5) == [MemberLost(GATEWAY, "restarted"), MemberJoined(reborn)]
+
+
+def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing() -> None:
+    """It neither replaces the newer report nor counts as a sign of life, and raises no dead."""
+    members = Membership(TIMEOUT_S)
+    reborn = replace(GATEWAY, incarnation=2)
+    members.observe(reborn, 0.0)
+    assert members.observe(GATEWAY, 1.9) == []
+    assert members.get("g") is reborn
+    assert members.expire(2.1) == [MemberLost(reborn, "silent for 2 s")]
+    assert members.observe(GATEWAY, 2.2) == []
+    assert members.get("g") is None
+
+
+def test_who_says_that_it_left_is_lost_at_once() -> None:
+    """A good-bye needs no timeout; one from somebody unknown changes nothing."""
+    members = Membership(TIMEOUT_S)
+    gone = replace(GATEWAY, state=MemberState.LEFT)
+    assert members.observe(gone, 0.0) == []
+    members.observe(GATEWAY, 0.1)
+    assert members.observe(gone, 0.2) == [MemberLost(GATEWAY, "left")]
+    assert members.expire(9.0) == []
+
+
+def test_a_good_bye_of_a_new_incarnation_ends_the_old_one_too() -> None:
+    """A process that started and left between two heartbeats still replaced its predecessor."""
+    members = Membership(TIMEOUT_S)
+    members.observe(GATEWAY, 0.0)
+    gone = replace(GATEWAY, incarnation=2, state=MemberState.LEFT)
+    assert members.observe(gone, 0.1) == [MemberLost(GATEWAY, "restarted")]
+    assert members.all() == []
+
+
+def test_lost_lately_covers_one_timeout_and_ends_with_a_return() -> None:
+    """News of a member lost long ago, present again or never seen is not taken for stale."""
+    members = Membership(TIMEOUT_S)
+    assert not members.lost_lately("g", 0.0)
+    members.observe(GATEWAY, 0.0)
+    members.expire(3.0)
+    assert members.lost_lately("g", 5.0)
+    assert not members.lost_lately("g", 5.1)
+    members.observe(GATEWAY, 5.0)
+    assert not members.lost_lately("g", 5.0)
+
+
+def test_members_are_listed_in_order_of_id() -> None:
+    """Whatever order they came in; `workers` leaves everyone else out."""
+    members = Membership(TIMEOUT_S)
+    came: list[Member] = [worker_member("t2"), GATEWAY, worker_member("p1", Pool.PROMPT), worker_member("t1")]
+    for member in came:
+        members.observe(member, 0.0)
+    assert [member.id for member in members.all()] == ["g", "p1", "t1", "t2"]
+    assert [member.id for member in members.workers()] == ["p1", "t1", "t2"]
+    assert [member.id for member in members.all(MemberKind.GATEWAY)] == ["g"]
+
+
+def test_several_silent_members_are_lost_in_order_of_id() -> None:
+    """Who acts upon losses does so everywhere alike."""
+    members = Membership(TIMEOUT_S)
+    for worker_id in ("b", "a", "c"):
+        members.observe(worker_member(worker_id), 0.0)
+    assert [loss.member.id for loss in members.expire(5.0) if isinstance(loss, MemberLost)] == ["a", "b", "c"]

@@ -1,0 +1,205 @@
+"""The conversation by which a request gets both its workers, and the queue where it waits."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.messages import Pool, RejectCode
+from spotwise.core.scheduler import SchedulerLimits
+from tests.unit.core.builders import ledger, only, sent, worker_member
+from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, refused, reserved, submission
+
+#: A token worker for one request of the default size at a time.
+SMALL = worker_member("t", blocks=3)
+
+
+class TestConversation:
+    """Reserve on the token worker, then start the prefill and tell the gateway."""
+
+    def test_an_accepted_request_is_reserved_on_its_token_worker(self) -> None:
+        """The gateway hears at once that it is taken; the prompt worker hears nothing yet."""
+        commands = SchedulerBench().feed(submission())
+        assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
+        assert sent(commands, "t") == [
+            m.ReserveKv("r", 1, m.StreamRef("g", 101), "s", assignment=1, kv_tokens=40, owed_tokens=10, lease_s=3.0)
+        ]
+        assert sent(commands, "p") == []
+
+    def test_a_standing_reservation_starts_the_prefill_and_is_reported(self) -> None:
+        """The prompt worker learns the reserved blocks, the gateway both names, the ledger the time in the queue."""
+        bench = SchedulerBench()
+        bench.feed(submission())
+        commands = bench.feed(reserved(), after_s=0.5)
+        target = reserved().target
+        assert sent(commands, "p") == [
+            m.StartPrefill("r", 1, m.StreamRef("g", 101), "s", 2, prompt_tokens=30, target=target, lease_s=3.0)
+        ]
+        assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
+        assert ledger(commands, "assigned") == [{"prompt_worker": "p", "token_worker": "t", "queue_s": 0.5}]
+        assert (bench.role.queued, bench.role.live) == (0, 1)
+
+    def test_one_worker_may_get_both_parts(self) -> None:
+        """A mesh of token workers serves in place."""
+        bench = SchedulerBench(TOKEN)
+        assert sent(bench.assign(), "t")[0].__class__ is m.StartPrefill
+
+    def test_prompts_of_reservations_under_way_count_for_their_prompt_worker(self) -> None:
+        """Two requests submitted at once go to two prompt workers."""
+        bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT), TOKEN)
+        bench.feed(submission("a"))
+        bench.feed(submission("b"))
+        assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].prompt_worker == "p"
+        assert only(bench.feed(reserved("b", number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
+
+    def test_a_submission_delivered_twice_is_one(self) -> None:
+        """Nothing is reserved again, nor for an attempt that a newer one overtook."""
+        bench = SchedulerBench()
+        bench.feed(submission(epoch=2))
+        assert bench.feed(submission(epoch=2)) == []
+        assert bench.feed(submission(epoch=1)) == []
+
+    def test_a_reservation_granted_twice_is_not_assigned_twice(self) -> None:
+        """The prompt is started once, and the reservation it goes to is left alone."""
+        bench = SchedulerBench()
+        bench.assign()
+        assert bench.feed(reserved()) == []
+
+
+class TestQueue:
+    """First come, first served; what finds no room waits here."""
+
+    def test_a_later_request_never_passes_one_without_room(self) -> None:
+        """Not even a small one that would fit."""
+        bench = SchedulerBench(worker_member("t", blocks=5, free=2))
+        assert bench.reservations(submission("large")) == []
+        assert bench.reservations(submission("small", prompt=1, new=1)) == []
+        assert bench.role.queued == 2
+        roomy = worker_member("t", blocks=5)
+        assert bench.reservations(roomy) == [("large", "t"), ("small", "t")]
+        assert bench.role.queued == 0
+
+    def test_blocks_promised_and_not_yet_reported_are_not_promised_again(self) -> None:
+        """Until a heartbeat includes the first request, the second finds no room."""
+        bench = SchedulerBench(worker_member("t", blocks=5))
+        assert bench.reservations(submission("a")) == [("a", "t")]
+        assert bench.reservations(submission("b")) == []
+        assert bench.reservations(worker_member("t", blocks=5)) == []  # sent before it heard of "a"
+        assert bench.reservations(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
+        assert bench.reservations(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
+
+    def test_a_refused_request_goes_back_to_the_head_and_is_tried_upon_a_heartbeat(self) -> None:
+        """It keeps its place before those that wait."""
+        bench = SchedulerBench(SMALL)
+        bench.feed(submission("a"))
+        bench.feed(submission("b"))
+        assert bench.feed(refused("a")) == []
+        assert bench.role.queued == 2
+        assert bench.reservations(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
+
+    def test_several_refused_requests_keep_their_order(self) -> None:
+        """Whichever came first is assigned first, in whatever order the refusals arrive."""
+        for order in (("a", "b", "c"), ("c", "b", "a"), ("b", "c", "a")):
+            bench = SchedulerBench()
+            for request_id in ("a", "b", "c"):
+                bench.feed(submission(request_id))
+            for request_id in order:
+                bench.feed(refused(request_id, number="abc".index(request_id) + 1))
+            assert bench.reservations(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
+
+    def test_a_refusal_of_something_else_changes_nothing(self) -> None:
+        """Of another epoch, another worker, an unknown request, another order or one assigned already."""
+        bench = SchedulerBench()
+        bench.feed(submission(epoch=2))
+        for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):
+            # whoever speaks of what was not asked of it last may hold something that nobody wants
+            assert cancels(bench.feed(stray)) == [(holder, stray.request_id, stray.epoch)]
+        assert bench.feed(refused(epoch=2, number=7)) == []
+        assert bench.role.queued == 0
+        bench.feed(reserved(epoch=2))
+        assert bench.feed(refused(epoch=2)) == []
+        assert (bench.role.queued, bench.role.live) == (0, 1)
+
+    def test_closing_the_head_lets_the_next_go_on(self) -> None:
+        """A client that gave up waiting stands in nobody's way."""
+        bench = SchedulerBench(worker_member("t", blocks=9, free=3))
+        bench.feed(submission("large", prompt=100))
+        bench.feed(submission("small"))
+        assert bench.reservations(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
+
+
+class TestRejections:
+    """What will not be served hears so, with a reason and when to ask again."""
+
+    def test_no_workers(self) -> None:
+        """An empty mesh, or one that only drains, says so at once."""
+        draining = worker_member("t", state=m.MemberState.DRAINING)
+        rejected = SchedulerBench(draining).rejection(submission())
+        assert (rejected.code, rejected.retry_after_s) == (RejectCode.NO_WORKERS, 5.0)
+
+    def test_never_fits(self) -> None:
+        """A request larger than any worker is told the sizes, and never to ask again."""
+        bench = SchedulerBench(worker_member("t", blocks=2), worker_member("t2", blocks=1))
+        rejected = bench.rejection(submission())
+        assert (rejected.code, rejected.retry_after_s) == (RejectCode.NEVER_FITS, None)
+        assert "need 40 tokens" in rejected.message
+        assert "more than 32" in rejected.message
+        assert bench.role.live == 0
+
+    def test_mesh_full(self) -> None:
+        """One more than the queue takes is told to come again soon."""
+        bench = SchedulerBench(SMALL, limits=SchedulerLimits(max_queued=1))
+        bench.feed(submission("runs"))
+        bench.feed(submission("waits"))
+        rejected = bench.rejection(submission("too many"))
+        assert (rejected.request_id, rejected.code) == ("too many", RejectCode.MESH_FULL)
+        assert rejected.retry_after_s == 1.0
+        assert (bench.role.queued, bench.role.live) == (1, 2)
+
+    def test_queue_timeout(self) -> None:
+        """Waiting is bounded; those that came later wait on."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0), limits=SchedulerLimits(max_queue_s=10.0))
+        bench.feed(submission("early"))
+        bench.feed(submission("late"), after_s=5.0)
+        bench.feed(worker_member("t", blocks=3, free=0), after_s=5.0)
+        assert bench.feed(m.Tick()) == []
+        rejected = bench.rejection(m.Tick(), after_s=0.1)
+        assert (rejected.request_id, rejected.code) == ("early", RejectCode.QUEUE_TIMEOUT)
+        assert "10 s" in rejected.message
+        assert (bench.role.queued, bench.role.live) == (1, 1)
+
+    def test_the_next_in_the_queue_takes_the_place_of_one_that_timed_out(self) -> None:
+        """A request too large for what is free blocks the others no longer than its time."""
+        limits = SchedulerLimits(max_queue_s=1.0)
+        bench = SchedulerBench(worker_member("t", blocks=9, free=3), limits=limits)
+        bench.feed(submission("large", prompt=100))
+        bench.feed(submission("small"), after_s=0.9)
+        assert bench.reservations(m.Tick(), after_s=0.2) == [("small", "t")]
+
+
+class TestEpochs:
+    """A higher epoch replaces a lower one."""
+
+    def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self) -> None:
+        """Both workers drop the old attempt before they hear of the new one."""
+        bench = SchedulerBench()
+        bench.assign()
+        commands = bench.feed(submission(epoch=2))
+        assert cancels(commands) == [("p", "r", 1), ("t", "r", 1)]
+        assert [type(message) for message in sent(commands, "t")] == [m.CancelRequest, m.ReserveKv]
+        assert bench.role.live == 1
+
+    def test_a_new_attempt_replaces_a_queued_one(self) -> None:
+        """There is nobody to cancel it on, and it waits only once."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0))
+        bench.feed(submission())
+        assert cancels(bench.feed(submission(epoch=2))) == []
+        assert (bench.role.queued, bench.role.live) == (1, 1)
+
+    def test_a_late_grant_to_an_earlier_attempt_is_cancelled(self) -> None:
+        """The newer attempt's reservation is not mistaken for it."""
+        bench = SchedulerBench()
+        bench.feed(submission(epoch=1))
+        bench.feed(submission(epoch=2))
+        commands = bench.feed(reserved(epoch=1))
+        assert cancels(commands) == [("t", "r", 1)]
+        assert only(commands, m.StartPrefill) == []
+        assert only(bench.feed(reserved(epoch=2, number=2)), m.StartPrefill)[0].epoch == 2

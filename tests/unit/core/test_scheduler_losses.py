@@ -1,0 +1,242 @@
+"""What the scheduler does about silence, losses, and gateways that are done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotwise.core import messages as m
+from spotwise.core.messages import MemberKind, MemberState, Pool
+from spotwise.core.request import FinishReason
+from spotwise.core.scheduler import SchedulerLimits
+from tests.unit.core.builders import only, plain_member, sent, worker_member
+from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, refused, reserved, submission
+
+PATIENT = SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0)
+GATEWAY = plain_member("g", MemberKind.GATEWAY)
+
+
+class TestClose:
+    """A gateway is done with a request."""
+
+    def test_an_unfinished_request_is_cancelled_on_both_workers(self) -> None:
+        """The client left: nobody computes for it any more."""
+        bench = SchedulerBench()
+        bench.assign()
+        assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
+        assert bench.role.live == 0
+
+    def test_one_worker_with_both_parts_is_told_once(self) -> None:
+        """No order is sent twice."""
+        bench = SchedulerBench(TOKEN)
+        bench.assign()
+        assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
+
+    def test_a_finished_request_is_only_forgotten(self) -> None:
+        """Its workers have let go of it by themselves."""
+        bench = SchedulerBench()
+        bench.assign()
+        assert bench.feed(m.CloseRequest("r", 1, finished=True)) == []
+        assert bench.role.live == 0
+
+    def test_a_queued_request_just_leaves_the_queue(self) -> None:
+        """No worker knows of it."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0))
+        bench.feed(submission())
+        assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
+        assert (bench.role.queued, bench.role.live) == (0, 0)
+
+    def test_a_grant_after_the_close_is_cancelled(self) -> None:
+        """The reservation does not stand until its lease runs out."""
+        bench = SchedulerBench()
+        bench.feed(submission())
+        assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
+        assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
+
+    def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self) -> None:
+        """A close says up to which attempt it is meant."""
+        bench = SchedulerBench()
+        bench.feed(submission(epoch=2))
+        assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
+        assert bench.role.live == 1
+
+    def test_an_unknown_unfinished_request_is_cancelled_everywhere(self) -> None:
+        """A scheduler that is no more may have assigned it to anyone."""
+        bench = SchedulerBench()
+        assert cancels(bench.feed(m.CloseRequest("r", 3, finished=False))) == [("p", "r", 3), ("t", "r", 3)]
+        assert bench.feed(m.CloseRequest("r", 3, finished=True)) == []
+
+
+class TestSilence:
+    """A token worker that lives and does not answer."""
+
+    def test_after_the_timeout_the_reservation_is_cancelled_and_another_worker_asked(self) -> None:
+        """What was asked of the silent one counts against it."""
+        bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"), limits=PATIENT)
+        assert bench.reservations(submission()) == [("r", "t")]
+        assert bench.feed(m.Tick(), after_s=1.9) == []
+        commands = bench.feed(m.Tick(), after_s=0.2)
+        assert cancels(commands) == [("t", "r", 1)]
+        assert [c.recipient_id for c in commands if isinstance(c, m.Send) and isinstance(c.message, m.ReserveKv)] == [
+            "t2"
+        ]
+
+    def test_its_late_grant_is_cancelled_and_its_late_refusal_leaves_the_request_where_it_is(self) -> None:
+        """The request is in other hands now."""
+        bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"), limits=PATIENT)
+        bench.feed(submission())
+        bench.feed(m.Tick(), after_s=2.5)
+        assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
+        bench.feed(refused())
+        assert bench.role.queued == 0
+        granted = reserved(worker_id="t2", number=2)
+        assert only(bench.feed(granted), m.RequestAssigned)[0].token_worker == "t2"
+
+    def test_a_late_answer_of_a_worker_that_was_asked_again_changes_nothing(self) -> None:
+        """Its cancellation stood between the two orders; one more would end the reservation that is wanted."""
+        for late in (reserved(number=1), refused(number=1)):
+            bench = SchedulerBench(limits=PATIENT)
+            bench.feed(submission())
+            bench.feed(m.Tick(), after_s=2.5)
+            assert bench.feed(late) == []
+            assert bench.role.queued == 0
+            assert only(bench.feed(reserved(number=2)), m.StartPrefill)[0].epoch == 1
+
+    def test_a_late_grant_while_the_request_waits_is_cancelled(self) -> None:
+        """It is asked of nobody at the moment, so nothing that is wanted can be hit."""
+        bench = SchedulerBench(worker_member("t", blocks=3), limits=PATIENT)
+        bench.feed(submission())
+        bench.feed(m.Tick(), after_s=2.5)
+        assert bench.role.queued == 1
+        assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
+
+    def test_an_answered_reservation_does_not_time_out(self) -> None:
+        """How long the prompt takes is not the scheduler's business."""
+        bench = SchedulerBench(limits=PATIENT)
+        bench.assign()
+        assert bench.feed(m.Tick(), after_s=30.0) == []
+
+
+class TestLostWorkers:
+    """A worker leaves, falls silent or starts anew."""
+
+    def test_a_token_worker_lost_while_reserving_is_replaced(self) -> None:
+        """A late grant of the dead one is not believed."""
+        bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2", owed=5))
+        bench.feed(submission())
+        assert cancels(bench.feed(replace(TOKEN, state=MemberState.LEFT))) == [("t", "r", 1)]
+        assert bench.role.queued == 1
+        assert bench.reservations(m.Tick()) == [("r", "t2")]
+        assert only(bench.feed(reserved()), m.StartPrefill) == []
+
+    def test_a_prompt_worker_lost_while_reserving_frees_the_reservation(self) -> None:
+        """The token worker may be asked again, for another prompt worker."""
+        bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT, pending=5), TOKEN)
+        bench.feed(submission())
+        assert cancels(bench.feed(replace(PROMPT, state=MemberState.LEFT))) == [("t", "r", 1)]
+        assert bench.reservations(m.Tick()) == [("r", "t")]
+        assert only(bench.feed(reserved(number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
+
+    def test_a_silent_worker_is_lost_and_its_requests_keep_their_order(self) -> None:
+        """Those that wait already stay behind those that come back."""
+        bench = SchedulerBench(worker_member("t", blocks=6))
+        for request_id in ("a", "b", "c"):
+            bench.feed(submission(request_id))
+        assert bench.role.queued == 1
+        # it may only have been silent, with the orders still in its inbox
+        assert sorted(cancels(bench.feed(m.Tick(), after_s=2.1))) == [("t", "a", 1), ("t", "b", 1)]
+        assert bench.role.queued == 3
+        assert bench.reservations(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
+
+    def test_a_restarted_worker_holds_nothing_of_before(self) -> None:
+        """Its room is judged by its new report alone, and what was being reserved is reserved anew."""
+        bench = SchedulerBench(worker_member("t", blocks=3))
+        bench.feed(submission("a"))
+        assert bench.reservations(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
+
+    def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing(self) -> None:
+        """It does not bring back the room, or the state, that the worker had before it started anew."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0, incarnation=2))
+        bench.feed(submission())
+        assert bench.feed(worker_member("t", blocks=3, incarnation=1)) == []
+        assert bench.role.queued == 1
+
+    def test_assigned_requests_of_a_lost_worker_are_left_to_their_gateway(self) -> None:
+        """It knows which tokens came, and submits the next attempt."""
+        bench = SchedulerBench()
+        bench.assign()
+        assert bench.feed(replace(TOKEN, state=MemberState.LEFT)) == []
+        assert (bench.role.queued, bench.role.live) == (0, 1)
+
+    def test_a_draining_worker_gets_nothing_new(self) -> None:
+        """What it reserved before may still be granted."""
+        bench = SchedulerBench(TOKEN, worker_member("t2", owed=50))
+        bench.feed(submission("a"))
+        bench.feed(replace(TOKEN, state=MemberState.DRAINING))
+        assert bench.reservations(submission("b")) == [("b", "t2")]
+        assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].token_worker == "t"
+
+
+class TestOtherMembers:
+    """Gateways are watched, everyone else only noted."""
+
+    def test_a_lost_gateway_takes_its_requests_along(self) -> None:
+        """Queued, reserving or assigned; those of other gateways stay."""
+        bench = SchedulerBench(PROMPT, worker_member("t", blocks=9))
+        bench.feed(GATEWAY)
+        bench.assign("assigned")
+        bench.feed(submission("reserving"))
+        bench.feed(submission("other", gateway="g2"))
+        bench.feed(submission("queued"))
+        assert (bench.role.queued, bench.role.live) == (1, 4)
+        commands = bench.feed(replace(GATEWAY, state=MemberState.LEFT))
+        assert cancels(commands) == [
+            ("p", "assigned", 1),
+            ("t", "assigned", 1),
+            ("p", "reserving", 1),
+            ("t", "reserving", 1),
+        ]
+        assert (bench.role.queued, bench.role.live) == (0, 1)
+
+    def test_a_gateway_that_was_only_silent_is_asked_for_another_attempt(self) -> None:
+        """Assigned, reserving or queued; it would else wait for tokens that were cancelled."""
+        bench = SchedulerBench(PROMPT, worker_member("t", blocks=9))
+        bench.feed(GATEWAY)
+        bench.assign("assigned")
+        for request_id in ("reserving", "second", "queued"):
+            bench.feed(submission(request_id, epoch=ord(request_id[0])))
+        for worker in (PROMPT, TOKEN):
+            bench.feed(worker, after_s=1.0)
+        batches = only(bench.feed(m.Tick(), after_s=0.5), m.TokenBatch)
+        (errors,) = zip(*(batch.deltas for batch in batches), strict=True)
+        assert [error.stream_id for error in errors] == [100 + epoch for epoch in (1, *map(ord, "rsq"))]
+        assert {(error.token_id, error.finish_reason, error.retryable) for error in errors} == {
+            (None, FinishReason.ERROR, True)
+        }
+        assert {batch.worker_id for batch in batches} == {"s"}
+
+    def test_a_restarted_gateway_hears_nothing_of_the_streams_before(self) -> None:
+        """It numbers its own from the start again."""
+        bench = SchedulerBench()
+        bench.feed(GATEWAY)
+        bench.assign()
+        commands = bench.feed(replace(GATEWAY, incarnation=2))
+        assert len(cancels(commands)) == 2
+        assert sent(commands, "g") == []
+
+    def test_a_silent_gateway_is_a_lost_one(self) -> None:
+        """Nobody would take the tokens."""
+        bench = SchedulerBench(limits=SchedulerLimits(member_timeout_s=2.0))
+        bench.feed(GATEWAY)
+        bench.assign()
+        for worker in (PROMPT, TOKEN):
+            bench.feed(worker, after_s=1.0)
+        assert len(cancels(bench.feed(m.Tick(), after_s=0.5))) == 2
+
+    def test_members_of_other_kinds_are_no_workers(self) -> None:
+        """A planner that joins and leaves changes nothing."""
+        bench = SchedulerBench()
+        planner = plain_member("planner", MemberKind.MIGRATION_PLANNER)
+        assert bench.feed(planner) == []
+        bench.assign()
+        assert bench.feed(replace(planner, state=MemberState.LEFT)) == []
+        assert bench.role.live == 1

@@ -1,0 +1,146 @@
+"""A worker role on a bench: the test is its engine, its store and its mesh."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import KvHandoff, KvTarget, RequestRecord, sequence_id
+from spotwise.core.request import FinishReason, StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.role import WorkerRole
+from tests.unit.core.builders import only
+
+BLOCK_SIZE = 16
+LEASE_S = 3.0
+STOP_TOKEN = 2
+TARGET = KvTarget("t", 7, "t:2", (4, 5, 6))
+
+
+def stream_of(request_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRef:
+    """Streams are numbered by what is in the name, so that tests can tell them."""
+    return m.StreamRef(gateway, ord(request_id[0]) * 10 + epoch)
+
+
+class WorkerBench:
+    """A role named `w` and a clock; feeding it checks that blocks are where the law says they are."""
+
+    def __init__(self, *, blocks: int = 20, limits: BatchLimits | None = None) -> None:
+        self.now = 1000.0
+        self.pool = BlockPool(blocks, BLOCK_SIZE)
+        self.role = WorkerRole("w", 9, "w:2", self.pool, limits)
+
+    def feed(self, event: c.WorkerEvent, after_s: float = 0.0) -> list[c.WorkerCommand]:
+        """Let time pass, then the event happen."""
+        self.now += after_s
+        return self.role.handle(event, self.now)
+
+    def tick(self, after_s: float = 0.0) -> list[c.WorkerCommand]:
+        return self.feed(m.Tick(), after_s)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, request_id: str, epoch: int = 1, *, tokens: int = 40, new: int = 10, number: int = 1, gateway: str = "g"
+    ) -> list[c.WorkerCommand]:
+        stream = stream_of(request_id, epoch, gateway)
+        return self.feed(m.ReserveKv(request_id, epoch, stream, "s", number, tokens, new, LEASE_S))
+
+    def start(
+        self,
+        request_id: str,
+        epoch: int = 1,
+        *,
+        prompt: int = 30,
+        target: KvTarget = TARGET,
+        number: int = 1,
+        gateway: str = "g",
+        lease_s: float = LEASE_S,
+    ) -> list[c.WorkerCommand]:
+        stream = stream_of(request_id, epoch, gateway)
+        return self.feed(m.StartPrefill(request_id, epoch, stream, "s", number, prompt, target, lease_s))
+
+    def load(
+        self, request_id: str, epoch: int = 1, *, committed: tuple[int, ...] = (), max_new: int = 10
+    ) -> list[c.WorkerCommand]:
+        """The engine has the record."""
+        record = RequestRecord(
+            request_id,
+            epoch,
+            "g",
+            1,
+            "model",
+            (1, 1),
+            committed,
+            SamplingParams(),
+            StopCriteria(max_new, (STOP_TOKEN,)),
+            self.now,
+        )
+        return self.feed(c.RecordLoaded(record))
+
+    # --- whole phases -------------------------------------------------------------------------------------------------
+
+    def prefill(
+        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
+    ) -> list[c.WorkerCommand]:
+        """A prompt for another worker, known to the engine."""
+        return self.start(request_id, epoch, prompt=prompt, gateway=gateway) + self.load(
+            request_id, epoch, max_new=max_new
+        )
+
+    def decode(self, request_id: str, epoch: int = 1, *, prompt: int = 30, gateway: str = "g") -> list[c.WorkerCommand]:
+        """A sequence handed off to this worker, known to the engine."""
+        commands = self.reserve(request_id, epoch, gateway=gateway) + self.load(request_id, epoch)
+        return commands + self.arrive(request_id, epoch, tokens=prompt)
+
+    def in_place(self, request_id: str, epoch: int = 1, *, prompt: int = 30) -> list[c.WorkerCommand]:
+        """Both phases here, known to the engine."""
+        commands = self.reserve(request_id, epoch) + self.load(request_id, epoch)
+        (granted,) = only(commands, m.KvReserved)
+        return commands + self.start(request_id, epoch, prompt=prompt, target=granted.target)
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def iterate(self, after_s: float = 0.0, **tokens: int) -> list[c.WorkerCommand]:
+        """The iteration ends with these tokens, by request, first attempts all."""
+        sampled = tuple(SampledToken(sequence_id(request_id, 1), token) for request_id, token in tokens.items())
+        return self.feed(c.IterationFinished(sampled), after_s)
+
+    def arrive(
+        self, request_id: str, epoch: int = 1, *, tokens: int = 30, first: int = 50, after_s: float = 0.0
+    ) -> list[c.WorkerCommand]:
+        return self.feed(c.KvArrived(KvHandoff(request_id, epoch, tokens, first), 4096, 0.25, "shm"), after_s)
+
+    def delivered(self, request_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
+        return self.feed(c.HandoffDelivered(request_id, epoch, 4096, 0.25, "shm"), after_s)
+
+    def assert_empty(self) -> None:
+        """Nothing is held: blocks, counts."""
+        load = self.role.load()
+        assert self.pool.free_blocks == self.pool.num_blocks
+        assert self.pool.owners == 0
+        counts = (load.pending_prompt_tokens, load.owed_tokens, load.waiting, load.waiting_for_kv)
+        assert (*counts, load.running, load.migrating) == (0, 0, 0, 0, 0, 0)
+
+
+def rows(commands: list[c.WorkerCommand]) -> list[str]:
+    """Sequences in the one iteration ordered, if any was."""
+    return [row.sequence_id for order in only(commands, c.RunIteration) for row in order.batch.rows]
+
+
+def deltas(commands: list[c.WorkerCommand], gateway: str = "g") -> list[m.TokenDelta]:
+    """Token deltas sent to a gateway."""
+    return [
+        delta
+        for command in commands
+        if isinstance(command, m.Send) and command.recipient_id == gateway and isinstance(command.message, m.TokenBatch)
+        for delta in command.message.deltas
+    ]
+
+
+def error_delta(commands: list[c.WorkerCommand]) -> m.TokenDelta:
+    """The one delta sent, which is an error without a token."""
+    (delta,) = deltas(commands)
+    assert (delta.token_id, delta.finish_reason) == (None, FinishReason.ERROR)
+    return delta

@@ -1,0 +1,196 @@
+"""What runs next, and what an iteration's results mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.worker import commands as c
+from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows
+
+
+class TestScheduling:
+    """One iteration in flight; whoever can joins the next."""
+
+    def test_what_comes_during_an_iteration_joins_the_next_one(self) -> None:
+        """Decodes and prompts share it, in order of arrival."""
+        bench = WorkerBench()
+        assert rows(bench.decode("d")) == ["d@1"]
+        assert rows(bench.prefill("a")) == []
+        assert rows(bench.decode("e")) == []
+        assert rows(bench.iterate(d=51)) == ["d@1", "a@1", "e@1"]
+
+    def test_an_idle_worker_runs_nothing(self) -> None:
+        """An iteration that ends with nothing left orders none."""
+        bench = WorkerBench()
+        bench.prefill("a")
+        bench.iterate(a=STOP_TOKEN)
+        assert bench.tick() == []
+        assert bench.role.iterations == 1
+
+    def test_prompts_share_a_batch_up_to_the_cap(self) -> None:
+        """2,048 prompt tokens by default; the next one waits for the next batch, and nobody passes it."""
+        bench = WorkerBench(blocks=1000)
+        bench.decode("d")
+        for request_id, prompt in (("a", 2000), ("b", 48), ("c", 1), ("e", 1)):
+            bench.prefill(request_id, prompt=prompt)
+        assert rows(bench.iterate(d=51)) == ["d@1", "a@1", "b@1"]
+        assert rows(bench.iterate(d=51, a=50, b=50)) == ["d@1", "c@1", "e@1"]
+
+    def test_a_prompt_beyond_the_cap_runs_alone_among_prompts(self) -> None:
+        """Decodes go on beside it."""
+        bench = WorkerBench(blocks=1000)
+        bench.decode("d")
+        for request_id, prompt in (("a", 10), ("b", 3000), ("c", 10)):
+            bench.prefill(request_id, prompt=prompt)
+        assert rows(bench.iterate(d=51)) == ["d@1", "a@1"]
+        assert rows(bench.iterate(d=51, a=50)) == ["d@1", "b@1"]
+        assert rows(bench.iterate(d=51, b=50)) == ["d@1", "c@1"]
+
+    def test_at_most_max_num_seqs_rows_run(self) -> None:
+        """Those that came first; a prompt waits for a row like anything else, its blocks untouched."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=2))
+        bench.decode("d")
+        bench.decode("e")
+        bench.prefill("a")
+        assert rows(bench.iterate(d=51)) == ["d@1", "e@1"]
+        assert bench.pool.used_blocks == 6
+        assert rows(bench.iterate(d=STOP_TOKEN, e=51)) == ["e@1", "a@1"]
+
+    def test_a_prompt_without_blocks_waits_and_is_not_passed(self) -> None:
+        """Not by a smaller one either; a freed block lets it run."""
+        bench = WorkerBench(blocks=3)
+        bench.prefill("a", prompt=32)
+        bench.prefill("large", prompt=32)
+        bench.prefill("small", prompt=1)
+        assert rows(bench.iterate(a=50)) == []
+        assert bench.pool.used_blocks == 2
+        assert rows(bench.delivered("a")) == ["large@1", "small@1"]
+
+    def test_one_message_goes_to_each_gateway_an_iteration(self) -> None:
+        """With all its tokens, before any other command."""
+        bench = WorkerBench()
+        bench.decode("a")
+        bench.decode("b", gateway="g2")
+        bench.prefill("p")
+        bench.iterate(a=51)
+        commands = bench.iterate(a=52, b=53, p=50)
+        assert [type(command) for command in commands[:2]] == [m.Send, m.Send]
+        assert len(sent(commands, "g")) == len(sent(commands, "g2")) == 1
+        assert [delta.token_id for delta in deltas(commands)] == [52, 50]
+        assert [delta.token_id for delta in deltas(commands, "g2")] == [53]
+
+    def test_logprobs_travel_with_their_token(self) -> None:
+        """The role hands on what the engine reports."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        own, of_prompt = TokenLogprobs(-0.5, (1,), (-0.5,)), (None, TokenLogprobs(-1.0))
+        commands = bench.feed(c.IterationFinished((SampledToken("r@1", 50, own, of_prompt),)))
+        (delta,) = deltas(commands)
+        assert (delta.logprobs, delta.prompt_logprobs) == (own, of_prompt)
+
+    def test_an_engine_failure_ends_what_was_in_the_batch(self) -> None:
+        """For good: what the engine did is unknown. Who was not in it goes on."""
+        bench = WorkerBench()
+        bench.decode("a")
+        bench.prefill("p")
+        bench.iterate(a=51)
+        bench.decode("later")
+        commands = bench.feed(c.IterationFailed("out of memory"))
+        assert [(delta.retryable, delta.token_id) for delta in deltas(commands)] == [(False, None)] * 2
+        assert all("out of memory" in delta.error for delta in deltas(commands))
+        assert sent(commands, "t") == [m.CancelRequest("p", 1)]
+        assert len(ledger(commands, "failed")) == 2
+        assert rows(commands) == ["later@1"]
+        assert bench.pool.owners == 1
+        assert bench.role.iterations == 1
+
+
+class TestCondemned:
+    """What ends while its blocks are in use keeps them until they are at rest."""
+
+    @pytest.mark.parametrize("ends", ["finished", "failed"])
+    def test_cancelled_in_mid_iteration(self, ends: str) -> None:
+        """The blocks stay until the iteration ends, however it does; its token is published nowhere."""
+        bench = WorkerBench()
+        bench.decode("r")
+        assert bench.feed(m.CancelRequest("r", 1)) == []
+        assert bench.pool.used_blocks == 3
+        assert bench.role.load().owed_tokens == 0
+        commands = bench.iterate(r=51) if ends == "finished" else bench.feed(c.IterationFailed("broken"))
+        assert commands == [c.DropSequence("r@1")]
+        bench.assert_empty()
+
+    def test_a_prompt_cancelled_in_mid_iteration_pushes_nothing(self) -> None:
+        """Its reservation is given back at once, its blocks when the iteration ends; others go on."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.decode("d")
+        commands = bench.feed(m.CancelRequest("r", 1))
+        assert commands == [m.Send("t", m.CancelRequest("r", 1))]
+        assert bench.pool.used_blocks == 5
+        commands = bench.iterate(r=50)
+        assert rows(commands) == ["d@1"]
+        assert (deltas(commands), only(commands, c.PushKv)) == ([], [])
+        assert bench.pool.used_blocks == 3
+
+    @pytest.mark.parametrize("ends", ["delivered", "failed"])
+    def test_cancelled_in_mid_push(self, ends: str) -> None:
+        """The blocks stay until the push ends, however it does; the gateway hears nothing of it."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.iterate(r=50)
+        assert bench.feed(m.CancelRequest("r", 1)) == [m.Send("t", m.CancelRequest("r", 1))]
+        assert bench.pool.used_blocks == 2
+        bench.tick(after_s=0.1)
+        commands = bench.delivered("r") if ends == "delivered" else bench.feed(c.HandoffFailed("r", 1, "cancelled"))
+        assert commands == [c.DropSequence("r@1")]
+        bench.assert_empty()
+
+    def test_cancelled_twice_is_cancelled_once(self) -> None:
+        """The condemned are out of reach of a second order."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.feed(m.CancelRequest("r", 1))
+        assert bench.feed(m.CancelRequest("r", 1)) == []
+
+    def test_the_same_attempt_is_not_reserved_again_before_it_has_left(self) -> None:
+        """Its blocks are still written."""
+        bench = WorkerBench()
+        bench.decode("r")
+        bench.feed(m.CancelRequest("r", 1))
+        assert only(bench.reserve("r"), m.KvRefused)[0].reason == "reserved already"
+
+    def test_the_next_attempt_may_come_while_the_old_one_is_still_leaving(self) -> None:
+        """Each has its own blocks."""
+        bench = WorkerBench()
+        bench.decode("r", 1)
+        assert len(only(bench.reserve("r", 2), m.KvReserved)) == 1
+        assert bench.pool.used_blocks == 6
+        assert bench.iterate(r=51) == [c.DropSequence("r@1")]
+        assert bench.pool.used_blocks == 3
+
+
+def test_load_counts_by_state_and_back_to_zero() -> None:
+    """Every sequence is in one count at a time; owed tokens shrink as they are produced."""
+    bench = WorkerBench()
+    bench.prefill("pushed", prompt=20)
+    bench.iterate(pushed=50)
+    bench.decode("running")
+    bench.reserve("reserved")
+    bench.start("waiting", prompt=25)
+    load = bench.role.load()
+    assert (load.migrating, load.running, load.waiting_for_kv, load.waiting) == (1, 1, 1, 1)
+    assert (load.pending_prompt_tokens, load.kv_blocks_total, load.kv_block_size) == (25, 20, 16)
+    assert load.kv_blocks_free == 20 - 2 - 3 - 3
+    owed = load.owed_tokens
+    bench.iterate(running=51)
+    assert bench.role.load().owed_tokens == owed - 1
+    bench.iterate(running=STOP_TOKEN)
+    bench.delivered("pushed")
+    bench.feed(m.CancelRequest("waiting", 1))
+    bench.feed(m.CancelRequest("reserved", 1))
+    bench.assert_empty()

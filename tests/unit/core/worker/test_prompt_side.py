@@ -1,0 +1,269 @@
+"""Prompts that wait, and KV that is handed off."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.request import FinishReason
+from spotwise.core.worker import commands as c
+from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows, stream_of
+
+
+class TestStart:
+    """A prompt is queued until the engine knows it."""
+
+    def test_the_record_is_fetched_and_no_block_taken_yet(self) -> None:
+        """A waiting prompt holds nothing; it counts as pending."""
+        bench = WorkerBench()
+        assert bench.start("r", prompt=30) == [c.LoadRecord("r", 1)]
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.owed_tokens, load.waiting, load.kv_blocks_free) == (30, 0, 1, 20)
+
+    def test_once_loaded_it_runs_whole(self) -> None:
+        """All its tokens in one row, from position 0; blocks for the prompt alone."""
+        bench = WorkerBench()
+        (order,) = only(bench.prefill("r", prompt=30), c.RunIteration)
+        (row,) = order.batch.rows
+        assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1))
+
+    def test_an_order_delivered_twice_is_one(self) -> None:
+        """The prompt is computed once."""
+        bench = WorkerBench()
+        bench.start("r")
+        assert bench.start("r") == []
+        assert bench.role.load().pending_prompt_tokens == 30
+
+    def test_a_new_attempt_replaces_the_old_one_and_frees_its_reservation(self) -> None:
+        """The old attempt's token worker need not wait for the lease."""
+        bench = WorkerBench()
+        bench.start("r", 1)
+        commands = bench.start("r", 2)
+        assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+        assert bench.role.load().pending_prompt_tokens == 30
+
+    def test_a_prompt_that_could_never_fit_fails_for_good(self) -> None:
+        """No other attempt would fare better here; its reservation is given back."""
+        bench = WorkerBench(blocks=1)
+        commands = bench.start("r", prompt=17)
+        assert not error_delta(commands).retryable
+        assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+        assert only(commands, c.LoadRecord) == []
+        bench.assert_empty()
+
+    def test_a_missing_record_ends_the_attempt_and_frees_the_reservation(self) -> None:
+        """The next attempt writes the record anew, unless the engine would refuse that one too."""
+        for retryable in (False, True):
+            bench = WorkerBench()
+            bench.start("r")
+            commands = bench.feed(c.RecordUnavailable("r", 1, "gone", retryable))
+            assert error_delta(commands).retryable is retryable
+            assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+            bench.assert_empty()
+
+
+class TestHandoff:
+    """The first token goes to the gateway, the KV to the reservation."""
+
+    def test_the_token_is_published_and_the_prompt_blocks_are_pushed(self) -> None:
+        """Exactly the blocks that hold the prompt, in order; the first token has no KV yet, and says how long it waited."""
+        bench = WorkerBench()
+        bench.start("r", prompt=30)
+        bench.now += 2.0
+        bench.load("r")
+        commands = bench.iterate(after_s=0.5, r=50)
+        delta = m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=2.0)
+        assert commands[0] == m.Send("g", m.TokenBatch("w", (delta,)))
+        assert only(commands, c.PushKv) == [c.PushKv(KvHandoff("r", 1, 30, 50), TARGET, (0, 1))]
+        assert rows(commands) == []
+        load = bench.role.load()
+        assert (load.migrating, load.pending_prompt_tokens, load.kv_blocks_free) == (1, 0, 18)
+
+    def test_a_prompt_that_fills_its_blocks_pushes_all_of_them_and_no_more(self) -> None:
+        """32 tokens are two blocks, 33 are three."""
+        for prompt, blocks in ((16, (0,)), (32, (0, 1)), (33, (0, 1, 2))):
+            bench = WorkerBench()
+            bench.prefill("r", prompt=prompt)
+            assert only(bench.iterate(r=50), c.PushKv)[0].source_block_ids == blocks
+
+    def test_queue_and_prefill_times_are_in_the_ledger(self) -> None:
+        """The queue ends where the iteration begins."""
+        bench = WorkerBench()
+        bench.start("r", prompt=30)
+        bench.now += 2.0
+        bench.load("r")
+        assert ledger(bench.iterate(after_s=0.5, r=50), "prefilled") == [
+            {"prompt_tokens": 30, "queue_s": 2.0, "prefill_s": 0.5}
+        ]
+
+    def test_a_delivered_hand_off_is_recorded_and_let_go(self) -> None:
+        """The blocks are free, the engine forgets, the gateway has nothing to hear."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.iterate(r=50)
+        commands = bench.delivered("r")
+        assert ledger(commands, "handed_off") == [
+            {"token_worker": "t", "kv_bytes": 4096, "transfer_s": 0.25, "transport": "shm"}
+        ]
+        assert commands[-1] == c.DropSequence("r@1")
+        assert deltas(commands) == []
+        bench.assert_empty()
+
+    def test_a_failed_hand_off_asks_for_another_attempt(self) -> None:
+        """The gateway has the first token, so the next attempt starts at index 1; the reservation is given back."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.iterate(r=50)
+        commands = bench.feed(c.HandoffFailed("r", 1, "refused"))
+        delta = error_delta(commands)
+        assert (delta.retryable, delta.token_index) == (True, 1)
+        assert "refused" in delta.error
+        assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+        bench.assert_empty()
+
+    def test_news_of_a_push_that_is_not_under_way_changes_nothing(self) -> None:
+        """Of an unknown request, or of one still waiting."""
+        bench = WorkerBench()
+        assert bench.delivered("unknown") == []
+        bench.start("r")
+        assert bench.delivered("r") == []
+        assert bench.feed(c.HandoffFailed("r", 1, "odd")) == []
+        assert bench.role.load().waiting == 1
+
+    def test_a_first_token_that_ends_the_request_pushes_nothing(self) -> None:
+        """By a stop token or because one was all; the reservation is cancelled and all let go."""
+        for token, max_new, reason in ((STOP_TOKEN, 10, FinishReason.STOP), (50, 1, FinishReason.LENGTH)):
+            bench = WorkerBench()
+            bench.prefill("r", max_new=max_new)
+            commands = bench.iterate(r=token)
+            (delta,) = deltas(commands)
+            assert (delta.token_id, delta.finish_reason) == (token, reason)
+            assert only(commands, c.PushKv) == []
+            assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+            assert ledger(commands, "decoded") == []
+            assert len(ledger(commands, "prefilled")) == 1
+            bench.assert_empty()
+
+    def test_an_attempt_that_goes_on_prefills_the_committed_tokens_and_numbers_after_them(self) -> None:
+        """Prompt and committed outputs are one prompt to the prompt worker."""
+        bench = WorkerBench()
+        bench.start("r", prompt=32)
+        bench.load("r", committed=(7, 8))
+        commands = bench.iterate(r=50)
+        assert deltas(commands)[0].token_index == 2
+        assert only(commands, c.PushKv)[0].handoff.num_tokens == 32
+
+
+class TestRenewal:
+    """Reservations of prompts in work are kept alive."""
+
+    def test_one_message_goes_to_each_token_worker(self) -> None:
+        """Waiting, running and pushed ones alike, three times a lease."""
+        bench = WorkerBench()
+        bench.prefill("a")
+        bench.iterate(a=50)
+        bench.prefill("b")
+        bench.start("c", target=KvTarget("t2", 1, "t2:2", (0, 1, 2)))
+        commands = bench.tick()
+        assert commands == [
+            m.Send("t", m.RenewLeases((("a", 1), ("b", 1)))),
+            m.Send("t2", m.RenewLeases((("c", 1),))),
+        ]
+        assert bench.tick(after_s=0.9) == []
+        assert len(bench.tick(after_s=0.1)) == 2
+
+    def test_all_leases_of_a_worker_are_renewed_as_often_as_the_shortest_needs(self) -> None:
+        """A long one is renewed along with it, and neither waits for the other."""
+        bench = WorkerBench()
+        bench.start("short", lease_s=3.0)
+        bench.start("long", lease_s=9.0)
+        renewal = m.Send("t", m.RenewLeases((("short", 1), ("long", 1))))
+        assert bench.tick() == [renewal]
+        for _ in range(5):
+            assert bench.tick(after_s=0.5) == []
+            assert bench.tick(after_s=0.5) == [renewal]
+        bench.feed(m.CancelRequest("short", 1))
+        assert bench.tick(after_s=2.9) == []
+        assert bench.tick(after_s=0.1) == [m.Send("t", m.RenewLeases((("long", 1),)))]
+
+    def test_what_is_over_is_not_renewed(self) -> None:
+        """Handed off, or condemned in the middle of a push."""
+        bench = WorkerBench()
+        for request_id in ("a", "b"):
+            bench.prefill(request_id)
+            bench.iterate(**{request_id: 50})
+        bench.delivered("a")
+        bench.feed(m.CancelRequest("b", 1))
+        assert bench.tick(after_s=1.0) == []
+
+    def test_sequences_that_decode_here_have_nothing_to_renew(self) -> None:
+        """Their blocks are their own."""
+        bench = WorkerBench()
+        bench.decode("r")
+        assert bench.tick(after_s=1.0) == []
+
+
+class TestInPlace:
+    """Both phases on the worker that holds the reservation."""
+
+    def test_the_reservation_becomes_the_sequence(self) -> None:
+        """The transfer is shut, nothing is pushed, and the reserved blocks hold the prompt and what follows."""
+        bench = WorkerBench()
+        commands = bench.in_place("r", prompt=30)
+        assert commands[-2] == c.ForgetKv("r")
+        (order,) = only(commands, c.RunIteration)
+        (row,) = order.batch.rows
+        assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1, 2))
+        commands = bench.iterate(after_s=0.5, r=50)
+        assert deltas(commands) == [m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=0.0)]
+        assert only(commands, c.PushKv) == []
+        assert rows(commands) == ["r@1"]
+        assert len(ledger(commands, "prefilled")) == 1
+        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").stream_id, 1, 51)]
+
+    def test_the_ledger_tells_the_phases_apart(self) -> None:
+        """The first token and its time belong to the prompt phase."""
+        bench = WorkerBench()
+        bench.in_place("r")
+        bench.iterate(after_s=2.0, r=50)
+        bench.iterate(after_s=0.25, r=51)
+        (facts,) = ledger(bench.iterate(after_s=0.25, r=STOP_TOKEN), "decoded")
+        assert facts == {"tokens": 2, "decode_s": 0.5, "finish_reason": "stop"}
+        bench.assert_empty()
+
+    def test_it_may_start_before_the_engine_knows_the_sequence(self) -> None:
+        """It runs as soon as the record is loaded."""
+        bench = WorkerBench()
+        (granted,) = only(bench.reserve("r"), m.KvReserved)
+        assert rows(bench.start("r", target=granted.target)) == []
+        assert rows(bench.load("r")) == ["r@1"]
+
+    def test_it_has_no_lease(self) -> None:
+        """Nobody else could renew it."""
+        bench = WorkerBench()
+        bench.in_place("r")
+        assert bench.tick(after_s=100.0) == []
+
+    def test_an_order_delivered_twice_changes_nothing(self) -> None:
+        """The prompt is computed once."""
+        bench = WorkerBench()
+        (granted,) = only(bench.in_place("r"), m.KvReserved)
+        assert bench.start("r", target=granted.target) == []
+        bench.iterate(r=STOP_TOKEN)
+        bench.assert_empty()
+
+    def test_an_order_for_a_reservation_that_is_gone_asks_for_another_attempt(self) -> None:
+        """The stream's gateway would else wait for tokens that nobody computes; nothing is held."""
+        bench = WorkerBench()
+        (granted,) = only(bench.reserve("r"), m.KvReserved)
+        bench.feed(m.CancelRequest("r", 1))
+        commands = bench.start("r", target=granted.target, gateway="g2")
+        (delta,) = deltas(commands, "g2")
+        assert commands == [m.Send("g2", m.TokenBatch("w", (delta,)))]
+        assert (delta.stream_id, delta.token_id, delta.finish_reason) == (
+            stream_of("r").stream_id,
+            None,
+            FinishReason.ERROR,
+        )
+        assert (delta.error, delta.retryable) == ("the reservation is gone", True)
+        bench.assert_empty()

@@ -1,0 +1,101 @@
+"""What the codec refuses, and how little a token costs; the round trips are property tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.request import FinishReason
+from spotwise.wire import codec, codec_tokens
+from spotwise.wire.codec import MalformedMessageError
+from spotwise.wire.v1 import cluster_pb2, envelope_pb2, request_pb2, worker_pb2
+
+
+def malformed(**message: Any) -> bytes:
+    return envelope_pb2.Envelope(**message).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xff\xff\xff", id="noise"),
+        pytest.param(b"\xfa\x07\x00", id="a message of a later version"),
+        pytest.param(
+            malformed(request_rejected=cluster_pb2.RequestRejected(request_id="r", epoch=1, code="odd")),
+            id="an unknown rejection",
+        ),
+        pytest.param(malformed(member=cluster_pb2.Member(id="w", kind="odd", state="ready")), id="an unknown kind"),
+        pytest.param(
+            malformed(member=cluster_pb2.Member(id="w", kind="gateway", state="odd")), id="an unknown member state"
+        ),
+        pytest.param(
+            malformed(member=cluster_pb2.Member(id="w", kind="token_worker", state="ready", pool="odd")),
+            id="an unknown pool",
+        ),
+        pytest.param(
+            malformed(renew_leases=worker_pb2.RenewLeases(request_ids=["a", "b"], epochs=[1])),
+            id="leases without their epochs",
+        ),
+        pytest.param(
+            malformed(token_batch=request_pb2.TokenBatch(stream_ids=[1, 2], token_indexes=[0, 0], token_ids=[5])),
+            id="columns of different lengths",
+        ),
+        pytest.param(
+            malformed(
+                token_batch=request_pb2.TokenBatch(
+                    stream_ids=[1], token_indexes=[0], token_ids=[5], extras=[request_pb2.TokenExtra(position=1)]
+                )
+            ),
+            id="an extra of a token that is not there",
+        ),
+    ],
+)
+def test_bytes_that_are_no_message_of_this_version_are_malformed(payload: bytes) -> None:
+    """The receiver has one error to expect."""
+    with pytest.raises(MalformedMessageError):
+        codec.decode(payload)
+
+
+@pytest.mark.parametrize("thing", [m.Tick(), m.StreamRef("g", 1), "text"], ids=lambda thing: type(thing).__name__)
+def test_what_is_no_mesh_message_cannot_be_encoded(thing: Any) -> None:
+    """The error names the type."""
+    with pytest.raises(TypeError, match=f"{type(thing).__name__} is no mesh message"):
+        codec.encode(thing)
+
+
+def test_a_malformed_record_is_a_value_error() -> None:
+    """Bytes of another kind, or a logit bias without its values."""
+    with pytest.raises(ValueError, match="not a request record"):
+        codec_tokens.decode_record(b"\xff\xff\xff")
+    odd = request_pb2.RequestRecord(sampling=request_pb2.SamplingParams(logit_bias_token_ids=[1]))
+    with pytest.raises(ValueError, match="zip"):
+        codec_tokens.decode_record(odd.SerializeToString())
+
+
+def test_plain_tokens_cost_a_few_bytes_each() -> None:
+    """Three packed columns: a batch of 256 streams stays far below any broker's limit."""
+    deltas = tuple(m.TokenDelta(stream, 100, 40_000) for stream in range(1, 257))
+    assert len(codec.encode(m.TokenBatch("token-worker-0", deltas))) < 256 * 8
+
+
+def test_token_zero_and_no_token_are_told_apart() -> None:
+    """Token 0 is a token; an ending may have none."""
+    with_zero, without = m.TokenDelta(1, 0, 0), m.TokenDelta(1, 1, None, FinishReason.ERROR, "broken", True)
+    batch = m.TokenBatch("w", (with_zero, without))
+    assert codec.decode(codec.encode(batch)) == batch
+
+
+def test_absent_and_empty_prompt_logprobs_are_told_apart() -> None:
+    """The first prompt token has none; a list may be empty; none may have been asked for."""
+    for prompt_logprobs in (None, (), (None,)):
+        batch = m.TokenBatch("w", (m.TokenDelta(1, 0, 5, prompt_logprobs=prompt_logprobs),))
+        assert codec.decode(codec.encode(batch)) == batch
+
+
+def test_a_member_survives_without_an_envelope_too() -> None:
+    """As engine control sends it."""
+    member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
+    assert codec.member_from(codec.member_to(member)) == member

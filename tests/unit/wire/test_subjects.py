@@ -1,0 +1,37 @@
+"""The names of subjects and keys."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from spotwise.wire import subjects
+
+
+def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
+    """What one member hears, no other does."""
+    names = [name(member) for name in (subjects.inbox, subjects.heartbeat) for member in ("a", "b")]
+    assert len(set(names)) == 4
+    assert subjects.inbox("w") == "spotwise.v1.inbox.w"
+
+
+def test_the_wildcard_hears_every_heartbeat_and_nothing_else() -> None:
+    """A NATS `*` stands for one part of a subject."""
+    prefix, star = subjects.HEARTBEATS.rsplit(".", 1)
+    assert star == "*"
+    assert subjects.heartbeat("w").rsplit(".", 1) == [prefix, "w"]
+    for other in (subjects.inbox("w"), subjects.SUBMIT, subjects.CLOSE, subjects.NOTICES, subjects.DRAIN):
+        assert not fnmatchcase(other, subjects.HEARTBEATS)
+
+
+def test_choices_share_their_ledger_and_have_records_of_their_own() -> None:
+    """`n` choices are one API request to whoever asks for its story."""
+    assert subjects.ledger_key("api#0") == subjects.ledger_key("api#1") == subjects.ledger_key("api")
+    assert subjects.ledger_key("api") != subjects.ledger_key("other")
+    assert subjects.request_key("api#0") != subjects.request_key("api#1")
+
+
+def test_keys_of_different_kinds_never_meet() -> None:
+    """A request named like a member changes nothing of it."""
+    assert len({subjects.request_key("x"), subjects.ledger_key("x"), subjects.member_key("x")}) == 3
+    assert fnmatchcase(subjects.member_key("w"), subjects.MEMBER_KEYS)
+    assert not fnmatchcase(subjects.request_key("w"), subjects.MEMBER_KEYS)
