@@ -1,26 +1,61 @@
-"""What tests of every kind may ask for."""
+"""What tests of every kind may ask for: a real broker and a real store, brought along or in containers.
+
+Whatever asks for `nats_url` or `redis_url` runs twice: against the embedded programs, and against containers where a Docker
+engine answers and has the images, or can pull them. `NATS_IMAGE` and `REDIS_IMAGE` name the images, as they do for
+docker-compose.yml.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
 
+# Before testcontainers is imported, which reads it then. Its reaper is one more image; what is started here is removed here.
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+
+import docker
 import pytest
 import redis
+from docker.errors import DockerException, ImageNotFound
+from testcontainers.core.container import DockerContainer
 
-from spotwise.mesh.embedded import nats_server, redis_server, running
+from spotwise.mesh.embedded import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
+
+pytest.register_assert_rewrite("tests.contracts")
+
+NATS_COMMAND = "nats-server"
+REDIS_COMMAND = "redis-server --bind 0.0.0.0 --protected-mode no --save '' --appendonly no"
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="session", params=["embedded", "container"])
+def servers_run_as(request: pytest.FixtureRequest) -> str:
+    """How broker and store run: `embedded` or `container`; both alike in one test."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nats_url(servers_run_as: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real broker of the test session."""
-    with running(nats_server(tmp_path_factory.mktemp("nats"))) as server:
-        yield server.url
+    if servers_run_as == "embedded":
+        with running(nats_server(tmp_path_factory.mktemp("nats"))) as server:
+            yield server.url
+    else:
+        with _container(os.environ.get("NATS_IMAGE", "nats:2-alpine"), NATS_COMMAND, 4222) as container:
+            yield f"nats://{LOOPBACK}:{_answering_port(container, 4222, nats_answers)}"
 
 
 @pytest.fixture(scope="session")
-def _store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running(redis_server(tmp_path_factory.mktemp("redis"))) as server:
-        yield server.url
+def _store_url(servers_run_as: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if servers_run_as == "embedded":
+        with running(redis_server(tmp_path_factory.mktemp("redis"))) as server:
+            yield server.url
+    else:
+        with _container(os.environ.get("REDIS_IMAGE", "redis:7"), REDIS_COMMAND, 6379) as container:
+            yield f"redis://{LOOPBACK}:{_answering_port(container, 6379, redis_answers)}/0"
 
 
 @pytest.fixture
@@ -29,3 +64,45 @@ def redis_url(_store_url: str) -> str:
     with redis.Redis.from_url(_store_url) as store:
         store.flushall()
     return _store_url
+
+
+def _container(image: str, command: str, port: int) -> DockerContainer:
+    """A container to be started by `with`, its port published on loopback; skips where it cannot be had."""
+    client = _engine()
+    if client is None:
+        pytest.skip("no Docker engine answers")
+    try:
+        client.images.get(image)
+    except ImageNotFound:
+        try:
+            client.images.pull(image)
+        except DockerException:
+            pytest.skip(f"the Docker engine neither has nor can pull {image}")
+    finally:
+        client.close()
+    container = DockerContainer(image, command=command)
+    # `with_exposed_ports` would publish a store without a password on every interface.
+    container.ports[f"{port}/tcp"] = (LOOPBACK, None)  # type: ignore[assignment]
+    return container
+
+
+def _engine() -> docker.DockerClient | None:
+    with warnings.catch_warnings():
+        # Where nobody answers, the client leaves its socket to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            return docker.from_env(timeout=60)
+        except DockerException:
+            return None
+        finally:
+            gc.collect()
+
+
+def _answering_port(container: DockerContainer, port: int, answers: Callable[[int], bool]) -> int:
+    """The port of this machine behind which the server in the container answers."""
+    published = int(container.get_exposed_port(port))
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not answers(published):
+        assert time.monotonic() < deadline_s, container.get_logs()
+        time.sleep(0.05)
+    return published

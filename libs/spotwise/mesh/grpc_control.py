@@ -58,7 +58,8 @@ class ControlServer:
     """One service's gRPC endpoint; NOT_SERVING until told otherwise."""
 
     def __init__(self, host: str, port: int, describe: Callable[[], EngineDescription | None] | None = None) -> None:
-        self._server = grpc.aio.server()
+        # By default gRPC shares a port with another listener that does, and half of the calls reach the wrong service.
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if describe is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import nats
 import structlog
@@ -39,8 +41,9 @@ class _Subscription:
 class NatsBus:
     """A connection to one NATS server; reconnects for ever, so that a broker's restart is a pause and not an end."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, reconnected: list[Callable[[], None]] | None = None) -> None:
         self._client = client
+        self._reconnected = [] if reconnected is None else reconnected
 
     @classmethod
     async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0) -> NatsBus:
@@ -50,30 +53,44 @@ class NatsBus:
             MeshError: no broker answers at `url`.
         """
 
+        client = Client()
+        reconnected: list[Callable[[], None]] = []
+
         async def on_error(error: Exception) -> None:
-            _log.warning("nats_error", error=str(error) or type(error).__name__)
+            # While the broker is away each attempt fails, several a second; that it is away was said once.
+            told = _log.warning if client.is_connected else _log.debug
+            told("nats_error", error=str(error) or type(error).__name__)
 
         async def on_disconnect() -> None:
-            _log.warning("nats_disconnected", url=url)
+            if not client.is_closed:  # by ourselves
+                _log.warning("nats_disconnected", url=url)
 
         async def on_reconnect() -> None:
             _log.info("nats_reconnected", url=url)
+            for act in reconnected:
+                act()
 
+        seconds: dict[str, Any] = {"connect_timeout": connect_timeout_s, "reconnect_time_wait": 0.2}
         try:
-            client = await nats.connect(
-                url,
-                name=name,
-                connect_timeout=connect_timeout_s,
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,
-                error_cb=on_error,
-                disconnected_cb=on_disconnect,
-                reconnected_cb=on_reconnect,
-            )
+            # The client takes "for ever" for its first connection too, hence a limit of our own.
+            async with asyncio.timeout(connect_timeout_s):
+                await client.connect(
+                    url,
+                    name=name,
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    error_cb=on_error,
+                    disconnected_cb=on_disconnect,
+                    reconnected_cb=on_reconnect,
+                    **seconds,
+                )
         except (OSError, nats.errors.Error) as error:
-            raise MeshError(f"no NATS server answers at {url}: {error or type(error).__name__}") from error
-        return cls(client)
+            reason = client.last_error or error
+            await client.close()
+            raise MeshError(
+                f"no NATS server answers at {url} within {connect_timeout_s:g} s: {reason or type(reason).__name__}"
+            ) from error
+        return cls(client, reconnected)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -110,9 +127,19 @@ class NatsBus:
             respond = message.respond if message.reply else None
             await handler(BusMessage(message.subject, message.data, respond))
 
-        subscription = await self._client.subscribe(subject, queue=queue, cb=on_message)
-        await self._client.flush()  # the broker knows it before this returns
+        try:
+            subscription = await self._client.subscribe(subject, queue=queue, cb=on_message)
+            # The broker knows it before this returns. Twice: the client's PING overtakes a SUB that it has not written yet,
+            # so that only the second PONG speaks of it.
+            await self._client.flush()
+            await self._client.flush()
+        except nats.errors.Error as error:
+            raise MeshError(f"cannot subscribe to {subject}: {error}") from error
         return _Subscription(self._client, subscription)
+
+    def when_reconnected(self, act: Callable[[], None]) -> None:
+        """Call `act` each time a lost connection is back: messages of the meantime may be missing."""
+        self._reconnected.append(act)
 
     async def close(self) -> None:
         """Send what is pending and disconnect; idempotent."""

@@ -87,6 +87,9 @@ class MessageBus(Protocol):
     ) -> Subscription:
         """Call `handler` for each message, one at a time, in order; members of one `queue` share the messages."""
 
+    def when_reconnected(self, act: Callable[[], None]) -> None:
+        """Call `act` each time a lost connection is back: messages of the meantime may be missing."""
+
     async def close(self) -> None:
         """Send what is pending and disconnect; idempotent."""
 

@@ -114,8 +114,8 @@ class RedisStore:
 
     async def members(self) -> list[Member]:
         """Return the registered members in order of id."""
-        keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS)]
         with _mesh_errors():
+            keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS)]
             payloads = await self._redis.mget(sorted(keys)) if keys else []
         return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
 

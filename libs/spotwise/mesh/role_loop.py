@@ -30,6 +30,10 @@ class RoleLoop:
 
     def feed(self, event: Any) -> None:
         """Let the role handle an event, and do what it says."""
+        commands: Sequence[Any] = ()
         with event_edge(type(event).__name__):
-            for command in self._role.handle(event, self._clock.now()):
+            commands = self._role.handle(event, self._clock.now())
+        for command in commands:
+            # Each by itself: the role counts on all of them, and one lost message must not cost an iteration.
+            with event_edge(type(command).__name__):
                 self._performers[type(command)](command)

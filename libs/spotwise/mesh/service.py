@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
-from spotwise.mesh.clock import SystemClock
+from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import event_edge
 from spotwise.mesh.grpc_control import ControlServer, EngineDescription
 from spotwise.mesh.nats_bus import NatsBus
@@ -33,19 +33,27 @@ _log = structlog.get_logger(__name__)
 
 #: A registration outlives its member by this many heartbeat time-outs at most.
 REGISTRATION_TTL_FACTOR = 2.0
+#: Ledger entries kept for a store that is away; older ones are dropped first.
+LEDGER_BACKLOG = 10_000
 
 
 class ServiceHost:
     """One member of the mesh, and its doors to the others."""
 
     def __init__(
-        self, settings: ServiceSettings, bus: MessageBus, store: MeshStore, control: ControlServer, member: Member
+        self,
+        settings: ServiceSettings,
+        bus: MessageBus,
+        store: MeshStore,
+        control: ControlServer,
+        member: Member,
+        clock: Clock | None = None,
     ) -> None:
         self.settings = settings
         self.bus = bus
         self.store = store
         self.control = control
-        self.clock = SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._member = member
         self._describe: Callable[[Member], Member] = lambda member: member
         self._stopping = asyncio.Event()
@@ -53,6 +61,7 @@ class ServiceHost:
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self._registered_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: MeshError | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -84,11 +93,22 @@ class ServiceHost:
                 pid=os.getpid(),
                 grpc_address=f"{settings.peer_host}:{control.port}",
             )
-            host = cls(settings, bus, store, control, member)
-            await host._beat()
-            host.spawn(host._empty_outbox(), "outbox")
-            stack.push_async_callback(host._end)
-            yield host
+            yield await stack.enter_async_context(cls(settings, bus, store, control, member).joined())
+
+    @contextlib.asynccontextmanager
+    async def joined(self) -> AsyncIterator[ServiceHost]:
+        """Register, through doors that are open already, and say goodbye at the end.
+
+        Raises:
+            MeshError: broker or store do not answer.
+        """
+        await self._register()
+        await self._beat()
+        self.spawn(self._empty_outbox(), "outbox")
+        try:
+            yield self
+        finally:
+            await self._end()
 
     # --- identity -----------------------------------------------------------------------------------------------------
 
@@ -169,8 +189,9 @@ class ServiceHost:
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("task_failed", task=task.get_name(), exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("task_failed", task=task.get_name(), exc_info=error)
+            self._failure = MeshError(f"background work failed: {task.get_name()}: {error}")
             self.stop()
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
@@ -193,7 +214,11 @@ class ServiceHost:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`."""
+        """Serve until SIGTERM, SIGINT or `stop`.
+
+        Raises:
+            MeshError: background work failed, so that whoever supervises the process starts another.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -202,16 +227,27 @@ class ServiceHost:
         await self._register()
         await self._beat()
         self.every(self.settings.heartbeat_s, self._beat, "heartbeat")
+        self.every(self.settings.heartbeat_s, self._keep_books, "books")
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
         await self._stopping.wait()
         await self.control.set_serving(False)
+        if self._failure is not None:
+            raise self._failure
 
     async def _beat(self) -> None:
+        """Say that this member is there; never behind the store, whose absence must not make it look lost."""
         member = self.member
         await self.bus.publish(subjects.heartbeat(member.id), encode(member))
+
+    async def _keep_books(self) -> None:
+        """Write what others look up: the ledger entries since the last time, and in time the registration."""
         if self._ledger:
             entries, self._ledger = self._ledger, []
-            await self.store.append_ledger(*entries)
+            try:
+                await self.store.append_ledger(*entries)
+            except MeshError:
+                self._ledger = (entries + self._ledger)[-LEDGER_BACKLOG:]
+                raise
         if self.clock.now() - self._registered_s >= self.settings.member_timeout_s / 2:
             await self._register()
 
@@ -231,5 +267,6 @@ class ServiceHost:
         self._describe = lambda member: member
         with contextlib.suppress(MeshError, OSError):
             await self._beat()
+            await self._keep_books()
             await self.store.unregister(self.id)
         _log.info("left")

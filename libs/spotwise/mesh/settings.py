@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 import socket
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 _ALL_INTERFACES = ("0.0.0.0", "::")
@@ -50,3 +51,22 @@ class ServiceSettings(BaseSettings):
         if self.advertise_host:
             return self.advertise_host
         return socket.gethostname() if self.bind_host in _ALL_INTERFACES else self.bind_host
+
+
+class ModelServiceSettings(ServiceSettings):
+    """What a service needs besides, whose work depends on the model."""
+
+    model_dir: Path = Field(description="Hugging Face folder of the model")
+    model_name: str = Field("", description="name that clients ask for; the folder's name where empty")
+
+    @field_validator("model_dir")
+    @classmethod
+    def _is_model(cls, model_dir: Path) -> Path:
+        if not (model_dir / "config.json").is_file():
+            raise ValueError(f"{model_dir} is not a model folder: it has no config.json")
+        return model_dir
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in the API."""
+        return self.model_name or self.model_dir.name

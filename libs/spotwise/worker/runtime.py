@@ -96,12 +96,11 @@ class WorkerRuntime:
         try:
             record = await self._host.store.get_record(command.request_id)
             if record is None or record.epoch != command.epoch:
-                reason = "the request's record is gone from the store"
-                self._loop.feed(c.RecordUnavailable(command.request_id, command.epoch, reason))
-                return
+                raise MeshError("the request's record is gone from the store")
             await self._engine.add_sequence(record)
         except (MeshError, ValueError) as error:
-            self._loop.feed(c.RecordUnavailable(command.request_id, command.epoch, str(error)))
+            retryable = isinstance(error, MeshError)
+            self._loop.feed(c.RecordUnavailable(command.request_id, command.epoch, str(error), retryable))
             return
         self._loop.feed(c.RecordLoaded(record))
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from spotwise.core.messages import Pool
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.settings import ModelServiceSettings
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(ModelServiceSettings):
     """One worker: its model, its memory, its place on the machine."""
 
-    model_dir: Path = Field(description="Hugging Face folder of the model")
-    model_name: str = Field("", description="name that clients ask for; the folder's name where empty")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int | None = Field(None, ge=1, description="compute threads; the library's choice where unset")
@@ -27,18 +24,6 @@ class WorkerSettings(ServiceSettings):
     pool: Pool | None = Field(None, description="home pool; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
-
-    @field_validator("model_dir")
-    @classmethod
-    def _is_model(cls, model_dir: Path) -> Path:
-        if not (model_dir / "config.json").is_file():
-            raise ValueError(f"{model_dir} is not a model folder: it has no config.json")
-        return model_dir
-
-    @property
-    def served_name(self) -> str:
-        """The model's name in the API."""
-        return self.model_name or self.model_dir.name
 
     @property
     def core_ids(self) -> frozenset[int]:

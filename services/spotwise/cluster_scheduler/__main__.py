@@ -63,7 +63,9 @@ class SchedulerService:
 async def serve(settings: SchedulerSettings) -> None:
     """Serve as the cluster scheduler."""
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
-        await SchedulerService(host, SchedulerRole(host.id, settings.limits)).start()
+        await SchedulerService(
+            host, SchedulerRole(host.id, settings.limits, first_assignment=host.member.incarnation)
+        ).start()
         await host.run()
 
 

@@ -1,0 +1,241 @@
+"""In-memory twins of the bus, the store and the clock: for unit tests only; `memory_kv` has the transfer plane's.
+
+Law: a twin keeps its port's contract, errors included, as the real adapter keeps it; one set of tests runs against both.
+All of a twin's users live on one event loop. Nothing is encoded, so a value that no wire could carry passes: that is the
+codec's tests' matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import structlog
+
+from spotwise.core.messages import LedgerEntry, Member
+from spotwise.core.record import RequestRecord
+from spotwise.mesh.clock import Clock, SystemClock
+from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError
+from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
+from spotwise.wire import subjects
+
+_log = structlog.get_logger(__name__)
+
+_Handler: TypeAlias = Callable[[BusMessage], Awaitable[None]]
+
+
+class FakeClock:
+    """Time that stands still until a test moves it."""
+
+    def __init__(self, now_s: float = 1_000_000.0) -> None:
+        self._now_s = now_s
+
+    def now(self) -> float:
+        """Return the time set, in Unix seconds."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass.
+
+        Raises:
+            ValueError: time would go back.
+        """
+        if seconds < 0:
+            raise ValueError(f"a clock does not go back: {seconds:g} s")
+        self._now_s += seconds
+
+
+class MemoryBroker:
+    """What several `MemoryBus` connections share: who listens, and how large a message may be."""
+
+    def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
+        self.max_payload_bytes = max_payload_bytes
+        self._subscriptions: list[_Subscription] = []
+        self._turns: defaultdict[tuple[str, str], itertools.count[int]] = defaultdict(itertools.count)
+
+    def add(self, subscription: _Subscription) -> None:
+        """Let a subscription hear what is published from now on."""
+        self._subscriptions.append(subscription)
+
+    def remove(self, subscription: _Subscription) -> None:
+        """Let it hear no more; idempotent."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def route(self, message: BusMessage) -> int:
+        """Queue a message for every listener, and one of each queue group in turn; return for how many."""
+        receivers: list[_Subscription] = []
+        groups: defaultdict[tuple[str, str], list[_Subscription]] = defaultdict(list)
+        for subscription in self._subscriptions:
+            if not _matches(subscription.subject, message.subject):
+                continue
+            if subscription.queue:
+                groups[subscription.subject, subscription.queue].append(subscription)
+            else:
+                receivers.append(subscription)
+        receivers += [members[next(self._turns[group]) % len(members)] for group, members in groups.items()]
+        for receiver in receivers:
+            receiver.take(message)
+        return len(receivers)
+
+
+class _Subscription:
+    def __init__(self, broker: MemoryBroker, subject: str, handler: _Handler, queue: str) -> None:
+        self.subject = subject
+        self.queue = queue
+        self._broker = broker
+        self._handler = handler
+        self._arrived: asyncio.Queue[BusMessage] = asyncio.Queue()
+        self._task = asyncio.create_task(self._handle_all(), name=f"memory-bus {subject}")
+        broker.add(self)
+
+    def take(self, message: BusMessage) -> None:
+        """Queue a message behind those that are here."""
+        self._arrived.put_nowait(message)
+
+    async def unsubscribe(self) -> None:
+        """Stop receiving; idempotent. Messages that wait for the handler are dropped."""
+        self._broker.remove(self)
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
+            self._arrived.task_done()
+
+    async def drain(self) -> None:
+        """Stop receiving, handle what has arrived, and end."""
+        self._broker.remove(self)
+        await self._arrived.join()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _handle_all(self) -> None:
+        while True:
+            message = await self._arrived.get()
+            try:
+                await self._handler(message)
+            except Exception as error:
+                # As the real client: what a handler raises is told, and the next message comes.
+                _log.warning("memory_bus_error", subject=message.subject, error=str(error))
+            finally:
+                self._arrived.task_done()
+
+
+class MemoryBus:
+    """One connection to a `MemoryBroker`."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+        self._subscriptions: list[_Subscription] = []
+        self._closed = False
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Largest message that the broker carries."""
+        return self._broker.max_payload_bytes
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send without waiting for anyone."""
+        self._check(subject, payload)
+        self._broker.route(BusMessage(subject, payload))
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """Send and wait for one answer; later ones are dropped."""
+        self._check(subject, payload)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def respond(reply: bytes) -> None:
+            if not answer.done():
+                answer.set_result(reply)
+
+        if not self._broker.route(BusMessage(subject, payload, respond)):
+            raise NoResponderError(f"nobody listens on {subject}")
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            raise ReplyTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
+
+    async def subscribe(self, subject: str, handler: _Handler, queue: str = "") -> _Subscription:
+        """Call `handler` for each message, one at a time, in order; `*` in `subject` stands for one token.
+
+        Raises:
+            ValueError: the subject has the wildcard `>`, which the mesh does not use.
+        """
+        if ">" in subject:
+            raise ValueError(f"{subject}: the in-memory bus knows the wildcard * only")
+        self._check(subject)
+        subscription = _Subscription(self._broker, subject, handler, queue)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def when_reconnected(self, act: Callable[[], None]) -> None:
+        """Call nobody ever: memory does not go away."""
+
+    async def close(self) -> None:
+        """Let the handlers finish what has arrived, and disconnect; idempotent."""
+        self._closed = True
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(subscription.drain() for subscription in subscriptions))
+
+    def _check(self, subject: str, payload: bytes = b"") -> None:
+        if self._closed:
+            raise MeshError(f"cannot use {subject}: the connection is closed")
+        limit = self.max_payload_bytes
+        if len(payload) > limit:
+            raise PayloadTooLargeError(
+                f"a message of {len(payload)} bytes for {subject} exceeds the broker's max_payload of {limit} bytes"
+            )
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    wanted, given = pattern.split("."), subject.split(".")
+    return len(wanted) == len(given) and all(want in ("*", token) for want, token in zip(wanted, given, strict=True))
+
+
+class MemoryStore:
+    """Records, ledgers and registrations in dictionaries; registrations end by `clock`, the rest stays."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._records: dict[str, RequestRecord] = {}
+        self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
+        self._members: dict[str, tuple[Member, float]] = {}
+
+    async def put_record(self, record: RequestRecord) -> None:
+        """Write a request's record; a newer attempt replaces an older one."""
+        self._records[record.request_id] = record
+
+    async def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the record, or `None` where there is none (any more)."""
+        return self._records.get(request_id)
+
+    async def delete_record(self, request_id: str) -> None:
+        """Remove a record; idempotent."""
+        self._records.pop(request_id, None)
+
+    async def append_ledger(self, *entries: LedgerEntry) -> None:
+        """Append to the ledgers of the requests that the entries are about."""
+        for entry in entries:
+            self._ledgers[subjects.ledger_key(entry.request_id)].append(entry)
+
+    async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
+        """Return an API request's ledger in order of time; empty where nothing is known of it."""
+        return sorted(self._ledgers.get(subjects.ledger_key(request_id), ()), key=lambda entry: entry.at_s)
+
+    async def register(self, member: Member, ttl_s: float) -> None:
+        """Write a registration that ends by itself after `ttl_s`."""
+        self._members[member.id] = (member, self._clock.now() + ttl_s)
+
+    async def unregister(self, member_id: str) -> None:
+        """Remove a registration; idempotent."""
+        self._members.pop(member_id, None)
+
+    async def members(self) -> list[Member]:
+        """Return the registered members in order of id, without their loads."""
+        now = self._clock.now()
+        return [replace(member, load=None) for _, (member, ends_s) in sorted(self._members.items()) if now < ends_s]
+
+    async def close(self) -> None:
+        """Disconnect; idempotent."""

@@ -1,0 +1,150 @@
+"""In-memory twin of the transfer plane: for unit tests only.
+
+Law: a hand-off is refused for the reasons for which `ucx_inbox` refuses it, in the same order, and otherwise copied whole
+between two steps of the event loop; a window is consumed by the one push that fills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    epoch: int
+    block_ids: tuple[int, ...]
+
+
+class MemoryKvNetwork:
+    """What several `MemoryKvTransport`s share: who listens where."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, MemoryKvTransport] = {}
+        self._ports = itertools.count(1)
+
+    def listen(self, transport: MemoryKvTransport) -> str:
+        """Give a transport an address."""
+        address = f"memory:{next(self._ports)}"
+        self._listeners[address] = transport
+        return address
+
+    def leave(self, address: str) -> None:
+        """Take an address away; idempotent."""
+        self._listeners.pop(address, None)
+
+    def reach(self, address: str) -> MemoryKvTransport:
+        """Return who listens there.
+
+        Raises:
+            KvTransferError: nobody.
+        """
+        try:
+            return self._listeners[address]
+        except KeyError:
+            raise KvTransferError("cannot connect: nobody listens there") from None
+
+
+class MemoryKvTransport:
+    """Takes pushes into one worker's memory, and pushes from it, within one process."""
+
+    def __init__(
+        self,
+        network: MemoryKvNetwork,
+        memory: KvMemory,
+        worker_id: str,
+        incarnation: int,
+        on_handoff: HandoffHandler,
+    ) -> None:
+        self._network = network
+        self._memory = memory
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._on_handoff = on_handoff
+        self._windows: dict[str, _Window] = {}
+        self._address: str | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Where peers reach this listener.
+
+        Raises:
+            RuntimeError: `start` has not been called.
+        """
+        if self._address is None:
+            raise RuntimeError("the transport listens nowhere yet: await start() first")
+        return self._address
+
+    async def start(self) -> None:
+        """Listen."""
+        self._address = self._network.listen(self)
+
+    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+        """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
+        self._windows[request_id] = _Window(epoch, block_ids)
+
+    def forget(self, request_id: str) -> None:
+        """Refuse what still comes for the request. Idempotent."""
+        self._windows.pop(request_id, None)
+
+    async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
+        """Copy blocks into the target's reserved blocks and hand the request over.
+
+        Raises:
+            KvTransferError: nobody at that address, or refused; the text says which and why.
+            ValueError: no blocks, or more than the target reserved.
+        """
+        if not 0 < len(source_block_ids) <= len(target.block_ids):
+            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        started_s = time.perf_counter()
+        await asyncio.sleep(0)  # a push always takes a while: what is ready on the loop comes first
+        try:
+            if self._closed:
+                raise KvTransferError("this transport is closed")
+            kv_bytes = self._network.reach(target.address)._take(target, handoff, self._memory, source_block_ids)
+        except KvTransferError as error:
+            where = f"KV of {handoff.request_id} epoch {handoff.epoch} to {target.worker_id} at {target.address}"
+            raise KvTransferError(f"{where}: {error}") from None
+        return TransferReport(kv_bytes, time.perf_counter() - started_s, "memory/process")
+
+    async def close(self) -> None:
+        """Stop listening; idempotent."""
+        self._closed = True
+        self._windows.clear()
+        if self._address is not None:
+            self._network.leave(self._address)
+
+    def _take(self, target: KvTarget, handoff: KvHandoff, source: KvMemory, source_block_ids: tuple[int, ...]) -> int:
+        """Check a push against its window, copy it, announce it, and return its bytes."""
+        memory = self._memory
+        if target.worker_id != self._worker_id:
+            raise KvTransferError(f"{self._worker_id} answers at that address")
+        if target.incarnation != self._incarnation:
+            raise KvTransferError("refused: the worker has restarted since it made the reservation")
+        window = self._windows.get(handoff.request_id)
+        if window is None or handoff.epoch > window.epoch:
+            raise KvTransferError("refused: it holds no reservation for this attempt")
+        if handoff.epoch < window.epoch:
+            raise KvTransferError("refused: a later attempt of the request holds the reservation")
+        shapes = [(each.num_layers, each.layer_block_bytes) for each in (source, memory)]
+        if shapes[0] != shapes[1] or len(source_block_ids) > len(window.block_ids):
+            raise KvTransferError("refused: layers or blocks do not fit")
+        started_s = time.perf_counter()
+        payload = source.export_layers(0, source.num_layers, source_block_ids)
+        memory.import_layers(0, memory.num_layers, window.block_ids[: len(source_block_ids)], payload)
+        del self._windows[handoff.request_id]
+        report = TransferReport(payload.nbytes, time.perf_counter() - started_s, "memory/process")
+        try:
+            self._on_handoff(handoff, report)
+        except Exception as error:
+            # The edge, as in the real one: this worker's loop is told, and so is the sender.
+            context = {"message": "a hand-off was not taken", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            raise KvTransferError("refused: it could not take the hand-off") from None
+        return payload.nbytes

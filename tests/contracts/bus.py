@@ -1,0 +1,247 @@
+"""What every `MessageBus` keeps to: the same tests for NATS and for its in-memory twin."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import pytest
+
+from spotwise.mesh.ports import (
+    BusMessage,
+    MeshError,
+    MessageBus,
+    NoResponderError,
+    PayloadTooLargeError,
+    ReplyTimeoutError,
+)
+from tests.contracts.waiting import until
+
+Connect: TypeAlias = Callable[[], Awaitable[MessageBus]]
+
+
+async def echo(message: BusMessage) -> None:
+    """Answer with what was asked."""
+    assert message.respond is not None
+    await message.respond(message.payload)
+
+
+async def ignore(message: BusMessage) -> None:
+    """Hear and say nothing."""
+
+
+class BusContract:
+    """Subclasses have a fixture `connect`: connections to one broker, closed when the test ends."""
+
+    @pytest.fixture
+    def subject(self) -> str:
+        """A subject of this test alone."""
+        return f"test.{uuid.uuid4().hex}"
+
+    async def test_messages_of_a_subject_arrive_in_order_and_one_at_a_time(
+        self, connect: Connect, subject: str
+    ) -> None:
+        """Whatever the handler waits for, it is not called again before it returned."""
+        bus, other = await connect(), await connect()
+        heard: list[bytes] = []
+        at_work = 0
+        most_at_work = 0
+
+        async def handler(message: BusMessage) -> None:
+            nonlocal at_work, most_at_work
+            at_work += 1
+            most_at_work = max(most_at_work, at_work)
+            await asyncio.sleep(0)
+            heard.append(message.payload)
+            at_work -= 1
+
+        await bus.subscribe(subject, handler)
+        sent = [str(number).encode() for number in range(200)]
+        for payload in sent:
+            await other.publish(subject, payload)
+        await until(lambda: len(heard) == len(sent))
+        assert heard == sent
+        assert most_at_work == 1
+
+    async def test_a_slow_handler_holds_up_its_own_subscription_only(self, connect: Connect, subject: str) -> None:
+        """Another subscription of the same connection goes on."""
+        bus = await connect()
+        release = asyncio.Event()
+        heard: list[str] = []
+
+        async def slow(message: BusMessage) -> None:
+            await release.wait()
+            heard.append("slow")
+
+        async def quick(message: BusMessage) -> None:
+            heard.append("quick")
+
+        await bus.subscribe(subject, slow)
+        await bus.subscribe(subject, quick)
+        await bus.publish(subject, b"1")
+        await bus.publish(subject, b"2")
+        await until(lambda: len(heard) == 2)
+        assert heard == ["quick", "quick"]
+        release.set()
+        await until(lambda: len(heard) == 4)
+
+    async def test_a_queue_group_shares_the_messages_and_others_hear_them_all(
+        self, connect: Connect, subject: str
+    ) -> None:
+        """Each message goes to just one of the group's three members, and to a listener outside it."""
+        members: list[list[bytes]] = [[], [], []]
+        outside: list[bytes] = []
+
+        def into(heard: list[bytes]) -> Callable[[BusMessage], Awaitable[None]]:
+            async def handler(message: BusMessage) -> None:
+                heard.append(message.payload)
+
+            return handler
+
+        for heard in members:
+            await (await connect()).subscribe(subject, into(heard), queue="group")
+        bus = await connect()
+        await bus.subscribe(subject, into(outside))
+        sent = [str(number).encode() for number in range(90)]
+        for payload in sent:
+            await bus.publish(subject, payload)
+        await until(lambda: len(outside) == sum(map(len, members)) == len(sent))
+        assert outside == sent
+        assert sorted(payload for heard in members for payload in heard) == sorted(sent)
+        assert all(members)
+
+    async def test_a_star_stands_for_one_token(self, connect: Connect, subject: str) -> None:
+        """`a.*` hears `a.b`, not `a`, not `a.b.c`, not `x.b`; the message says where it was published."""
+        bus = await connect()
+        heard: list[str] = []
+
+        async def handler(message: BusMessage) -> None:
+            heard.append(message.subject)
+
+        await bus.subscribe(f"{subject}.*", handler)
+        for published in (subject, f"{subject}.one.two", f"{subject}x.one", f"{subject}.one", f"{subject}.last"):
+            await bus.publish(published, b"")
+        await until(lambda: f"{subject}.last" in heard)
+        assert heard == [f"{subject}.one", f"{subject}.last"]
+
+    async def test_each_request_gets_its_own_answer(self, connect: Connect, subject: str) -> None:
+        """Twenty at once, over two connections."""
+        server = await connect()
+        await server.subscribe(subject, echo)
+        clients = [await connect(), await connect()]
+        questions = [str(number).encode() for number in range(20)]
+        answers = await asyncio.gather(
+            *(clients[number % 2].request(subject, question, 10.0) for number, question in enumerate(questions))
+        )
+        assert answers == questions
+
+    async def test_who_publishes_waits_for_no_answer(self, connect: Connect, subject: str) -> None:
+        """A published message cannot be responded to."""
+        bus = await connect()
+        heard: list[BusMessage] = []
+
+        async def handler(message: BusMessage) -> None:
+            heard.append(message)
+
+        await bus.subscribe(subject, handler)
+        await bus.publish(subject, b"news")
+        await until(lambda: heard)
+        assert heard == [BusMessage(subject, b"news", None)]
+
+    async def test_of_several_answers_one_counts(self, connect: Connect, subject: str) -> None:
+        """The others are dropped without a trace, and the connection goes on."""
+        bus = await connect()
+        for _ in range(3):
+            await (await connect()).subscribe(subject, echo)
+        for question in (b"first", b"second"):
+            assert await bus.request(subject, question, 10.0) == question
+
+    async def test_nobody_listening_is_known_at_once(self, connect: Connect, subject: str) -> None:
+        """Where none ever listened, and where the only one has stopped."""
+        bus = await connect()
+        with pytest.raises(NoResponderError, match=subject):
+            await bus.request(subject, b"", 60.0)
+        subscription = await bus.subscribe(subject, echo)
+        assert await bus.request(subject, b"there", 10.0) == b"there"
+        await subscription.unsubscribe()
+        with pytest.raises(NoResponderError):
+            await bus.request(subject, b"", 60.0)
+
+    async def test_a_listener_that_does_not_answer_is_waited_for_so_long(self, connect: Connect, subject: str) -> None:
+        """The error names the subject and the time."""
+        bus = await connect()
+        await bus.subscribe(subject, ignore)
+        with pytest.raises(ReplyTimeoutError, match=rf"{subject} within 0\.05 s"):
+            await bus.request(subject, b"", 0.05)
+
+    async def test_a_message_too_large_is_refused_before_it_is_sent(self, connect: Connect, subject: str) -> None:
+        """Published or asked, it is an error with both sizes; the largest message allowed arrives."""
+        bus = await connect()
+        await bus.subscribe(subject, echo)
+        largest = b"x" * bus.max_payload_bytes
+        for attempt in (bus.publish(subject, largest + b"x"), bus.request(subject, largest + b"x", 10.0)):
+            with pytest.raises(PayloadTooLargeError, match=rf"{len(largest) + 1} bytes .* {len(largest)} bytes"):
+                await attempt
+        assert await bus.request(subject, largest, 10.0) == largest
+
+    async def test_a_handler_that_raises_loses_one_message(self, connect: Connect, subject: str) -> None:
+        """The next one comes."""
+        bus = await connect()
+
+        async def handler(message: BusMessage) -> None:
+            if message.payload == b"bad":
+                raise ValueError("cannot take this")
+            await echo(message)
+
+        await bus.subscribe(subject, handler)
+        await bus.publish(subject, b"bad")
+        assert await bus.request(subject, b"good", 10.0) == b"good"
+
+    async def test_after_unsubscribe_nothing_is_heard(self, connect: Connect, subject: str) -> None:
+        """Others still hear; a second time changes nothing."""
+        bus, other = await connect(), await connect()
+        stopped: list[bytes] = []
+        goes_on: list[bytes] = []
+
+        async def stops(message: BusMessage) -> None:
+            stopped.append(message.payload)
+
+        async def stays(message: BusMessage) -> None:
+            goes_on.append(message.payload)
+
+        subscription = await bus.subscribe(subject, stops)
+        await bus.subscribe(subject, stays)
+        await other.publish(subject, b"1")
+        await until(lambda: stopped and goes_on)
+        await subscription.unsubscribe()
+        await subscription.unsubscribe()
+        await other.publish(subject, b"2")
+        await until(lambda: len(goes_on) == 2)
+        assert stopped == [b"1"]
+
+    async def test_close_lets_the_handlers_finish_what_has_arrived(self, connect: Connect, subject: str) -> None:
+        """Closing sends and handles what is pending; a second time changes nothing; then the connection is of no use."""
+        bus, other = await connect(), await connect()
+        heard: list[bytes] = []
+
+        async def handler(message: BusMessage) -> None:
+            await asyncio.sleep(0.001)
+            heard.append(message.payload)
+
+        await bus.subscribe(subject, handler)
+        sent = [str(number).encode() for number in range(20)]
+        for payload in sent:
+            await bus.publish(subject, payload)
+        await bus.close()
+        await bus.close()
+        assert heard == sent
+        with pytest.raises(MeshError):
+            await bus.publish(subject, b"")
+        with pytest.raises(MeshError):
+            await bus.request(subject, b"", 1.0)
+        with pytest.raises(MeshError):
+            await bus.subscribe(subject, handler)
+        with pytest.raises(NoResponderError):
+            await other.request(subject, b"", 60.0)

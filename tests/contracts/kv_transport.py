@@ -1,0 +1,216 @@
+"""What every `KvTransport` keeps to: the same tests for UCX and for its in-memory twin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
+
+LAYERS, BLOCKS, CELL_BYTES = 3, 16, 64
+HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5)
+
+#: Makes a transport of this worker (id, incarnation) over this memory, not started.
+MakeTransport: TypeAlias = Callable[[KvMemory, str, int, HandoffHandler], KvTransport]
+
+
+class ArrayMemory:
+    """Paged KV in one numpy array."""
+
+    def __init__(self, seed: int, cell_bytes: int = CELL_BYTES) -> None:
+        self.num_layers = LAYERS
+        self.layer_block_bytes = cell_bytes
+        self.cells = np.random.default_rng(seed).integers(0, 256, (LAYERS, BLOCKS, cell_bytes), dtype=np.uint8)
+
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Copy blocks out."""
+        return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
+
+    def import_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Copy blocks in."""
+        cells = data.reshape(num_layers, len(block_ids), self.layer_block_bytes)
+        self.cells[first_layer : first_layer + num_layers, list(block_ids)] = cells
+
+
+class Peer:
+    """One worker: a transport, its memory, and the hand-offs it was given."""
+
+    def __init__(self, make: MakeTransport, name: str, incarnation: int, cell_bytes: int = CELL_BYTES) -> None:
+        self.memory = ArrayMemory(incarnation, cell_bytes)
+        self.handoffs: list[KvHandoff] = []
+        self.reports: list[TransferReport] = []
+        self.name = name
+        self.incarnation = incarnation
+        self.refuses: Exception | None = None
+        self.transport = make(self.memory, name, incarnation, self._took)
+
+    def _took(self, handoff: KvHandoff, report: TransferReport) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.handoffs.append(handoff)
+        self.reports.append(report)
+
+    def target(self, *block_ids: int, **changes: Any) -> KvTarget:
+        """A reservation of this worker."""
+        fields = {"worker_id": self.name, "incarnation": self.incarnation, "address": self.transport.address}
+        return KvTarget(**{**fields, "block_ids": block_ids, **changes})
+
+
+class StartPeer(Protocol):
+    """Starts a worker, which is closed when the test ends."""
+
+    async def __call__(self, name: str, incarnation: int, cell_bytes: int = CELL_BYTES) -> Peer:
+        """Return it, listening."""
+
+
+class KvTransportContract:
+    """Subclasses have a fixture `make`: makes transports that reach one another."""
+
+    @pytest.fixture
+    async def peer(self, make: MakeTransport) -> AsyncIterator[StartPeer]:
+        """Starts workers."""
+        peers: list[Peer] = []
+
+        async def start(name: str, incarnation: int, cell_bytes: int = CELL_BYTES) -> Peer:
+            peers.append(Peer(make, name, incarnation, cell_bytes))
+            await peers[-1].transport.start()
+            return peers[-1]
+
+        yield start
+        for each in peers:
+            await each.transport.close()
+
+    async def test_the_first_reserved_blocks_get_the_senders_bytes(self, peer: StartPeer) -> None:
+        """In all layers; nothing else changes, and both sides report the bytes."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        expected = receiver.memory.cells.copy()
+        expected[:, (9, 2)] = sender.memory.cells[:, (4, 7)]
+        receiver.transport.expect("r", 1, (9, 2, 5))
+        report = await sender.transport.push(receiver.target(9, 2, 5), HANDOFF, (4, 7))
+        assert np.array_equal(receiver.memory.cells, expected)
+        assert receiver.handoffs == [HANDOFF]
+        assert report.kv_bytes == receiver.reports[0].kv_bytes == LAYERS * 2 * CELL_BYTES
+        assert report.transport == receiver.reports[0].transport
+
+    @pytest.mark.parametrize(
+        ("expected", "epoch", "changes", "reason"),
+        [
+            (("r", 2), 1, {}, "a later attempt"),
+            (("r", 1), 2, {}, "no reservation"),
+            (("other", 1), 1, {}, "no reservation"),
+            (("r", 1), 1, {"incarnation": 99}, "has restarted"),
+            (("r", 1), 1, {"worker_id": "somebody"}, "t answers at that address"),
+        ],
+    )
+    async def test_a_push_nobody_waits_for_is_refused_and_writes_nothing(
+        self, peer: StartPeer, expected: tuple[str, int], epoch: int, changes: dict[str, Any], reason: str
+    ) -> None:
+        """By name; the window is as good as before."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        before = receiver.memory.cells.copy()
+        receiver.transport.expect(*expected, (1, 2))
+        stray = KvHandoff("r", epoch, 20, 5)
+        with pytest.raises(KvTransferError, match=rf"KV of r epoch {epoch} to .*: .*{reason}"):
+            await sender.transport.push(receiver.target(1, 2, **changes), stray, (1, 2))
+        assert np.array_equal(receiver.memory.cells, before)
+        await sender.transport.push(receiver.target(1, 2), KvHandoff(*expected, 20, 5), (1, 2))
+        assert receiver.handoffs == [KvHandoff(*expected, 20, 5)]
+
+    async def test_a_window_is_good_for_one_push(self, peer: StartPeer) -> None:
+        """The second is refused, and the hand-off is announced once."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (1, 2))
+        await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        after = receiver.memory.cells.copy()
+        with pytest.raises(KvTransferError, match="no reservation"):
+            await sender.transport.push(receiver.target(1, 2), HANDOFF, (3, 4))
+        assert np.array_equal(receiver.memory.cells, after)
+        assert receiver.handoffs == [HANDOFF]
+
+    async def test_what_is_forgotten_while_it_is_pushed_is_refused(self, peer: StartPeer) -> None:
+        """From `forget` on not a byte is written; forgetting again changes nothing."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (1, 2))
+        before = receiver.memory.cells.copy()
+        pushing = asyncio.create_task(sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2)))
+        receiver.transport.forget("r")
+        receiver.transport.forget("r")
+        with pytest.raises(KvTransferError, match="no reservation"):
+            await pushing
+        assert np.array_equal(receiver.memory.cells, before)
+        assert receiver.handoffs == []
+
+    async def test_a_later_attempt_takes_the_window_over(self, peer: StartPeer) -> None:
+        """The earlier one is refused, the later one's blocks are filled."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (1, 2))
+        receiver.transport.expect("r", 2, (7, 8))
+        with pytest.raises(KvTransferError, match="a later attempt"):
+            await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        await sender.transport.push(receiver.target(7, 8), KvHandoff("r", 2, 20, 5), (3, 4))
+        assert np.array_equal(receiver.memory.cells[:, (7, 8)], sender.memory.cells[:, (3, 4)])
+
+    async def test_a_worker_hands_over_to_itself(self, peer: StartPeer) -> None:
+        """Its own address is a peer like any other."""
+        worker = await peer("m", 1)
+        source = worker.memory.cells[:, (0, 1)].copy()
+        worker.transport.expect("r", 1, (8, 9))
+        await worker.transport.push(worker.target(8, 9), HANDOFF, (0, 1))
+        assert np.array_equal(worker.memory.cells[:, (8, 9)], source)
+
+    async def test_workers_of_different_shape_do_not_hand_over(self, peer: StartPeer) -> None:
+        """Another block size, or more blocks than the receiver expects."""
+        sender, receiver = await peer("p", 1), await peer("t", 2, cell_bytes=2 * CELL_BYTES)
+        receiver.transport.expect("r", 1, (1, 2))
+        with pytest.raises(KvTransferError, match="do not fit"):
+            await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        same = await peer("s", 3)
+        same.transport.expect("r", 1, (1,))
+        with pytest.raises(KvTransferError, match="do not fit"):
+            await sender.transport.push(same.target(1, 2), HANDOFF, (1, 2))
+        assert receiver.handoffs == same.handoffs == []
+
+    async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender(self, peer: StartPeer) -> None:
+        """Where on_handoff raises, the sender is told and the receiver's loop reports it."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        receiver.refuses = RuntimeError("no such sequence")
+        receiver.transport.expect("r", 1, (1,))
+        with pytest.raises(KvTransferError, match="could not take"):
+            await sender.transport.push(receiver.target(1), HANDOFF, (1,))
+        assert [context["exception"] for context in reported] == [receiver.refuses]
+
+    async def test_what_cannot_be_pushed_is_a_mistake_of_the_caller(self, peer: StartPeer) -> None:
+        """No blocks, or more blocks than reserved."""
+        worker = await peer("p", 1)
+        for target, source in ((worker.target(1), ()), (worker.target(1), (1, 2))):
+            with pytest.raises(ValueError, match="reserved"):
+                await worker.transport.push(target, HANDOFF, source)
+
+    async def test_a_worker_that_left_cannot_be_reached(self, peer: StartPeer) -> None:
+        """The error names its address; closing twice is closing; a closed transport pushes no more."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (1,))
+        target = receiver.target(1)
+        await receiver.transport.close()
+        await receiver.transport.close()
+        with pytest.raises(KvTransferError, match=f"{target.address}: (no connection|cannot connect)"):
+            await sender.transport.push(target, HANDOFF, (1,))
+        with pytest.raises(KvTransferError, match="closed"):
+            await receiver.transport.push(sender.target(1), HANDOFF, (1,))
+
+    async def test_there_is_no_address_before_the_start(self, make: MakeTransport) -> None:
+        """Asking for it says what to do; a transport that never started closes."""
+        unstarted = Peer(make, "n", 3).transport
+        with pytest.raises(RuntimeError, match="start"):
+            _ = unstarted.address
+        await unstarted.close()

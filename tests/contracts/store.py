@@ -1,0 +1,132 @@
+"""What every `MeshStore` keeps to: the same tests for Redis and for its in-memory twin."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.mesh.ports import MeshStore
+from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
+
+RECORD = RequestRecord(
+    request_id="cmpl-1#0",
+    epoch=1,
+    gateway_id="gateway-1",
+    stream_id=7,
+    model="a-model",
+    prompt_token_ids=(5, 0, 49_151),
+    output_token_ids=(),
+    sampling=SamplingParams(temperature=0.5, top_k=40, seed=2**63, logit_bias=((3, -1.5),), logprobs=0),
+    stop=StopCriteria(max_new_tokens=9, stop_token_ids=(2, 4), min_new_tokens=1),
+    arrival_unix_s=1_700_000_000.125,
+)
+MEMBER = Member(
+    id="token-1",
+    kind=MemberKind.TOKEN_WORKER,
+    incarnation=1_700_000_000_000,
+    state=MemberState.READY,
+    host="a-host",
+    pid=42,
+    grpc_address="127.0.0.1:50051",
+    pool=Pool.MIXED,
+    transfer_address="127.0.0.1:50052",
+    model="a-model",
+)
+PLAIN = Member("gateway-1", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 43, "127.0.0.1:50053")
+LONG_S = 60.0
+
+
+def entry(request_id: str, at_s: float, stage: str = "assigned", **facts: str | int | float) -> LedgerEntry:
+    """A ledger entry of epoch 1 by one member."""
+    return LedgerEntry(request_id, 1, stage, "member", at_s, tuple(facts.items()))
+
+
+class StoreContract:
+    """Subclasses have a fixture `store`: empty, closed when the test ends."""
+
+    async def test_a_record_comes_back_whole(self, store: MeshStore) -> None:
+        """Every field; another request's record is another one."""
+        await store.put_record(RECORD)
+        assert await store.get_record(RECORD.request_id) == RECORD
+        assert await store.get_record("cmpl-1#1") is None
+
+    async def test_a_newer_attempt_replaces_the_older(self, store: MeshStore) -> None:
+        """With the tokens committed in between."""
+        newer = replace(RECORD, epoch=2, stream_id=8, output_token_ids=(11, 12))
+        await store.put_record(RECORD)
+        await store.put_record(newer)
+        assert await store.get_record(RECORD.request_id) == newer
+
+    async def test_a_deleted_record_is_gone(self, store: MeshStore) -> None:
+        """Deleting it again, or what never was, changes nothing."""
+        await store.put_record(RECORD)
+        for _ in range(2):
+            await store.delete_record(RECORD.request_id)
+            assert await store.get_record(RECORD.request_id) is None
+
+    async def test_the_choices_of_a_request_share_a_ledger_in_order_of_time(self, store: MeshStore) -> None:
+        """Whoever wrote first, and whichever choice is asked for; facts keep their types."""
+        late = entry("cmpl-1#1", 3.0, "decoded", tokens=12, decode_s=0.25, finish_reason="stop")
+        first, second = entry("cmpl-1#0", 1.0), entry("cmpl-1#1", 2.0, "prefilled", queue_s=1e-6)
+        await store.append_ledger(late, first)
+        await store.append_ledger(second)
+        for request_id in ("cmpl-1", "cmpl-1#0", "cmpl-1#5"):
+            assert await store.get_ledger(request_id) == [first, second, late]
+
+    async def test_entries_about_several_requests_are_kept_apart(self, store: MeshStore) -> None:
+        """Though written together; of an unknown request nothing is known."""
+        await store.append_ledger(entry("a", 1.0), entry("b", 2.0), entry("a", 3.0))
+        await store.append_ledger()
+        assert [each.at_s for each in await store.get_ledger("a")] == [1.0, 3.0]
+        assert [each.at_s for each in await store.get_ledger("b")] == [2.0]
+        assert await store.get_ledger("c") == []
+
+    async def test_entries_at_one_time_stay_in_the_order_of_writing(self, store: MeshStore) -> None:
+        """So that a ledger reads the same each time."""
+        written = [entry("a", 1.0, stage) for stage in ("assigned", "prefilled", "decoded")]
+        await store.append_ledger(*written)
+        assert await store.get_ledger("a") == written
+
+    async def test_of_a_ledger_without_end_the_newest_entries_are_kept(self, store: MeshStore) -> None:
+        """A request that is tried for ever does not fill the store."""
+        await store.append_ledger(*(entry("a", float(number)) for number in range(LEDGER_MAX_ENTRIES + 10)))
+        times = [each.at_s for each in await store.get_ledger("a")]
+        assert times == [float(number) for number in range(10, LEDGER_MAX_ENTRIES + 10)]
+
+    async def test_members_come_in_order_of_id_and_without_load(self, store: MeshStore) -> None:
+        """All else they said of themselves is there."""
+        await store.register(replace(MEMBER, id="token-2", load=WorkerLoad(running=3)), LONG_S)
+        await store.register(MEMBER, LONG_S)
+        await store.register(PLAIN, LONG_S)
+        assert await store.members() == [PLAIN, MEMBER, replace(MEMBER, id="token-2")]
+
+    async def test_a_registration_replaces_the_one_before(self, store: MeshStore) -> None:
+        """Of one id there is one."""
+        await store.register(replace(MEMBER, state=MemberState.STARTING), LONG_S)
+        await store.register(MEMBER, LONG_S)
+        assert await store.members() == [MEMBER]
+
+    async def test_who_unregisters_is_gone(self, store: MeshStore) -> None:
+        """Others stay; a second time changes nothing."""
+        await store.register(MEMBER, LONG_S)
+        await store.register(PLAIN, LONG_S)
+        for _ in range(2):
+            await store.unregister(MEMBER.id)
+            assert await store.members() == [PLAIN]
+
+    async def test_a_registration_ends_by_itself_unless_renewed(self, store: MeshStore) -> None:
+        """The silent one is gone after its time; the one that was renewed for longer is not."""
+        await store.register(MEMBER, 0.05)
+        await store.register(PLAIN, 0.05)
+        await store.register(PLAIN, LONG_S)
+        await asyncio.sleep(0.1)
+        assert await store.members() == [PLAIN]
+
+    async def test_closing_twice_is_closing(self, store: MeshStore) -> None:
+        """Idempotent."""
+        await store.close()
+        await store.close()

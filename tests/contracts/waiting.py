@@ -1,0 +1,15 @@
+"""Waits for what has no event of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PATIENCE_S = 20.0
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Wait until `true()` is true; what never becomes so is an error, not a hang."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)

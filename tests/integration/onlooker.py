@@ -1,0 +1,51 @@
+"""Another member's view of the mesh, for tests of how members come and go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from spotwise.core.messages import Member, MemberState
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode
+
+
+class Onlooker:
+    """Hears heartbeats, and reads the registry."""
+
+    def __init__(self, bus: NatsBus, store: RedisStore) -> None:
+        self.bus = bus
+        self.store = store
+        self.heard: list[Member] = []
+
+    async def start(self) -> None:
+        """Hear heartbeats."""
+
+        async def heard(raw: BusMessage) -> None:
+            member = decode(raw.payload)
+            assert isinstance(member, Member)
+            self.heard.append(member)
+
+        await self.bus.subscribe(subjects.HEARTBEATS, heard)
+
+    def states(self) -> list[MemberState]:
+        """The states heard, each once, in order."""
+        return list(dict.fromkeys(member.state for member in self.heard))
+
+    async def registered(self) -> list[MemberState]:
+        """What the registry says of every member."""
+        return [member.state for member in await self.store.members()]
+
+
+@asynccontextmanager
+async def looking_on(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
+    """Someone who looks on for the length of a block, with connections of its own."""
+    bus, store = await NatsBus.connect(nats_url, "onlooker"), await RedisStore.connect(redis_url)
+    onlooker = Onlooker(bus, store)
+    await onlooker.start()
+    yield onlooker
+    await bus.close()
+    await store.close()

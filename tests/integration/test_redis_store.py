@@ -1,0 +1,84 @@
+"""The store over a real Redis server: its contract, what it leaves behind, and what a server's death and return are like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from spotwise.mesh.embedded import free_port, redis_server
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import LEDGER_TTL_S, RECORD_TTL_S, RedisStore
+from spotwise.wire import subjects
+from tests.contracts.store import LONG_S, MEMBER, RECORD, StoreContract, entry
+
+pytestmark = pytest.mark.mesh
+
+
+class TestRedisStore(StoreContract):
+    @pytest.fixture
+    async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
+        """The session's server, emptied."""
+        store = await RedisStore.connect(redis_url)
+        yield store
+        await store.close()
+
+    async def test_nothing_stays_for_ever(self, store: RedisStore, redis_url: str) -> None:
+        """Records, ledgers and registrations have a time to live, so that a mesh that died leaves no litter."""
+        await store.put_record(RECORD)
+        await store.append_ledger(entry(RECORD.request_id, 1.0))
+        await store.register(MEMBER, LONG_S)
+        async with Redis.from_url(redis_url, decode_responses=True) as redis:
+            lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
+        longest_s = {
+            subjects.request_key(RECORD.request_id): RECORD_TTL_S,
+            subjects.ledger_key(RECORD.request_id): LEDGER_TTL_S,
+            subjects.member_key(MEMBER.id): LONG_S,
+        }
+        assert lives_s.keys() == longest_s.keys()
+        assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)
+
+
+async def test_a_server_that_does_not_answer_is_a_mesh_error_everywhere() -> None:
+    """Whatever is asked of the store; each says that it is Redis."""
+    unretried = Retry(NoBackoff(), 0)
+    store = RedisStore(Redis.from_url(f"redis://127.0.0.1:{free_port()}/0", retry=unretried))
+    for asking in (
+        store.put_record(RECORD),
+        store.get_record("a"),
+        store.delete_record("a"),
+        store.append_ledger(entry("a", 1.0)),
+        store.get_ledger("a"),
+        store.register(MEMBER, LONG_S),
+        store.unregister("a"),
+        store.members(),
+    ):
+        with pytest.raises(MeshError, match="Redis: "):
+            await asking
+    await store.close()
+
+
+async def test_a_servers_restart_is_a_pause(tmp_path: Path) -> None:
+    """Killed and started again on its port: what was asked meanwhile is done when it is back."""
+    server = redis_server(tmp_path)
+    child = await asyncio.to_thread(server.start)
+    store = await RedisStore.connect(server.url)
+    try:
+        await store.put_record(RECORD)
+        child.kill()
+        waiting = asyncio.gather(store.register(MEMBER, LONG_S), store.append_ledger(entry("a", 1.0)))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        child = await asyncio.to_thread(server.start)
+        await waiting
+        assert await store.members() == [MEMBER]
+        assert await store.get_ledger("a") == [entry("a", 1.0)]
+        assert await store.get_record(RECORD.request_id) is None  # it kept nothing on disk
+    finally:
+        await store.close()
+        child.stop()

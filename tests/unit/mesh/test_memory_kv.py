@@ -1,0 +1,21 @@
+"""The in-memory transfer plane keeps the transfer plane's contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.mesh.memory_kv import MemoryKvNetwork, MemoryKvTransport
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransport
+from tests.contracts.kv_transport import KvTransportContract, MakeTransport
+
+
+class TestMemoryKvTransport(KvTransportContract):
+    @pytest.fixture
+    def make(self) -> MakeTransport:
+        """Transports of one network."""
+        network = MemoryKvNetwork()
+
+        def make(memory: KvMemory, worker_id: str, incarnation: int, on_handoff: HandoffHandler) -> KvTransport:
+            return MemoryKvTransport(network, memory, worker_id, incarnation, on_handoff)
+
+        return make

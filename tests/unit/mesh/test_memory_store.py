@@ -1,0 +1,30 @@
+"""The in-memory store keeps the store's contract, and its registrations end by the clock it is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.mesh.memory import FakeClock, MemoryStore
+from spotwise.mesh.ports import MeshStore
+from tests.contracts.store import MEMBER, StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> MeshStore:
+        """An empty one."""
+        return MemoryStore()
+
+
+async def test_a_registration_lasts_as_long_as_the_fake_clock_says() -> None:
+    """Time stands still until the test moves it, and never goes back."""
+    clock = FakeClock(now_s=100.0)
+    store = MemoryStore(clock)
+    await store.register(MEMBER, 2.0)
+    clock.advance(1.5)
+    assert await store.members() == [MEMBER]
+    clock.advance(0.5)
+    assert await store.members() == []
+    assert clock.now() == 102.0
+    with pytest.raises(ValueError, match="back"):
+        clock.advance(-1.0)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from spotwise.worker import runtime
+from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
+
+
+@pytest.fixture
+async def mesh(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwinMesh]:
+    """A mesh without workers, whose workers look at their (fake) clock often."""
+    monkeypatch.setattr(runtime, "TICK_S", 0.01)
+    mesh = TwinMesh()
+    await mesh.start()
+    yield mesh
+    await mesh.bus.close()
+
+
+@pytest.fixture
+async def worker(mesh: TwinMesh) -> AsyncIterator[TwinWorker]:
+    """A worker named `w`."""
+    async with mesh.worker("w") as worker:
+        yield worker
+
+
+@pytest.fixture
+async def other(mesh: TwinMesh) -> AsyncIterator[TwinWorker]:
+    """Another one, named `o`."""
+    async with mesh.worker("o") as worker:
+        yield worker

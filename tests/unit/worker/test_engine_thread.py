@@ -1,0 +1,127 @@
+"""The engine's one thread: what is asked is done in order, and what fails is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.engine.engine import Engine
+from spotwise.worker.engine_thread import EngineThread
+from tests.contracts.waiting import until
+from tests.unit.worker.twin_mesh import SummingEngine, next_token
+
+RECORD = RequestRecord("r", 1, "gateway", 1, "sums", (1, 2), (), SamplingParams(), StopCriteria(9), 0.0)
+BATCH = Batch((BatchRow("r@1", 0, 3, (0,)),))
+
+
+@pytest.fixture
+def engine() -> SummingEngine:
+    """An engine."""
+    return SummingEngine()
+
+
+@pytest.fixture
+async def thread(engine: SummingEngine) -> AsyncIterator[EngineThread]:
+    """Its thread."""
+    thread = EngineThread(cast(Engine, engine))
+    yield thread
+    engine.gate.set()
+    thread.close()
+
+
+class Outcome:
+    """What an iteration came to, as the event loop was told."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[SampledToken, ...]] = []
+        self.failed: list[Exception] = []
+
+    def run(self, thread: EngineThread) -> None:
+        """Ask for an iteration."""
+        loop = asyncio.get_running_loop()
+
+        def finished(sampled: tuple[SampledToken, ...]) -> None:
+            assert asyncio.get_running_loop() is loop
+            self.finished.append(sampled)
+
+        def failed(error: Exception) -> None:
+            assert asyncio.get_running_loop() is loop
+            self.failed.append(error)
+
+        thread.run_iteration(BATCH, finished, failed)
+
+
+async def test_calls_run_in_order_on_one_thread_beside_the_loop(thread: EngineThread, engine: SummingEngine) -> None:
+    """A token appended before an iteration is seen by it, a sequence dropped after it is not missed; the loop goes on."""
+    outcome = Outcome()
+    engine.gate.clear()
+    await thread.add_sequence(RECORD)
+    thread.append_token("r@1", 3)
+    outcome.run(thread)
+    thread.drop_sequence("r@1")
+    await asyncio.sleep(0.01)
+    assert outcome.finished == []
+    engine.gate.set()
+    await until(lambda: engine.num_sequences == 0 and outcome.finished)
+    assert outcome.finished == [(SampledToken("r@1", next_token([1, 2, 3])),)]
+    assert len(engine.thread_names) == 1
+    assert all(name.startswith("engine") for name in engine.thread_names)
+
+
+async def test_what_an_iteration_raises_is_told_and_the_next_one_runs(
+    thread: EngineThread, engine: SummingEngine
+) -> None:
+    """Logged with the number of rows, given to the loop, and forgotten."""
+    outcome = Outcome()
+    engine.failures.append(RuntimeError("out of memory"))
+    await thread.add_sequence(RECORD)
+    thread.append_token("r@1", 3)
+    with capture_logs() as logs:
+        outcome.run(thread)
+        outcome.run(thread)
+        await until(lambda: outcome.finished)
+    assert [str(error) for error in outcome.failed] == ["out of memory"]
+    assert [(each["event"], each["rows"]) for each in logs] == [("iteration_failed", 1)]
+
+
+async def test_a_sequence_that_the_engine_refuses_is_the_callers_to_handle(thread: EngineThread) -> None:
+    """The engine's own error."""
+    with pytest.raises(ValueError, match="outside"):
+        await thread.add_sequence(
+            RequestRecord("r", 1, "g", 1, "m", (255,), (), SamplingParams(), StopCriteria(9), 0.0)
+        )
+
+
+async def test_a_call_that_fails_is_logged(thread: EngineThread, engine: SummingEngine) -> None:
+    """Nobody waits for it; the thread goes on."""
+    with capture_logs() as logs:
+        thread.append_token("nobody@1", 3)
+        await thread.add_sequence(RECORD)
+    assert [(each["event"], each["call"]) for each in logs] == [("engine_call_failed", "append_token")]
+    assert engine.num_sequences == 1
+
+
+async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThread, engine: SummingEngine) -> None:
+    """The iteration at work ends; the one behind it never starts, and nobody is told of it."""
+    outcome, forgotten = Outcome(), Outcome()
+    engine.gate.clear()
+    await thread.add_sequence(RECORD)
+    thread.append_token("r@1", 3)
+    outcome.run(thread)
+    forgotten.run(thread)
+    await until(engine.at_work.is_set)
+    closing = asyncio.create_task(asyncio.to_thread(thread.close))
+    await asyncio.sleep(0.01)
+    engine.gate.set()
+    await closing
+    await until(lambda: outcome.finished)
+    assert not [*forgotten.finished, *forgotten.failed]
+    assert engine.batch_sizes == [1]

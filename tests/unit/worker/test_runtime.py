@@ -1,0 +1,265 @@
+"""A worker at work: the role's commands performed on an engine, a store, a bus and a transfer plane."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.request import FinishReason
+from spotwise.core.sampling import SamplingParams
+from spotwise.mesh.ports import MeshError
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+from tests.contracts.waiting import PATIENCE_S, until
+from tests.unit.worker.twin_mesh import BLOCKS, TwinMesh, TwinWorker, expected_tokens
+
+PROMPT = (3, 1, 4, 1, 5, 9)
+
+
+async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
+    """The first token comes from the one, the rest from the other, as from one alone; nothing is left in either."""
+    await mesh.write("r", PROMPT, 9, stream_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 9, stream_id=1)
+    end = await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
+    assert [delta.token_index for delta in mesh.deltas(1)] == list(range(9))
+    assert mesh.senders(1) == ["w"] + ["o"] * 8
+    assert end.finish_reason is FinishReason.LENGTH
+    await worker.idle()
+    await other.idle()
+    assert (len(worker.engine.batch_sizes), len(other.engine.batch_sizes)) == (1, 8)
+    said = worker.runtime.description()
+    assert (said.member.id, said.engine_sequences, said.iterations, said.engine) == ("w", 0, 1, "uint8 on cpu")
+
+
+async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """Nothing is transferred, and the tokens are the same."""
+    await mesh.write("r", PROMPT, 9, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 9, stream_id=1)
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
+    await worker.idle()
+
+
+async def test_many_at_once_in_both_directions_stay_apart(
+    mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
+) -> None:
+    """Each of two workers computes prompts for itself and for the other, and tokens."""
+    prompts = {number: tuple((number * 7 + k) % 200 for k in range(1 + number % 5)) for number in range(12)}
+    routes = [("w", "o"), ("o", "w"), ("w", "w"), ("o", "o")]
+    for number, prompt in prompts.items():
+        await mesh.write(f"r{number}", prompt, 5 + number % 3, stream_id=number)
+    await asyncio.gather(
+        *(
+            mesh.assign(*routes[number % 4], f"r{number}", prompt, 5 + number % 3, stream_id=number)
+            for number, prompt in prompts.items()
+        )
+    )
+    for number, prompt in prompts.items():
+        await mesh.end_of(number)
+        assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5 + number % 3)
+    await worker.idle()
+    await other.idle()
+
+
+async def test_the_ledger_tells_who_did_what(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
+    """Prefilled and handed off by the one, received and decoded by the other; the bytes are those that moved."""
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 3, stream_id=1)
+    await mesh.end_of(1)
+    ledger: list[m.LedgerEntry] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(ledger) < 4:  # written with the next heartbeats
+            ledger = await mesh.store.get_ledger("r")
+            await asyncio.sleep(0.005)
+    told = {entry.stage: (entry.member_id, dict(entry.facts)) for entry in ledger}
+    assert {stage: member for stage, (member, _) in told.items()} == {
+        "prefilled": "w",
+        "handed_off": "w",
+        "kv_received": "o",
+        "decoded": "o",
+    }
+    two_blocks = 2 * worker.engine.kv.layer_block_bytes * worker.engine.kv.num_layers
+    assert told["handed_off"][1]["kv_bytes"] == told["kv_received"][1]["kv_bytes"] == two_blocks
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["no record", "an older attempt's"])
+async def test_a_request_without_its_record_fails_and_may_be_tried_again(
+    mesh: TwinMesh, worker: TwinWorker, written: bool
+) -> None:
+    """The gateway is told, and the reservation is given back."""
+    if written:
+        await mesh.write("r", PROMPT, 3, stream_id=1)
+    stream = m.StreamRef("gateway", 1)
+    await mesh.order("w", m.ReserveKv("r", 2, stream, "scheduler", 1, 9, 9, 5.0))
+    end = await mesh.end_of(1)
+    assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, True)
+    assert "record is gone" in end.error
+    await worker.idle()
+
+
+async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
+    mesh: TwinMesh, worker: TwinWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the store's words; the next request is served."""
+
+    async def away(request_id: str) -> None:
+        raise MeshError("Redis: connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh.store, "get_record", away)
+        await mesh.reserve("w", "r", 9, stream_id=1)
+        end = await mesh.end_of(1)
+    assert (end.error, end.retryable) == ("Redis: connection refused", True)
+    await mesh.write("next", PROMPT, 3, stream_id=2)
+    await mesh.assign("w", "w", "next", PROMPT, 3, stream_id=2)
+    assert (await mesh.end_of(2)).finish_reason is FinishReason.LENGTH
+
+
+async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """It would be refused everywhere."""
+    await mesh.write("r", (1, 255), 3, stream_id=1)
+    await mesh.reserve("w", "r", 5, stream_id=1)
+    end = await mesh.end_of(1)
+    assert (end.error, end.retryable) == ("a token id outside 0..254", False)
+    await worker.idle()
+
+
+async def test_an_iteration_that_fails_ends_its_sequences_and_the_worker_goes_on(
+    mesh: TwinMesh, worker: TwinWorker
+) -> None:
+    """All of that batch, with the engine's words; a request after it gets its tokens."""
+    worker.engine.failures.append(RuntimeError("out of memory"))
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    end = await mesh.end_of(1)
+    assert end.finish_reason is FinishReason.ERROR
+    assert "RuntimeError: out of memory" in end.error
+    await worker.idle()
+    await mesh.write("next", PROMPT, 3, stream_id=2)
+    await mesh.assign("w", "w", "next", PROMPT, 3, stream_id=2)
+    await mesh.end_of(2)
+    assert [delta.token_id for delta in mesh.deltas(2)] == expected_tokens(PROMPT, 3)
+
+
+async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
+    mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
+) -> None:
+    """The gateway has the first token, and is told why no more come; the prompt worker keeps nothing."""
+    worker.engine.gate.clear()
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 3, stream_id=1)
+    await other.transport.close()
+    worker.engine.gate.set()
+    end = await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == [*expected_tokens(PROMPT, 1), None]
+    assert (end.token_index, end.finish_reason, end.retryable) == (1, FinishReason.ERROR, True)
+    assert "the KV hand-off failed" in end.error
+    await worker.idle()
+    await other.idle()
+
+
+async def test_a_cancelled_request_is_dropped_wherever_it_is(
+    mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
+) -> None:
+    """In the middle of its prefill on the one, waiting for it on the other: both keep nothing and say nothing."""
+    worker.engine.gate.clear()
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 3, stream_id=1)
+    await until(lambda: worker.runtime.role.load().running)
+    for worker_id in ("w", "o"):
+        await mesh.order(worker_id, m.CancelRequest("r", 1))
+    worker.engine.gate.set()
+    await worker.idle()
+    await other.idle()
+    assert mesh.deltas(1) == []
+
+
+async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """The blocks are free again and the gateway may try again."""
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.reserve("w", "r", 9, stream_id=1)
+    await mesh.heard_of(m.KvReserved, "r")
+    mesh.clock.advance(5.0)
+    end = await mesh.end_of(1)
+    assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
+    await worker.idle()
+
+
+async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """Three sequences in one batch, one of them with more log-probabilities than a message holds: the others lose nothing."""
+    mesh.broker.max_payload_bytes = 2000
+    worker.engine.gate.clear()
+    scored = SamplingParams(prompt_logprobs=100)
+    requests = {"a": (1, SamplingParams()), "b": (2, scored), "c": (3, SamplingParams())}
+    for request_id, (stream_id, sampling) in requests.items():
+        await mesh.write(request_id, PROMPT, 3, stream_id, sampling=sampling)
+        await mesh.reserve("w", request_id, len(PROMPT) + 3, stream_id)
+    await until(lambda: worker.engine.num_sequences == 3)
+    await mesh.prefill("w", "a", PROMPT, 1)
+    await until(worker.engine.at_work.is_set)
+    for request_id, stream_id in (("b", 2), ("c", 3)):
+        await mesh.prefill("w", request_id, PROMPT, stream_id)
+    await until(lambda: worker.runtime.role.load().waiting == 2)
+    worker.engine.gate.set()
+    end = await mesh.end_of(2)
+    assert worker.engine.batch_sizes[:2] == [1, 3]
+    assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, False)
+    assert "too many log-probabilities" in end.error
+    assert "2000 bytes" in end.error
+    for stream_id in (1, 3):
+        await mesh.end_of(stream_id)
+        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, 3)
+    await worker.idle()
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+async def drain(mesh: TwinMesh, worker_id: str, in_s: float) -> None:
+    """Raise a notice."""
+    await mesh.bus.publish(subjects.NOTICES, encode(m.Drain(worker_id, mesh.clock.now() + in_s, "test")))
+
+
+async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """It says DRAINING, refuses new work, and stops serving once nothing is left."""
+    worker.engine.gate.clear()
+    await mesh.write("r", PROMPT, 4, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 4, stream_id=1)
+    await drain(mesh, "w", in_s=60.0)
+    await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
+    await mesh.reserve("w", "late", 5, stream_id=2)
+    assert (await mesh.heard_of(m.KvRefused, "late")).reason == "draining"
+    worker.engine.gate.set()
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 4)
+    assert worker.served is not None
+    assert not worker.served.done()  # news of the drain may still be on its way
+    mesh.clock.advance(1.0)
+    await until(worker.served.done)
+
+
+async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """To be tried again elsewhere; the worker does not wait for it."""
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.reserve("w", "r", 9, stream_id=1)
+    await mesh.heard_of(m.KvReserved, "r")
+    await drain(mesh, "w", in_s=3.0)
+    await until(lambda: worker.runtime.role.state is m.MemberState.DRAINING)
+    mesh.clock.advance(3.0)
+    end = await mesh.end_of(1)
+    assert (end.error, end.retryable) == ("the worker had to leave", True)
+    assert worker.served is not None
+    await until(worker.served.done)
+    assert worker.runtime.role.load().kv_blocks_free == BLOCKS
+
+
+async def test_a_notice_about_another_worker_is_none_of_its_business(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """It stays ready."""
+    await drain(mesh, "o", in_s=0.0)
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    assert (await mesh.end_of(1)).finish_reason is FinishReason.LENGTH
+    assert worker.runtime.role.state is m.MemberState.READY

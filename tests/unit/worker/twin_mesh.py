@@ -1,0 +1,300 @@
+"""Workers with everything real but the world: in-memory bus, store and transfer plane, and an engine that adds numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core import messages as m
+from spotwise.core.batching import Batch, BatchLimits
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
+from spotwise.engine.engine import Engine
+from spotwise.mesh.embedded import LOOPBACK
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.memory import FakeClock, MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.memory_kv import MemoryKvNetwork, MemoryKvTransport
+from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode, encode
+from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.runtime import WorkerRuntime
+from tests.contracts.waiting import PATIENCE_S, until
+
+LAYERS, BLOCKS, BLOCK_SIZE = 2, 32, 4
+LEASE_S = 5.0
+MessageT = TypeVar("MessageT")
+
+
+def next_token(tokens: list[int]) -> int:
+    """The token that this engine puts after these, from the KV of all of them."""
+    return sum((position + 1) * (token % 256) for position, token in enumerate(tokens)) % 251
+
+
+def expected_tokens(prompt: tuple[int, ...], count: int) -> list[int]:
+    """What one worker alone would say after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class ByteKv:
+    """Paged KV of one byte a token and layer: the token's id."""
+
+    num_layers = LAYERS
+    layer_block_bytes = BLOCK_SIZE
+
+    def __init__(self) -> None:
+        self.cells = np.zeros((LAYERS, BLOCKS, BLOCK_SIZE), dtype=np.uint8)
+
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Copy blocks out."""
+        return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
+
+    def import_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Copy blocks in."""
+        cells = data.reshape(num_layers, len(block_ids), BLOCK_SIZE)
+        self.cells[first_layer : first_layer + num_layers, list(block_ids)] = cells
+
+
+class SummingEngine:
+    """What `EngineThread` and `WorkerRuntime` use of an engine. A token depends on the KV bytes of all tokens before it.
+
+    Attributes:
+        failures: raised by the next iterations, one each.
+        gate: iterations wait until it is set.
+        at_work: set once an iteration has begun.
+        batch_sizes: rows of each iteration that ran.
+    """
+
+    num_blocks = BLOCKS
+    block_size = BLOCK_SIZE
+    dtype = "uint8"
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.kv = ByteKv()
+        self.failures: list[Exception] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.at_work = threading.Event()
+        self.batch_sizes: list[int] = []
+        self.thread_names: set[str] = set()
+        self._records: dict[str, RequestRecord] = {}
+        self._tokens: dict[str, list[int]] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences known here."""
+        return len(self._tokens)
+
+    def add_sequence(self, record: RequestRecord) -> None:
+        """Learn a sequence; a prompt with token 255 is refused."""
+        if 255 in record.prompt_token_ids:
+            raise ValueError("a token id outside 0..254")
+        self._records[record.sequence_id] = record
+        self._tokens[record.sequence_id] = [*record.prompt_token_ids, *record.output_token_ids]
+
+    def append_token(self, sequence_id: str, token_id: int) -> None:
+        """Add a token that was sampled elsewhere."""
+        self._tokens[sequence_id].append(token_id)
+
+    def drop_sequence(self, sequence_id: str) -> None:
+        """Forget a sequence."""
+        self._records.pop(sequence_id, None)
+        self._tokens.pop(sequence_id, None)
+
+    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
+        """Write the rows' KV, and sample from all the KV that the sequence has."""
+        self.at_work.set()
+        assert self.gate.wait(PATIENCE_S)
+        self.thread_names.add(threading.current_thread().name)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.batch_sizes.append(len(batch.rows))
+        sampled = []
+        for row in batch.rows:
+            tokens = self._tokens[row.sequence_id]
+            assert row.first_position + row.num_tokens == len(tokens)
+            for position in range(row.first_position, len(tokens)):
+                self.kv.cells[:, row.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE] = tokens[position]
+            blocks = self.kv.cells[:, list(row.block_ids)].reshape(LAYERS, -1)[:, : len(tokens)]
+            assert (blocks[0] == blocks[1]).all()
+            token_id = next_token([int(byte) for byte in blocks[0]])
+            tokens.append(token_id)
+            sampled.append(SampledToken(row.sequence_id, token_id, prompt_logprobs=self._scores(row.sequence_id)))
+        return tuple(sampled)
+
+    def _scores(self, sequence_id: str) -> tuple[TokenLogprobs | None, ...] | None:
+        record = self._records[sequence_id]
+        count = record.sampling.prompt_logprobs
+        if count is None:
+            return None
+        return tuple(TokenLogprobs(-1.0, tuple(range(count)), (-1.0,) * count) for _ in record.prompt_token_ids)
+
+
+class TwinMesh:
+    """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers."""
+
+    def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
+        self.clock = FakeClock()
+        self.broker = MemoryBroker(max_payload_bytes)
+        self.store = MemoryStore(self.clock)
+        self.network = MemoryKvNetwork()
+        self.bus = MemoryBus(self.broker)
+        self.heard: list[Any] = []
+        self._assignments = 0
+
+    async def start(self) -> None:
+        """Listen as gateway, as scheduler and to heartbeats."""
+
+        async def heard(raw: BusMessage) -> None:
+            self.heard.append(decode(raw.payload))
+
+        for subject in (subjects.inbox("gateway"), subjects.inbox("scheduler"), subjects.HEARTBEATS):
+            await self.bus.subscribe(subject, heard)
+
+    @asynccontextmanager
+    async def worker(self, worker_id: str) -> AsyncIterator[TwinWorker]:
+        """A worker that serves for the length of a block."""
+        async with AsyncExitStack() as stack:
+            worker = TwinWorker(self, worker_id)
+            await worker.start(stack)
+            yield worker
+
+    async def order(self, worker_id: str, order: m.Message) -> None:
+        """Put an order into a worker's inbox."""
+        await self.bus.publish(subjects.inbox(worker_id), encode(order))
+
+    async def heard_of(self, kind: type[MessageT], request_id: str) -> MessageT:
+        """Wait for the scheduler's or gateway's message of this kind about a request."""
+        found: list[Any] = []
+
+        def look() -> bool:
+            found[:] = [each for each in self.heard if isinstance(each, kind)]
+            found[:] = [each for each in found if each.request_id == request_id]
+            return bool(found)
+
+        await until(look)
+        return cast(MessageT, found[-1])
+
+    async def write(self, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int, **fields: Any) -> None:
+        """Write a request's record."""
+        stop = StopCriteria(max_new_tokens=count)
+        sampling = fields.pop("sampling", SamplingParams())
+        record = RequestRecord(request_id, 1, "gateway", stream_id, "sums", prompt, (), sampling, stop, 0.0)
+        await self.store.put_record(record)
+
+    async def reserve(self, worker_id: str, request_id: str, tokens: int, stream_id: int) -> None:
+        """Order a reservation."""
+        self._assignments += 1
+        stream = m.StreamRef("gateway", stream_id)
+        order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, tokens, LEASE_S)
+        await self.order(worker_id, order)
+
+    async def prefill(self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], stream_id: int) -> None:
+        """Order the prefill of a request that has its reservation."""
+        target = (await self.heard_of(m.KvReserved, request_id)).target
+        self._assignments += 1
+        stream = m.StreamRef("gateway", stream_id)
+        order = m.StartPrefill(request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S)
+        await self.order(prompt_worker, order)
+
+    async def assign(
+        self,
+        prompt_worker: str,
+        token_worker: str,
+        request_id: str,
+        prompt: tuple[int, ...],
+        count: int,
+        stream_id: int,
+    ) -> None:
+        """Do for a request, whose record may be written, what a scheduler does."""
+        await self.reserve(token_worker, request_id, len(prompt) + count, stream_id)
+        await self.prefill(prompt_worker, request_id, prompt, stream_id)
+
+    def states(self, worker_id: str) -> set[m.MemberState]:
+        """What a worker's heartbeats said of it so far."""
+        return {each.state for each in self.heard if isinstance(each, m.Member) and each.id == worker_id}
+
+    def deltas(self, stream_id: int) -> list[m.TokenDelta]:
+        """What the gateway heard of a stream, in order."""
+        batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
+        return [delta for batch in batches for delta in batch.deltas if delta.stream_id == stream_id]
+
+    def senders(self, stream_id: int) -> list[str]:
+        """Who sent each delta of a stream."""
+        batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
+        return [batch.worker_id for batch in batches for delta in batch.deltas if delta.stream_id == stream_id]
+
+    async def end_of(self, stream_id: int) -> m.TokenDelta:
+        """Wait for a stream's last delta."""
+        await until(lambda: [each for each in self.deltas(stream_id) if each.finish_reason])
+        return self.deltas(stream_id)[-1]
+
+
+class TwinWorker:
+    """One worker of a `TwinMesh`."""
+
+    def __init__(self, mesh: TwinMesh, worker_id: str) -> None:
+        self.id = worker_id
+        self.engine = SummingEngine()
+        self.served: asyncio.Task[None] | None = None
+        self._mesh = mesh
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Join, as `serve_worker` does."""
+        mesh = self._mesh
+        settings = ServiceSettings(service_id=self.id, heartbeat_s=0.01)
+        kind = m.MemberKind.TOKEN_WORKER
+        member = m.Member(self.id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1", m.Pool.MIXED)
+        control = ControlServer(LOOPBACK, 0)
+        bus = MemoryBus(mesh.broker)
+        stack.push_async_callback(control.close)
+        stack.push_async_callback(bus.close)
+        joining = ServiceHost(settings, bus, mesh.store, control, member, mesh.clock).joined()
+        self.host = await stack.enter_async_context(joining)
+        self.thread = EngineThread(cast(Engine, self.engine))
+        stack.callback(self.thread.close)
+        self.transport = MemoryKvTransport(
+            mesh.network,
+            self.engine.kv,
+            self.id,
+            7,
+            lambda handoff, report: self.runtime.handoff_arrived(handoff, report),
+        )
+        await self.transport.start()
+        stack.push_async_callback(self.transport.close)
+        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, BatchLimits())
+        await self.runtime.start()
+        self.served = asyncio.create_task(self.host.run())
+        stack.push_async_callback(self.stop)
+
+    async def stop(self) -> None:
+        """Let it leave."""
+        self.engine.gate.set()
+        self.host.stop()
+        assert self.served is not None
+        await self.served
+
+    async def idle(self) -> None:
+        """Wait until nothing is held: no sequence in the engine, no block."""
+
+        def is_idle() -> bool:
+            load = self.runtime.role.load()
+            sequences = (load.waiting, load.waiting_for_kv, load.running, load.migrating, self.engine.num_sequences)
+            return load.kv_blocks_free == BLOCKS and not any(sequences)
+
+        await until(is_idle)
