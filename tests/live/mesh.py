@@ -87,8 +87,9 @@ class LiveMesh:
         """What every member says now."""
         return asyncio.run(gather_status(self.state.redis_url))
 
-    def ledger(self, request_id: str) -> dict[str, dict[str, Any]]:
-        """A request's ledger once it is complete: facts by stage, the member among them."""
+    def ledger(self, request_id: str, *stages: str) -> dict[str, dict[str, Any]]:
+        """A request's ledger once it has these stages (by default all): facts by stage, the member among them."""
+        awaited = set(stages or ("assigned", "prefilled", "decoded", "completed"))
 
         async def read() -> list[LedgerEntry]:
             store = await RedisStore.connect(self.state.redis_url)
@@ -101,7 +102,7 @@ class LiveMesh:
 
         def complete() -> bool:
             entries[:] = asyncio.run(read())
-            return {"assigned", "prefilled", "decoded", "completed"} <= {entry.stage for entry in entries}
+            return awaited <= {entry.stage for entry in entries}
 
         wait_for(complete, lambda: f"the ledger of {request_id}: {[entry.stage for entry in entries]}")
         return {entry.stage: {**dict(entry.facts), "member": entry.member_id} for entry in entries}

@@ -101,6 +101,12 @@ def test_max_tokens_of_one_ends_on_the_prompt_worker(mesh: LiveMesh) -> None:
     mesh.wait_until_idle()
 
 
+def test_a_chat_without_a_bound_gets_what_a_worker_holds(mesh: LiveMesh) -> None:
+    """256 MiB of KV hold 5,824 tokens, fewer than the context; a chat that names no bound is served all the same."""
+    answer = mesh.client().chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
+    assert "Paris" in answer.choices[0].message.content
+
+
 def test_logit_bias(mesh: LiveMesh) -> None:
     """A bias of +100 forces a token, one of -100 forbids it."""
     first = counting_tokens(1)[0]

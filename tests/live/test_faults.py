@@ -97,7 +97,9 @@ def stream_through(mesh: LiveMesh, after_tokens: int, disturb: Callable[[], Any]
     retries = 0
     for prompt, (request_id, tokens) in zip(prompts, asyncio.run(run()), strict=True):
         assert tokens == greedy(prompt, NEW_TOKENS)
-        retries += mesh.ledger(request_id)["completed"]["attempts"] - 1
+        retries += (
+            mesh.ledger(request_id, "completed")["completed"]["attempts"] - 1
+        )  # the dead kept their part to themselves
     return retries
 
 
@@ -130,6 +132,16 @@ def test_the_scheduler_is_killed(mesh: LiveMesh) -> None:
         lambda: mesh.post("/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 2}).status_code == 200,
         lambda: "an answer from the new scheduler",
     )
+
+
+@pytest.mark.parametrize("server", ["nats-server", "redis-server"])
+def test_broker_or_store_is_killed(mesh: LiveMesh, server: str) -> None:
+    """Streams go on over the broker's restart, and do not notice that of the store; afterwards all is as before."""
+    retries = stream_through(mesh, STREAMS * 5, lambda: kill(mesh, server))
+    assert retries >= STREAMS if server == "nats-server" else retries == 0
+    wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
+    answer = mesh.client().completions.create(model=MODEL, prompt="Still there?", max_tokens=3)
+    assert answer.usage is not None
 
 
 def test_workers_join_and_drain_while_serving(mesh: LiveMesh) -> None:

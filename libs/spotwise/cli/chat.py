@@ -23,7 +23,7 @@ def chat(
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
 ) -> None:
     """Chat with the mesh, or ask it one question: the argument, or what is piped in."""
     client = ChatClient(url or running_state(name).options.url)
@@ -39,16 +39,12 @@ def chat(
 class Conversation:
     """A conversation with one mesh; the mesh keeps nothing of it between questions."""
 
-    def __init__(
-        self, client: ChatClient, system: str | None, max_tokens: int | None, temperature: float | None
-    ) -> None:
+    def __init__(self, client: ChatClient, system: str | None, max_tokens: int | None, temperature: float) -> None:
         self._client = client
         self._model = client.model()
-        self._options: dict[str, Any] = {}
+        self._options: dict[str, Any] = {"temperature": temperature}
         if max_tokens is not None:
             self._options["max_tokens"] = max_tokens
-        if temperature is not None:
-            self._options["temperature"] = temperature
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._system)
         self._console = Console(highlight=False)

@@ -22,11 +22,14 @@ class SequenceSpec:
         prompt_token_ids: the prompt, at least one token.
         sampling: how tokens are drawn; the seed is always set.
         stop: when the sequence ends, as far as token ids can tell.
+        unbounded: the client named no bound: `stop.max_new_tokens` is what the context leaves, and the mesh may lower it to
+            what its workers hold.
     """
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopCriteria
+    unbounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

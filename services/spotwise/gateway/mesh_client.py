@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from spotwise.core import gateway as g
 from spotwise.core.messages import (
@@ -79,10 +80,12 @@ class MeshGeneration:
         """Hear workers, schedulers and heartbeats, and keep time."""
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
+        self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
         self._host.every(TICK_S, self._tick, "tick")
 
     async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence; closing the generator cancels its work."""
+        spec = self._fit(spec)
         stream = _Stream(request_id, spec, self._host.clock.now())
         self._streams[request_id] = stream
         self._loop.feed(g.RequestReceived(request_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
@@ -97,6 +100,16 @@ class MeshGeneration:
         finally:
             del self._streams[request_id]
             self._loop.feed(g.RequestClosed(request_id))
+
+    def _fit(self, spec: SequenceSpec) -> SequenceSpec:
+        """Lower an unbounded sequence to the largest worker's KV cache; a prompt that fills it is left to the scheduler."""
+        loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
+        room = max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0) - len(
+            spec.prompt_token_ids
+        )
+        if not spec.unbounded or room < 1 or spec.stop.max_new_tokens <= room:
+            return spec
+        return replace(spec, stop=replace(spec.stop, max_new_tokens=room))
 
     async def health(self) -> MeshHealth:
         """Tell whether requests can be served."""

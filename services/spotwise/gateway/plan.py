@@ -165,6 +165,7 @@ def plan_generation(
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     logit_bias = _logit_bias(request, text.vocab_size)
     score_only = max_tokens == 0
+    unbounded = max_tokens is None and default_max_tokens is None
     api_id = f"{id_prefix}-{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     sequences: list[PlannedSequence] = []
@@ -175,7 +176,8 @@ def plan_generation(
         for choice in range(choices):
             sampling = _sampling(request, choice, logit_bias, logprobs, prompt_scores=prompt.echo is not None)
             request_id = f"{api_id}#{len(sequences)}" if several else api_id
-            sequences.append(PlannedSequence(request_id, SequenceSpec(prompt.token_ids, sampling, stop), prompt))
+            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded)
+            sequences.append(PlannedSequence(request_id, spec, prompt))
     rules = TextRules(
         stop_strings=tuple(request.stop),
         include_stop=request.include_stop_str_in_output or False,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from spotwise.core.gateway import RecoveryLimits
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.settings import ModelServiceSettings
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(ModelServiceSettings):
     """Where the API listens, for whom, and how hard it tries."""
 
     host: str = Field("127.0.0.1", description="address of the API")
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
-    model_dir: Path = Field(description="Hugging Face folder of the model; the tokenizer is read from it")
-    model_name: str = Field("", description="name that clients ask for; the folder's name where empty")
     api_keys: str = Field("", description="comma-separated bearer keys; empty lets everyone in")
     max_body_bytes: int = Field(8 << 20, ge=1024)
     default_max_tokens: int | None = Field(None, ge=1, description="of a chat that names none; else the context's rest")
@@ -25,18 +21,6 @@ class GatewaySettings(ServiceSettings):
         30.0, ge=0, description="how long a lost attempt is tried again before the client hears of it"
     )
     stall_s: float = Field(120.0, gt=0, description="an attempt that brings nothing for so long counts as lost")
-
-    @field_validator("model_dir")
-    @classmethod
-    def _is_model(cls, model_dir: Path) -> Path:
-        if not (model_dir / "config.json").is_file():
-            raise ValueError(f"{model_dir} is not a model folder: it has no config.json")
-        return model_dir
-
-    @property
-    def served_name(self) -> str:
-        """The model's name in the API."""
-        return self.model_name or self.model_dir.name
 
     @property
     def bearer_keys(self) -> frozenset[str]:
