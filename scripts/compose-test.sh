@@ -69,3 +69,5 @@ log=$(mktemp)
 "${compose[@]}" --project-name spotwise-test build >"$log" 2>&1 || { tail -n 20 "$log" >&2; exit 1; }
 rm "$log"
 COMPOSE="${compose[*]}" .venv/bin/pytest -m compose tests/compose "$@"
+echo "the integration tests once more, over a broker and a store in containers ..."
+.venv/bin/pytest -k container tests/integration

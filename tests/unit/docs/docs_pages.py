@@ -1,0 +1,53 @@
+"""The project's pages, as text to check."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
+DEPLOY = ROOT / "docs" / "deploy.md"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "services").rglob("README.md"),
+    ]
+)
+
+
+def page_name(page: Path) -> str:
+    """A page's path in the project, for test ids and messages."""
+    return str(page.relative_to(ROOT))
+
+
+def fenced(text: str, *languages: str) -> list[str]:
+    """The fenced blocks of these languages."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [body for language, body in blocks if language in languages]
+
+
+def section(text: str, heading: str) -> str:
+    """A section's text, without its sub-sections' parents."""
+    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert found is not None, f"no section {heading!r}"
+    return found[1]
+
+
+def table(text: str) -> list[list[str]]:
+    """The cells of a section's first table, row by row, without its head."""
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("| ---"))
+    rows = []
+    for line in lines[start + 1 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def quoted(cell: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", cell)

@@ -1,0 +1,157 @@
+"""What the pages name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import typer.main
+from docs_pages import OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
+from prometheus_client import CollectorRegistry
+from typer.core import TyperGroup
+
+from spotwise.cli.__main__ import app
+from spotwise.core import gateway as g
+from spotwise.core.messages import MemberKind, RejectCode
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.schema_chat import ChatRequest
+from spotwise.gateway.schema_completions import CompletionRequest
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files exist, and headings where a link names one."""
+    for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), flags=re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+
+
+@every_page
+def test_paths_exist(page: Path) -> None:
+    """Every file or folder of the project that a page names; `*` stands for any name."""
+    named = re.findall(r"(?<![\w./~-])(?:libs|services|tests|docs|proto|scripts|deploy)/[\w./*-]*", page.read_text())
+    for path in named:
+        # A folder's README may name a file by its path in the package, `spotwise/worker/settings.py`.
+        assert list(ROOT.glob(path.rstrip("./"))), path
+
+
+@every_page
+def test_commands_and_their_options_exist(page: Path) -> None:
+    """Whatever `spotwise` is shown to do, it can: in examples and in running text."""
+    text = page.read_text()
+    shown = [line for block in fenced(text, "sh", "console") for line in block.splitlines()]
+    shown += re.findall(r"`([^`\n]*)`", text)
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    for line in shown:
+        for call in re.findall(r"(?:^|[\s/])spotwise ((?:[a-z]+)(?: [^|;&#]*)?)", line):
+            name, *words = call.split()
+            assert name in commands.commands, line
+            options = {option for parameter in commands.commands[name].params for option in parameter.opts}
+            for word in words:
+                option = word.strip("\"'.,").split("=")[0]
+                if option.startswith("--") and len(option) > 2:
+                    assert option in options, line
+
+
+@every_page
+def test_make_targets_exist(page: Path) -> None:
+    """Every target that a page tells to make."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    text = page.read_text()
+    named = [target for block in fenced(text, "sh") for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)]
+    named += re.findall(r"`make ([a-z-]+)", text)
+    assert set(named) <= targets
+
+
+@every_page
+def test_modules_exist(page: Path) -> None:
+    """`python -m spotwise.X` and every other module of ours that a page names."""
+    for name in re.findall(r"`?\bspotwise\.([a-z_]+(?:\.[a-z_]+)*)", page.read_text()):
+        path = name.replace(".", "/")
+        found = [root / "spotwise" / path for root in (ROOT / "libs", ROOT / "services")]
+        assert any(module.is_dir() or module.with_suffix(".py").is_file() for module in found), name
+
+
+def test_every_service_has_its_page() -> None:
+    """Owns, hears, says, fails how; and the README links it."""
+    readme = README.read_text()
+    for kind in MemberKind:
+        page = ROOT / "services" / "spotwise" / kind.value / "README.md"
+        text = page.read_text()
+        assert all(f"**{word}" in text for word in ("Owns", "Hears", "Says", "Fails how")), page
+        assert f"({page_name(page)})" in readme
+
+
+def test_python_examples_are_python() -> None:
+    """They parse, and import what is installed."""
+    examples = fenced(README.read_text(), "python")
+    assert examples
+    for example in examples:
+        for node in ast.walk(ast.parse(example)):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module in sys.stdlib_module_names | {"openai"}
+
+
+def test_every_api_parameter_is_listed() -> None:
+    """The README's table has the fields of both request bodies, and no others."""
+    listed = {name for row in table(section(README.read_text(), "API")) for name in quoted(row[0])}
+    assert listed == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+
+
+def test_every_error_code_is_listed() -> None:
+    """The README's table has every code that a client may be told, and no others."""
+    listed = {code for row in table(section(README.read_text(), "Errors")) for code in quoted(row[1])}
+    gateway = ROOT / "services" / "spotwise" / "gateway"
+    source = "\n".join(path.read_text() for path in gateway.glob("*.py"))
+    told = set(re.findall(r'code="(\w+)"', source))
+    told |= {RejectCode(code).value for code in RejectCode}
+    told |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE}
+    assert told <= listed
+    assert all(f'"{code}"' in source or code in told for code in listed)
+
+
+def test_every_metric_is_listed() -> None:
+    """The table has the names that a collector sees."""
+    registry = CollectorRegistry()
+    GatewayMetrics(registry, "m")
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
+    listed = {name for row in table(section(OPERATIONS.read_text(), "Metrics")) for name in quoted(row[0])}
+    assert listed == names
+
+
+def test_log_events_exist() -> None:
+    """Every event of the table is logged somewhere, at that level."""
+    source = "\n".join(path.read_text() for root in ("libs", "services") for path in (ROOT / root).rglob("*.py"))
+    for events, levels, _ in table(section(OPERATIONS.read_text(), "Logs")):
+        for event in quoted(events):
+            assert f'"{event}"' in source, event
+        assert set(levels.split(", ")) <= {"info", "warning", "error"}
+
+
+def test_the_picture_is_well_formed() -> None:
+    """It parses, names the six services, and has a title and a description for those who cannot see it."""
+    picture = ElementTree.parse(ROOT / "docs" / "mesh.svg").getroot()
+    texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {kind.value.replace("_", " ") for kind in MemberKind} <= texts
+    assert picture.find("{http://www.w3.org/2000/svg}title") is not None
+    assert picture.find("{http://www.w3.org/2000/svg}desc") is not None
+
+
+def test_the_diagram_of_states_is_what_the_table_says() -> None:
+    """docs/request-life.md was made anew after the last change of the transition table."""
+    command = [sys.executable, ROOT / "scripts" / "request_life.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,54 @@
+"""The pages' settings are the code's settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, section, table
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+
+from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.worker.settings import WorkerSettings
+
+OWNERS: dict[str, type[BaseSettings]] = {
+    "all": ServiceSettings,
+    "workers": WorkerSettings,
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+}
+
+
+def shown_default(settings: type[BaseSettings], field: str) -> str:
+    """A default as the table shows it."""
+    info = settings.model_fields[field]
+    if info.is_required():
+        return "required"
+    default = "" if info.default is PydanticUndefined else info.default
+    return "" if default in (None, "") else f"`{default}`"
+
+
+def test_the_table_has_every_setting_with_its_default() -> None:
+    """Each service's own settings, and those of all; nothing that does not exist."""
+    shown: dict[str, dict[str, str]] = {owner: {} for owner in OWNERS}
+    for variable, owners, default, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
+        for owner in owners.split(", "):
+            shown[owner][quoted(variable)[0]] = default
+        assert meaning
+    for owner, settings in OWNERS.items():
+        own = set(settings.model_fields) - (set() if owner == "all" else set(ServiceSettings.model_fields))
+        assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_variables_exist(page: Path) -> None:
+    """Every `SPOTWISE_*` on a page is a setting, or is read by the command line or by docker-compose.yml."""
+    known = {f"SPOTWISE_{field.upper()}" for settings in OWNERS.values() for field in settings.model_fields}
+    readers = [*(ROOT / "libs" / "spotwise" / "cli").glob("*.py"), ROOT / "docker-compose.yml"]
+    for reader in readers:
+        known |= set(re.findall(r"SPOTWISE_[A-Z_]*[A-Z]", reader.read_text()))
+    assert set(re.findall(r"SPOTWISE_[A-Z_]*[A-Z]", page.read_text())) <= known
