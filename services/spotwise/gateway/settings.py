@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from spotwise.core.gateway import RecoveryLimits
+from spotwise.core.gateway.role import RecoveryLimits
 from spotwise.mesh.settings import ModelServiceSettings
 
 

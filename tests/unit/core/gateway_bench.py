@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core import gateway as g
 from spotwise.core import messages as m
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.request import FinishReason
 from tests.unit.core.builders import only
 
@@ -14,9 +15,9 @@ Spoken = g.SubmitAttempt | g.CloseAttempts | g.Deliver | g.Accept | g.Fail
 class GatewayBench:
     """A role and a clock. Streams are numbered from 1 in the order of the attempts."""
 
-    def __init__(self, limits: g.RecoveryLimits | None = None) -> None:
+    def __init__(self, limits: RecoveryLimits | None = None) -> None:
         self.now = 1000.0
-        self.role = g.GatewayRole("g", limits)
+        self.role = GatewayRole("g", limits)
 
     def feed(self, event: g.GatewayEvent, after_s: float = 0.0) -> list[g.GatewayCommand]:
         """Let time pass, then the event happen."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import gateway as g
 from spotwise.core import messages as m
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.role import RecoveryLimits
 from spotwise.core.request import FinishReason
 from tests.unit.core.builders import ledger, only, plain_member, worker_member
 from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submitted
 
-LIMITS = g.RecoveryLimits(recovery_s=10.0, retry_pause_s=0.5, stall_s=60.0, member_timeout_s=2.0)
+LIMITS = RecoveryLimits(recovery_s=10.0, retry_pause_s=0.5, stall_s=60.0, member_timeout_s=2.0)
 PROMPT, TOKEN = worker_member("p", m.Pool.PROMPT), worker_member("t")
 SCHEDULER = plain_member("s", m.MemberKind.CLUSTER_SCHEDULER)
 

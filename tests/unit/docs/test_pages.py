@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup
 
 from spotwise.cli.__main__ import app
-from spotwise.core import gateway as g
+from spotwise.core.gateway import commands as g
 from spotwise.core.messages import MemberKind, RejectCode
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.schema_chat import ChatRequest

@@ -11,7 +11,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from spotwise.engine import gguf_conversion, model_store
 from spotwise.engine.errors import ModelError
-from spotwise.engine.model_store import DEFAULT_MODEL, ProgressHandler, resolve_model
+from spotwise.engine.model_store import DEFAULT_MODEL, resolve_model
+from spotwise.engine.progress import ProgressHandler
 
 
 def write_folder(folder: Path) -> None:

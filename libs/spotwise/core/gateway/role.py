@@ -19,106 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.gateway import commands as g
 from spotwise.core.membership import MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, RequestState, advance, is_terminal
-
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
-    """A client asks for a sequence of `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
-
-    request_id: str
-    prompt_tokens: int
-    max_new_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class RequestClosed:
-    """Whoever asked takes nothing more: it left, or a stop string ended its text."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitFailed:
-    """The scheduler could not be asked."""
-
-    request_id: str
-    epoch: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BusReconnected:
-    """The broker was away for a moment, and with it what was on its way: tokens, and endings."""
-
-
-GatewayEvent = (
-    RequestReceived
-    | BusReconnected
-    | RequestClosed
-    | SubmitFailed
-    | m.RequestAccepted
-    | m.RequestAssigned
-    | m.RequestRejected
-    | m.TokenBatch
-    | m.Member
-    | m.Tick
-)
-
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SubmitAttempt:
-    """Write the record with these output tokens, then ask the scheduler."""
-
-    request_id: str
-    epoch: int
-    stream_id: int
-    output_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CloseAttempts:
-    """Tell the scheduler that the request is over, and forget its record."""
-
-    order: m.CloseRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    """Hand tokens to whoever asked."""
-
-    request_id: str
-    tokens: tuple[m.TokenDelta, ...]
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """Tell whoever asked that both workers have been found."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Tell whoever asked that the request is not served; `code` is a `RejectCode` or one of `FAIL_*`."""
-
-    request_id: str
-    code: str
-    message: str
-    retry_after_s: float | None = None
-
-
-FAIL_NO_SCHEDULER = "no_scheduler"
-FAIL_NOT_RECOVERED = "not_recovered"
-FAIL_ENGINE = "engine_error"
-
-GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +71,12 @@ class GatewayRole:
         self._requests: dict[str, _Request] = {}
         self._streams: dict[int, _Request] = {}
         self._next_stream_id = 1
-        self._commands: list[GatewayCommand] = []
+        self._commands: list[g.GatewayCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            RequestReceived: self._received,
-            RequestClosed: self._closed,
-            SubmitFailed: self._submit_failed,
-            BusReconnected: self._bus_reconnected,
+            g.RequestReceived: self._received,
+            g.RequestClosed: self._closed,
+            g.SubmitFailed: self._submit_failed,
+            g.BusReconnected: self._bus_reconnected,
             m.RequestAccepted: self._queued,
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
@@ -187,7 +90,7 @@ class GatewayRole:
         """Requests that have not ended."""
         return len(self._requests)
 
-    def handle(self, event: GatewayEvent, now: float) -> list[GatewayCommand]:
+    def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
         self._handlers[type(event)](event, now)
         commands, self._commands = self._commands, []
@@ -195,7 +98,7 @@ class GatewayRole:
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 
-    def _received(self, event: RequestReceived, now: float) -> None:
+    def _received(self, event: g.RequestReceived, now: float) -> None:
         request = _Request(event.request_id, event.prompt_tokens, received_s=now, progress_s=now)
         self._requests[event.request_id] = request
         self._submit(request, now)
@@ -210,7 +113,7 @@ class GatewayRole:
         request.early.clear()
         request.submitted_s, request.retry_at_s = now, None
         self._commands.append(
-            SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
+            g.SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
         )
 
     def _current(self, request_id: str, epoch: int) -> _Request | None:
@@ -229,7 +132,7 @@ class GatewayRole:
         request.workers = (event.prompt_worker, event.token_worker)
         if not request.announced and request.first_token_s is None:
             request.announced = True
-            self._commands.append(Accept(request.request_id))
+            self._commands.append(g.Accept(request.request_id))
         for worker_id in request.workers:
             if self.membership.lost_lately(worker_id, now):
                 self._attempt_lost(request, f"worker {worker_id} was lost", now)
@@ -244,16 +147,16 @@ class GatewayRole:
         else:
             self._attempt_lost(request, event.message, now)
 
-    def _submit_failed(self, event: SubmitFailed, now: float) -> None:
+    def _submit_failed(self, event: g.SubmitFailed, now: float) -> None:
         request = self._current(event.request_id, event.epoch)
         if request is None:
             return
         if event.epoch == 1:
-            self._fail(request, FAIL_NO_SCHEDULER, event.reason, 1.0, now)
+            self._fail(request, g.FAIL_NO_SCHEDULER, event.reason, 1.0, now)
         else:
             self._attempt_lost(request, event.reason, now)
 
-    def _bus_reconnected(self, event: BusReconnected, now: float) -> None:
+    def _bus_reconnected(self, event: g.BusReconnected, now: float) -> None:
         """Start every attempt anew: which messages are missing nobody can tell."""
         for request in list(self._requests.values()):
             self._attempt_lost(request, "the broker was away", now)
@@ -267,7 +170,7 @@ class GatewayRole:
             request.lost_since_s = now
         if now - request.lost_since_s >= self.limits.recovery_s:
             message = f"the request could not be recovered within {self.limits.recovery_s:g} s: {reason}"
-            self._fail(request, FAIL_NOT_RECOVERED, message, 1.0, now)
+            self._fail(request, g.FAIL_NOT_RECOVERED, message, 1.0, now)
             return
         self._streams.pop(request.stream_id, None)
         request.retry_at_s = now + self.limits.retry_pause_s
@@ -290,7 +193,7 @@ class GatewayRole:
             if delta.retryable:
                 self._attempt_lost(request, delta.error, now)
             else:
-                self._fail(request, FAIL_ENGINE, delta.error, None, now)
+                self._fail(request, g.FAIL_ENGINE, delta.error, None, now)
             return
         expected = len(request.token_ids)
         if delta.token_index > expected:
@@ -309,19 +212,19 @@ class GatewayRole:
             request.state = advance(request.state, RequestEvent.PREFILL_STARTED)
         request.progress_s, request.lost_since_s = now, None
         finish_reason = ready[-1].finish_reason
-        self._commands.append(Deliver(request.request_id, tuple(ready), finish_reason))
+        self._commands.append(g.Deliver(request.request_id, tuple(ready), finish_reason))
         if finish_reason is not None:
             self._end(request, FINISH_EVENT[finish_reason], now, finished=True)
 
     # --- endings ------------------------------------------------------------------------------------------------------
 
-    def _closed(self, event: RequestClosed, now: float) -> None:
+    def _closed(self, event: g.RequestClosed, now: float) -> None:
         request = self._requests.get(event.request_id)
         if request is not None:
             self._end(request, RequestEvent.ABORTED, now, finished=False)
 
     def _fail(self, request: _Request, code: str, message: str, retry_after_s: float | None, now: float) -> None:
-        self._commands.append(Fail(request.request_id, code, message, retry_after_s))
+        self._commands.append(g.Fail(request.request_id, code, message, retry_after_s))
         self._end(request, RequestEvent.FAILED, now, finished=False)
 
     def _end(self, request: _Request, event: RequestEvent, now: float, *, finished: bool) -> None:
@@ -329,7 +232,7 @@ class GatewayRole:
         assert is_terminal(request.state)
         del self._requests[request.request_id]
         self._streams.pop(request.stream_id, None)
-        self._commands.append(CloseAttempts(m.CloseRequest(request.request_id, request.epoch, finished)))
+        self._commands.append(g.CloseAttempts(m.CloseRequest(request.request_id, request.epoch, finished)))
         tokens = len(request.token_ids)
         facts: dict[str, str | int | float] = {
             "finish": request.state.value.removeprefix("finished_"),

@@ -1,0 +1,106 @@
+"""What the gateway role hears from its process, and what it asks of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core import messages as m
+from spotwise.core.request import FinishReason
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """A client asks for a sequence of `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
+
+    request_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClosed:
+    """Whoever asked takes nothing more: it left, or a stop string ended its text."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitFailed:
+    """The scheduler could not be asked."""
+
+    request_id: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BusReconnected:
+    """The broker was away for a moment, and with it what was on its way: tokens, and endings."""
+
+
+GatewayEvent = (
+    RequestReceived
+    | BusReconnected
+    | RequestClosed
+    | SubmitFailed
+    | m.RequestAccepted
+    | m.RequestAssigned
+    | m.RequestRejected
+    | m.TokenBatch
+    | m.Member
+    | m.Tick
+)
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitAttempt:
+    """Write the record with these output tokens, then ask the scheduler."""
+
+    request_id: str
+    epoch: int
+    stream_id: int
+    output_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAttempts:
+    """Tell the scheduler that the request is over, and forget its record."""
+
+    order: m.CloseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand tokens to whoever asked."""
+
+    request_id: str
+    tokens: tuple[m.TokenDelta, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Tell whoever asked that both workers have been found."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell whoever asked that the request is not served; `code` is a `RejectCode` or one of `FAIL_*`."""
+
+    request_id: str
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+FAIL_NO_SCHEDULER = "no_scheduler"
+FAIL_NOT_RECOVERED = "not_recovered"
+FAIL_ENGINE = "engine_error"
+
+GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger
