@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -128,10 +129,29 @@ def test_the_scheduler_is_killed(mesh: LiveMesh) -> None:
     """Running streams do not notice, and new requests are served once it is back."""
     assert stream_through(mesh, STREAMS * 5, lambda: kill(mesh, "scheduler-0")) == 0
     wait_for(lambda: mesh.get("/health").status_code == 200, lambda: "a healthy mesh")
-    wait_for(
-        lambda: mesh.post("/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 2}).status_code == 200,
-        lambda: "an answer from the new scheduler",
-    )
+    wait_for(lambda: answers(mesh), lambda: "an answer from the new scheduler")
+
+
+def test_the_gateway_is_killed(mesh: LiveMesh) -> None:
+    """Its own streams end with it; the workers let go of them, and its successor serves."""
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        httpx.stream("POST", f"{mesh.url}/v1/completions", json=body, timeout=30.0) as stream,
+    ):
+        for count, _ in enumerate(stream.iter_lines()):
+            if count == 6:
+                kill(mesh, "gateway-0")
+    mesh.wait_until_idle()
+    wait_for(lambda: answers(mesh), lambda: "an answer from the new gateway")
+
+
+def answers(mesh: LiveMesh) -> bool:
+    """Whether a small request is answered."""
+    try:
+        return mesh.post("/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 2}).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.parametrize("server", ["nats-server", "redis-server"])
