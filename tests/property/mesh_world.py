@@ -279,9 +279,7 @@ class MeshWorld:
         if record is None or record.epoch != epoch:
             self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone", retryable=True))
             return
-        if record.sequence_id in worker.engine:
-            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "here already", retryable=False))
-            return
+        assert record.sequence_id not in worker.engine, "loaded twice"
         worker.engine[record.sequence_id] = record
         worker.outputs[record.sequence_id] = len(record.output_token_ids)
         self.feed_worker(worker, c.RecordLoaded(record))

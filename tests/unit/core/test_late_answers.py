@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 from tests.unit.core.worker.bench import WorkerBench, deltas
@@ -13,17 +14,23 @@ PROMPT = worker_member("p", m.Pool.PROMPT, blocks=2)
 WORKER = worker_member("w")
 
 
-def assert_one_prefill_into_the_second_reservation(scheduler: SchedulerBench, inbox: list[m.Message]) -> None:
+def assert_one_prefill_into_a_reservation_that_stands(scheduler: SchedulerBench, inbox: list[m.Message]) -> None:
     """The worker works its inbox off, the scheduler hears the answers; what is wanted stands, on both sides."""
     worker = WorkerBench()
     commands = [command for order in inbox for command in worker.feed(order)]
     assert deltas(commands) == []
     first, second = sent(commands, "s")
     assert isinstance(first, m.KvReserved)
-    assert isinstance(second, m.KvReserved)
+    assert isinstance(second, m.KvRefused)  # the record of the first is still being loaded
     assert scheduler.feed(first) == []
-    started = scheduler.feed(second)
-    assert [start.target for start in only(started, m.StartPrefill)] == [second.target]
+    assert scheduler.feed(second) == []
+    assert worker.load("r") == [c.DropSequence("r@1")]
+    (order,) = sent(scheduler.feed(WORKER), "w")
+    assert isinstance(order, m.ReserveKv)
+    (third,) = sent(worker.feed(order), "s")
+    assert isinstance(third, m.KvReserved)
+    started = scheduler.feed(third)
+    assert [start.target for start in only(started, m.StartPrefill)] == [third.target]
     assert only(started, m.RequestAssigned) == [m.RequestAssigned("r", 1, "p", "w")]
     assert sent(started, "w") == []
     assert worker.role.load().waiting_for_kv == 1
@@ -32,16 +39,16 @@ def assert_one_prefill_into_the_second_reservation(scheduler: SchedulerBench, in
     assert deltas(worker.iterate(r=51))[0].token_index == 1
 
 
-def test_a_worker_that_was_asked_twice_meanwhile_serves_the_second_order() -> None:
+def test_a_worker_that_was_asked_twice_meanwhile_serves_the_request() -> None:
     """Longer busy than a reservation may take: it finds the order, its cancellation and the next order."""
     scheduler = SchedulerBench(PROMPT, WORKER, limits=SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0))
     inbox = sent(scheduler.feed(submission()), "w")
     inbox += sent(scheduler.feed(m.Tick(), after_s=2.5), "w")
     assert [type(order) for order in inbox] == [m.ReserveKv, m.CancelRequest, m.ReserveKv]
-    assert_one_prefill_into_the_second_reservation(scheduler, inbox)
+    assert_one_prefill_into_a_reservation_that_stands(scheduler, inbox)
 
 
-def test_a_worker_that_was_given_up_and_comes_back_serves_the_second_order() -> None:
+def test_a_worker_that_was_given_up_and_comes_back_serves_the_request() -> None:
     """Longer silent than a member may be: nobody else is there, and its first heartbeat brings it the next order."""
     scheduler = SchedulerBench(PROMPT, WORKER, limits=SchedulerLimits(reservation_timeout_s=60.0, member_timeout_s=2.0))
     inbox = sent(scheduler.feed(submission()), "w")
@@ -50,4 +57,4 @@ def test_a_worker_that_was_given_up_and_comes_back_serves_the_second_order() -> 
     assert scheduler.role.queued == 1
     inbox += sent(scheduler.feed(WORKER), "w")
     assert [type(order) for order in inbox] == [m.ReserveKv, m.CancelRequest, m.ReserveKv]
-    assert_one_prefill_into_the_second_reservation(scheduler, inbox)
+    assert_one_prefill_into_a_reservation_that_stands(scheduler, inbox)

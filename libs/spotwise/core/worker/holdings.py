@@ -5,7 +5,8 @@ more: not in the middle of an iteration, not while its KV is being pushed. One t
 and leaves as soon as it may.
 
 Invariants: blocks owned == blocks of the sequences held; a condemned sequence joins no iteration and publishes nothing;
-every ending that the gateway did not ask for is published to it.
+every ending that the gateway did not ask for is published to it; an attempt's record is loaded once at a time, so that an
+answer to a load can be taken for no other holding of the same attempt.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Holdings:
         self._sequences: dict[str, Sequence] = {}
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
+        self._loading: set[str] = set()
 
     # --- who is here --------------------------------------------------------------------------------------------------
 
@@ -60,6 +62,22 @@ class Holdings:
     def allocate(self, sequence: Sequence, tokens: int) -> None:
         """Give the sequence blocks for `tokens` tokens; ask the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens)
+
+    # --- its record ---------------------------------------------------------------------------------------------------
+
+    def is_loading(self, request_id: str, epoch: int) -> bool:
+        """Tell whether a load of the attempt's record is unanswered, also where the attempt itself has ended."""
+        return sequence_id(request_id, epoch) in self._loading
+
+    def load_record(self, sequence: Sequence) -> None:
+        """Ask for the record of a sequence that was just added; ask `is_loading` first."""
+        self._loading.add(sequence.sequence_id)
+        self.say(c.LoadRecord(sequence.request_id, sequence.epoch))
+
+    def load_answered(self, request_id: str, epoch: int) -> Sequence | None:
+        """Note that a load was answered; return its sequence if it is still wanted."""
+        self._loading.discard(sequence_id(request_id, epoch))
+        return self.get(request_id, epoch)
 
     # --- what follows -------------------------------------------------------------------------------------------------
 

@@ -35,12 +35,15 @@ class PromptSide:
             return
         if sequence_id(order.request_id, order.epoch) in holdings:
             return  # delivered twice
+        if holdings.is_loading(order.request_id, order.epoch):
+            holdings.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
+            return
         holdings.fence(order.request_id, order.epoch - 1)
         sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
         sequence.known_tokens = order.prompt_tokens
         sequence.target, sequence.lease_s = order.target, order.lease_s
         if holdings.pool.could_ever_fit(order.prompt_tokens):
-            holdings.say(c.LoadRecord(order.request_id, order.epoch))
+            holdings.load_record(sequence)
         else:
             holdings.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
 

@@ -112,18 +112,16 @@ class WorkerRole:
         self._prompt_side.start_prefill(order, now)
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
-        sequence = self._holdings.get(event.record.request_id, event.record.epoch)
+        sequence = self._holdings.load_answered(event.record.request_id, event.record.epoch)
         if sequence is None:
             self._holdings.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
             return
-        if sequence.stop is not None:
-            return  # reserved, cancelled and reserved again: loaded twice, and once is enough
         sequence.load(event.record)
         self._token_side.pass_first_token(sequence)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
-        sequence = self._holdings.get(event.request_id, event.epoch)
-        if sequence is not None and sequence.stop is None:
+        sequence = self._holdings.load_answered(event.request_id, event.epoch)
+        if sequence is not None:
             self._holdings.fail(sequence, event.reason, now, retryable=event.retryable)
 
     def _tick(self, event: m.Tick, now: float) -> None:

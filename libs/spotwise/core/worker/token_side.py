@@ -42,7 +42,7 @@ class TokenSide:
         target = KvTarget(holdings.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.request_id, order.epoch, order.assignment, target)
         holdings.say(m.Send(order.scheduler_id, reserved))
-        holdings.say(c.LoadRecord(order.request_id, order.epoch))
+        holdings.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, draining: bool) -> str | None:
         pool = self._holdings.pool
@@ -50,6 +50,8 @@ class TokenSide:
             return "draining"
         if sequence_id(order.request_id, order.epoch) in self._holdings:
             return "reserved already"
+        if self._holdings.is_loading(order.request_id, order.epoch):
+            return "an earlier reservation is still being undone"
         if not pool.can_allocate(order.kv_tokens):
             return f"{pool.blocks_for(order.kv_tokens)} blocks asked, {pool.free_blocks} free"
         return None

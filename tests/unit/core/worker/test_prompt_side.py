@@ -34,6 +34,15 @@ class TestStart:
         assert bench.start("r") == []
         assert bench.role.load().pending_prompt_tokens == 30
 
+    def test_an_order_that_comes_again_while_its_first_load_is_unanswered_is_given_back(self) -> None:
+        """The answer to that load must not pass for one to the second."""
+        bench = WorkerBench()
+        bench.start("r")
+        bench.feed(m.CancelRequest("r", 1))
+        assert error_delta(bench.start("r")).retryable
+        bench.load("r")
+        assert bench.start("r") == [c.LoadRecord("r", 1)]
+
     def test_a_new_attempt_replaces_the_old_one_and_frees_its_reservation(self) -> None:
         """The old attempt's token worker need not wait for the lease."""
         bench = WorkerBench()

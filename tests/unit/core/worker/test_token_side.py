@@ -245,31 +245,33 @@ class TestMissingRecord:
         assert WorkerBench().feed(c.RecordUnavailable("r", 1, "gone", retryable=True)) == []
 
 
-class TestLoadedTwice:
-    """Reserved, cancelled and reserved again: two loads are under way for one attempt."""
+class TestReservedAgain:
+    """Reserved, cancelled and reserved again: the answer to the first load must not pass for one to the second."""
 
     @staticmethod
-    def reserved_twice() -> WorkerBench:
+    def cancelled_while_loading() -> WorkerBench:
         bench = WorkerBench()
         bench.reserve("r", number=1)
         bench.feed(m.CancelRequest("r", 1))
-        bench.reserve("r", number=2)
-        bench.load("r", committed=(7, 8))
         return bench
 
-    def test_a_second_load_counts_nothing_twice(self) -> None:
-        """Two tokens committed, the third from the prompt worker, the fourth from here."""
-        bench = self.reserved_twice()
-        assert bench.load("r", committed=(7, 8)) == []
-        bench.arrive("r")
-        assert deltas(bench.iterate(r=51))[0].token_index == 3
+    def test_it_is_refused_until_the_first_load_is_answered(self) -> None:
+        """Else the second would run on what the engine is about to forget."""
+        bench = self.cancelled_while_loading()
+        (refused,) = only(bench.reserve("r", number=2), m.KvRefused)
+        assert refused.assignment == 2
+        bench.assert_empty()
 
-    def test_a_second_load_that_the_engine_refuses_ends_nothing(self) -> None:
-        """It has the sequence already."""
-        bench = self.reserved_twice()
-        assert bench.feed(c.RecordUnavailable("r", 1, "is here already", retryable=False)) == []
-        bench.arrive("r")
-        assert deltas(bench.iterate(r=51))[0].token_index == 3
+    def test_once_it_is_answered_the_attempt_starts_anew(self) -> None:
+        """However the first load ended."""
+        for first_load in (None, c.RecordUnavailable("r", 1, "gone", retryable=True)):
+            bench = self.cancelled_while_loading()
+            answer = bench.load("r") if first_load is None else bench.feed(first_load)
+            assert answer == ([c.DropSequence("r@1")] if first_load is None else [])
+            assert only(bench.reserve("r", number=2), c.LoadRecord) == [c.LoadRecord("r", 1)]
+            bench.load("r", committed=(7, 8))
+            bench.arrive("r")
+            assert deltas(bench.iterate(r=51))[0].token_index == 3
 
 
 def test_one_message_goes_to_each_recipient_however_many_leases_expire() -> None:
