@@ -4,14 +4,14 @@ Law: all rows of an iteration go through the model as one flat sequence `[1, sum
 (selective batching: Orca, Yu et al., OSDI 2022, section 4.1). Keys and values are first written to the paged cache. Prefill
 rows attend one by one; decode rows attend together, padded to the longest of their group. The query heads of one KV head are
 stacked into one matrix, so that KV is never expanded. Everything that does not depend on the layer (index tensors, biases) is
-in the `AttentionPlan`, made once per iteration.
+in the `AttentionPlan`, made once per iteration; what a layer adds to plain causal attention is in its `LayerAttention`.
 
 Invariant: a module finds its context as an attribute, put there at load; nothing depends on what a model's forward passes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,8 +21,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
 
 ATTENTION_NAME = "spotwise_paged"
+#: The same under another name, under which the compatibility probe also builds masks.
+PROBE_NAME = "spotwise_probe"
 # Queries of a tile on a CPU: small enough that its scores stay in the cache.
 _TILE_TOKENS = 64
 _CONTEXT_ATTRIBUTE = "spotwise_attention_context"
@@ -53,12 +57,14 @@ class DecodeGroup:
         end: one past the last.
         gather_index: `[rows * kv_heads * blocks]` into the cache's `[kv_heads * num_blocks]` blocks of a layer.
         bias: `[rows * kv_heads, 1, blocks * block_size]`: 0 where a position exists, else -inf.
+        positions: `[rows]`: of the new tokens.
     """
 
     start: int
     end: int
     gather_index: torch.Tensor
     bias: torch.Tensor
+    positions: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,8 @@ class AttentionPlan:
 class PagedAttention:
     """The serving context: attention over one paged cache, following the plan of the current iteration."""
 
-    def __init__(self, cache: PagedKvCache) -> None:
+    def __init__(self, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
+        self._terms = [ScoreTerms(layer, cache.device) for layer in layers]
         self.plan: AttentionPlan | None = None
         self._kv_heads = cache.geometry.kv_heads
         self._block_size = cache.block_size
@@ -121,7 +128,7 @@ class PagedAttention:
         if plan is None:
             raise RuntimeError("attention was called outside an iteration")
         layer: int = module.layer_idx  # type: ignore[assignment]
-        scale = effective_scaling(module, query, scaling)
+        terms = self._terms[layer]
         new_keys, new_values = key[0], value[0]
         self._key_positions[layer].index_copy_(0, plan.write_index, new_keys.reshape(-1, key.shape[-1]))
         self._value_positions[layer].index_copy_(0, plan.write_index, new_values.reshape(-1, value.shape[-1]))
@@ -129,13 +136,13 @@ class PagedAttention:
         output = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
         by_token = query[0].transpose(0, 1)
         for group in plan.decode_groups:
-            output[group.start : group.end] = self._decode(layer, by_token[group.start : group.end], group, scale)
+            output[group.start : group.end] = self._decode(layer, by_token[group.start : group.end], group, terms)
         for span in plan.prefill_spans:
             keys, values = new_keys[:, span.start : span.end], new_values[:, span.start : span.end]
             if span.gather_index is not None:
                 keys = self._gather(self._key_blocks[layer], span.gather_index, 1)[:, : span.context_length]
                 values = self._gather(self._value_blocks[layer], span.gather_index, 1)[:, : span.context_length]
-            output[span.start : span.end] = causal_attention(query[0, :, span.start : span.end], keys, values, scale)
+            output[span.start : span.end] = causal_attention(query[0, :, span.start : span.end], keys, values, terms)
         return output.unsqueeze(0)
 
     def _gather(self, blocks: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
@@ -144,7 +151,7 @@ class PagedAttention:
         positions = index.shape[0] // (rows * self._kv_heads) * self._block_size
         return gathered.view(rows * self._kv_heads, positions, -1)
 
-    def _decode(self, layer: int, queries: torch.Tensor, group: DecodeGroup, scale: float) -> torch.Tensor:
+    def _decode(self, layer: int, queries: torch.Tensor, group: DecodeGroup, terms: ScoreTerms) -> torch.Tensor:
         """Return `[rows, heads, value_dim]` for queries `[rows, heads, key_dim]`.
 
         Plain matrix products: with one query a head, on a CPU they take a third of SDPA's time.
@@ -153,29 +160,31 @@ class PagedAttention:
         keys = self._gather(self._key_blocks[layer], group.gather_index, rows)
         values = self._gather(self._value_blocks[layer], group.gather_index, rows)
         grouped = queries.reshape(rows * self._kv_heads, heads // self._kv_heads, -1)
-        scores = torch.baddbmm(group.bias, grouped, keys.transpose(1, 2), alpha=scale)
-        return torch.bmm(scores.softmax(-1), values).view(rows, heads, -1)
+        if terms.layer.is_plain_within(keys.shape[1]):
+            scores = torch.baddbmm(group.bias, grouped, keys.transpose(1, 2), alpha=terms.layer.scaling)
+            weights = scores.softmax(-1)
+        else:
+            products = torch.bmm(grouped, keys.transpose(1, 2)).view(rows, self._kv_heads, -1, 1, keys.shape[1])
+            distance = group.positions[:, None, None] - torch.arange(keys.shape[1], device=keys.device)
+            weights = terms.weights(products, distance).view(rows * self._kv_heads, -1, keys.shape[1])
+        return torch.bmm(weights, values).view(rows, heads, -1)
 
 
-def effective_scaling(module: torch.nn.Module, query: torch.Tensor, scaling: float | None) -> float:
-    """Return the factor of the scores: the caller's, else the module's own, else `1 / sqrt(dim)`."""
-    if scaling is None:
-        scaling = getattr(module, "scaling", None)
-    return query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-
-
-def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: ScoreTerms) -> torch.Tensor:
     """Attend the last `tokens` positions of one sequence to all of it, causally.
 
     Args:
         query: `[heads, tokens, key_dim]`.
         key: `[kv_heads, context, key_dim]`, `context >= tokens`.
         value: `[kv_heads, context, value_dim]`.
-        scale: factor of the scores.
+        terms: what the layer computes.
 
     Returns:
         `[tokens, heads, value_dim]`.
     """
+    scale = terms.layer.scaling
+    if not terms.layer.is_plain_within(key.shape[1]):
+        return featured_causal_attention(query, key, value, terms)
     if query.device.type == "cpu":
         return _tiled_causal_attention(query, key, value, scale)
     heads, tokens, _ = query.shape
@@ -217,7 +226,7 @@ def _tiled_causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch
     return output.view(tokens, heads, -1)
 
 
-def _attention_function(
+def attention_function(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -233,11 +242,12 @@ def _attention_function(
 
 
 def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to transformers; idempotent.
+    """Make our attention known to transformers; idempotent.
 
-    No mask function is registered under the name: transformers then builds no mask, which is what a paged attention wants.
+    No mask function is registered under `ATTENTION_NAME`: transformers then builds no mask, and a paged attention wants none.
     """
-    AttentionInterface.register(ATTENTION_NAME, _attention_function)
+    AttentionInterface.register(ATTENTION_NAME, attention_function)
+    AttentionInterface.register(PROBE_NAME, attention_function)
 
 
 def set_attention_context(model: torch.nn.Module, context: AttentionContext) -> None:

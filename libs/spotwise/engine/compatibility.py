@@ -1,9 +1,9 @@
 """Whether this engine computes a model rightly, decided before it serves.
 
-Law: what a model's attention needs is seen where it is used: one tiny forward runs through a probe in place of our attention.
-Every layer must call it exactly once, causally, with no mask, bias, cap or sink; otherwise the model is refused with one
-sentence. Where only *long* contexts would differ (sliding windows, rotary scalings that change with the length of a batch),
-the context is limited to what is exact.
+Law: what a model's attention needs is seen where it is used: one tiny forward runs through a probe in place of our attention,
+and through one in place of transformers' masks. Every layer must call it exactly once, and ask for nothing that a
+`LayerAttention` does not say; otherwise the model is refused with one sentence. Where only *long* contexts would differ
+(chunked attention, rotary scalings that change with the length of a batch), the context is limited to what is exact.
 
 Invariant: a model that passes gives the same distribution as transformers' own attention, at every position it accepts.
 """
@@ -17,16 +17,18 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from spotwise.engine.attention import causal_attention, effective_scaling, set_attention_context
+from spotwise.engine import bloom
+from spotwise.engine.attention import causal_attention, set_attention_context
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import KvGeometry
+from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.mask_probe import MaskProbe
+from spotwise.engine.score_terms import ScoreTerms
 
 _PROBE_TOKENS = 3
 
 # Keyword arguments of transformers' attention functions that change the result, and what they are.
 _UNSUPPORTED_OPTIONS = {
-    "softcap": "soft-capped attention scores",
-    "s_aux": "attention sinks",
     "position_bias": "a position bias in its attention",
     "indices": "sparse attention",
 }
@@ -40,6 +42,7 @@ class ModelFacts:
 
     Attributes:
         geometry: what it keeps per token.
+        layers: what the attention of each layer computes, in their order.
         kv_dtype: in which type its attention gets keys and values.
         context_length: positions it computes exactly.
         context_limit: why that is less than the model's own context; `None` where it is not.
@@ -47,6 +50,7 @@ class ModelFacts:
     """
 
     geometry: KvGeometry
+    layers: tuple[LayerAttention, ...]
     kv_dtype: torch.dtype
     context_length: int
     context_limit: str | None
@@ -60,14 +64,15 @@ class _Call:
     key_dim: int
     value_dim: int
     dtype: torch.dtype
-    window: int | None
+    attention: LayerAttention
 
 
 class AttentionProbe:
     """Stands in for the serving attention in one forward of a single short sequence, and notes what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: MaskProbe) -> None:
         self.calls: list[_Call] = []
+        self._masks = masks
 
     def attend(
         self,
@@ -87,15 +92,16 @@ class AttentionProbe:
         for option, meaning in _UNSUPPORTED_OPTIONS.items():
             if options.get(option) is not None:
                 raise UnsupportedModelError(f"the model uses {meaning}, which this engine does not compute yet")
-        if getattr(module, "sinks", None) is not None:
-            raise UnsupportedModelError("the model uses attention sinks, which this engine does not compute yet")
-        if attention_mask is not None:
-            raise UnsupportedModelError(
-                "the model builds an attention mask of its own (ALiBi, for one), which is not supported"
-            )
         causal = options.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
             raise UnsupportedModelError("the model attends in both directions; only decoder-only models can be served")
+        attention = LayerAttention(
+            scaling=_scaling(module, query, scaling),
+            window=self._masks.window(attention_mask),
+            softcap=options.get("softcap"),
+            alibi_slopes=options.get("alibi_slopes"),
+            sinks=_sinks(module, options.get("s_aux"), num_heads=query.shape[1]),
+        )
         self.calls.append(
             _Call(
                 layer=int(module.layer_idx),  # type: ignore[arg-type]
@@ -103,11 +109,31 @@ class AttentionProbe:
                 key_dim=key.shape[3],
                 value_dim=value.shape[3],
                 dtype=key.dtype,
-                window=options.get("sliding_window"),
+                attention=attention,
             )
         )
-        attended = causal_attention(query[0], key[0], value[0], effective_scaling(module, query, scaling))
-        return attended.unsqueeze(0)
+        return causal_attention(query[0], key[0], value[0], ScoreTerms(attention, query.device)).unsqueeze(0)
+
+
+def _scaling(module: torch.nn.Module, query: torch.Tensor, scaling: float | None) -> float:
+    """Return the factor of the products: the caller's, else the module's own, else `1 / sqrt(dim)`."""
+    if scaling is None:
+        scaling = getattr(module, "scaling", None)
+    return query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+
+
+def _sinks(module: torch.nn.Module, sinks: torch.Tensor | None, num_heads: int) -> tuple[float, ...] | None:
+    """Return the sink of each head.
+
+    Raises:
+        UnsupportedModelError: the module has sinks that it does not pass on, or of another shape.
+    """
+    if sinks is None:
+        if getattr(module, "sinks", None) is None:
+            return None
+    elif sinks.numel() == num_heads:
+        return tuple(sinks.flatten().tolist())
+    raise UnsupportedModelError("the model has attention sinks that are not one number a head, which is not supported")
 
 
 @torch.inference_mode()
@@ -120,24 +146,40 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
     config: Any = model.config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         raise UnsupportedModelError("it is an encoder-decoder model; only decoder-only models can be served")
-    probe = AttentionProbe()
+    if model._is_stateful:  # seen by no attention: falcon_h1 has both in every layer
+        raise UnsupportedModelError(
+            f"the layers of {config.model_type!r} keep a state beside keys and values (recurrent, for one); this model "
+            "cannot be served"
+        )
+    limits = _context_limits(config)
+    context_length, context_limit = min(limits, key=lambda limit: limit[0], default=(_PROBE_TOKENS, None))
+    masks = MaskProbe(context_length)
+    probe = AttentionProbe(masks)
     set_attention_context(model, probe)
     token_ids = torch.arange(_PROBE_TOKENS, device=model.device).unsqueeze(0)
-    model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
+    with masks.installed(model):
+        _run(model, token_ids)
     layers = int(config.num_hidden_layers)
     seen = sorted(call.layer for call in probe.calls)
+    if seen and seen[-1] >= layers:
+        raise UnsupportedModelError(
+            f"more layers of {config.model_type!r} attend than its config counts; only decoder-only models can be served"
+        )
     if seen != list(range(layers)):
         raise UnsupportedModelError(
             f"{len(set(seen))} of the {layers} layers of {config.model_type!r} attend through transformers' attention "
             "interface once (others are recurrent, or have an attention of their own); this model cannot be served"
         )
+    if not limits:
+        raise UnsupportedModelError(f"the config of {config.model_type!r} does not say max_position_embeddings")
     shapes = {(call.kv_heads, call.key_dim, call.value_dim, call.dtype) for call in probe.calls}
     if len(shapes) != 1:
         raise UnsupportedModelError("the layers keep keys and values of different shapes, which is not supported yet")
     kv_heads, key_dim, value_dim, kv_dtype = shapes.pop()
-    context_length, context_limit = _context(config, [call.window for call in probe.calls])
+    by_layer = sorted(probe.calls, key=lambda call: call.layer)
     return ModelFacts(
         KvGeometry(layers, kv_heads, key_dim, value_dim),
+        tuple(call.attention for call in by_layer),
         kv_dtype,
         context_length,
         context_limit,
@@ -145,15 +187,21 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
     )
 
 
-def _context(config: Any, windows: list[int | None]) -> tuple[int, str | None]:
-    """Return the context that is computed exactly, and what limits it if it is not the model's own."""
-    own = getattr(config, "max_position_embeddings", None)
+def _run(model: PreTrainedModel, token_ids: torch.Tensor) -> None:
+    try:
+        model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # the edge to any model's code: what it raises here it would raise in service
+        raise UnsupportedModelError(f"it cannot compute three plain tokens: {type(error).__name__}: {error}") from error
+
+
+def _context_limits(config: Any) -> list[tuple[int, str | None]]:
+    """Return up to how many positions the model is computed exactly, and why, `None` for its own context; none: unknown."""
+    own = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
     if own is None:
-        raise UnsupportedModelError(f"the config of {config.model_type!r} does not say max_position_embeddings")
+        return [(bloom.TRAINED_CONTEXT_LENGTH, "what it was trained on")] if config.model_type == "bloom" else []
     limits: list[tuple[int, str | None]] = [(int(own), None)]
-    limits += [(window, "its sliding-window attention") for window in windows if window is not None]
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):  # some models have it in their masks alone
-        limits.append((int(config.sliding_window), "its sliding-window attention"))
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None:
         limits.append((chunk, "its chunked attention"))
@@ -162,7 +210,7 @@ def _context(config: Any, windows: list[int | None]) -> tuple[int, str | None]:
             original = rope.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None) or own
             limits.append((int(original), f"its {rope['rope_type']} rotary scaling"))
-    return min(limits, key=lambda limit: limit[0])
+    return limits
 
 
 def _rope_parameters(config: PretrainedConfig) -> Iterator[Mapping[str, Any]]:

@@ -38,7 +38,7 @@ class Engine:
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._attention = PagedAttention(cache)
+        self._attention = PagedAttention(cache, facts.layers)
         self._layout = BatchLayout(cache)
         self._sequences: dict[str, Sequence] = {}
         #: The paged KV cache; the transfer reads and writes its blocks.

@@ -72,7 +72,7 @@ class BatchLayout:
             token_ids.append(np.array([rows[i][1].tokens[rows[i][0].first_position] for i in members], dtype=np.int64))
             positions.append(at)
             slots.append(tables[np.arange(len(members)), at // self._block_size] * self._block_size + self._offset(at))
-            groups.append(self._decode_group(flat, tables, at + 1))
+            groups.append(self._decode_group(flat, tables, at))
             flat += len(members)
         for index, (row, sequence) in enumerate(rows):
             if row.is_decode:
@@ -118,15 +118,16 @@ class BatchLayout:
             target[:blocks] = sequence.block_table(row.block_ids)[:blocks]
         return tables
 
-    def _decode_group(self, start: int, tables: NDArray[np.int64], lengths: NDArray[np.int64]) -> DecodeGroup:
+    def _decode_group(self, start: int, tables: NDArray[np.int64], positions: NDArray[np.int64]) -> DecodeGroup:
         rows, blocks = tables.shape
-        exists = np.arange(blocks * self._block_size) < lengths[:, None]
+        exists = np.arange(blocks * self._block_size) <= positions[:, None]
         bias = np.where(exists, np.float32(0), np.float32(-np.inf)).repeat(len(self._heads), axis=0)
         return DecodeGroup(
             start,
             start + rows,
             self._gather_index(tables),
             self._tensor(bias).to(self._dtype).unsqueeze(1),
+            self._tensor(positions),
         )
 
     def _prefill_span(self, start: int, row: BatchRow, table: NDArray[np.int64]) -> PrefillSpan:

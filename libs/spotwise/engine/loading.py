@@ -15,6 +15,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from spotwise.engine.attention import ATTENTION_NAME, register_attention
+from spotwise.engine.bloom import adapt_bloom
 from spotwise.engine.compatibility import ModelFacts, inspect_model
 from spotwise.engine.errors import ModelError, UnsupportedModelError
 
@@ -91,6 +92,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
             ) from error
         raise ModelError(f"cannot load {config.model_dir}: {_first_line(error)}") from error
     model.eval().requires_grad_(False)
+    adapt_bloom(model)
     facts = inspect_model(model)
     if facts.context_limit is not None:
         _log.warning("context limited to %d tokens by %s", facts.context_length, facts.context_limit)

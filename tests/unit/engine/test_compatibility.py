@@ -25,19 +25,19 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": None,
 }
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
-    "bloom": ({}, "attention of their own"),
     "bert": ({"is_decoder": False}, "both directions"),
+    "bart": ({"d_model": 32, "decoder_layers": 3}, "more layers"),
     "falcon": ({"alibi": True}, "attention of their own"),
-    "gemma2": ({"head_dim": 8}, "soft-capped"),
-    "gpt_oss": ({"head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}, "sinks"),
+    "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}, "recurrent"),
     "mamba": ({"state_size": 4}, "recurrent"),
     "qwen3_next": ({"head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}, "recurrent"),
+    "xmod": ({"is_decoder": True}, "cannot compute three plain tokens: ValueError: Input language unknown"),
 }
 
 
 @pytest.mark.parametrize("model_type", UNSUPPORTED)
 def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(model_type: str, tmp_path: Path) -> None:
-    """ALiBi, soft caps, sinks, recurrent layers, two-way attention: one sentence each, at load."""
+    """Attention of its own, recurrent layers, two-way attention: one sentence each, at load."""
     changes, reason = UNSUPPORTED[model_type]
     config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
     with pytest.raises(UnsupportedModelError, match=reason):
@@ -54,8 +54,15 @@ def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "context_length"),
     [
-        (transformers.MistralConfig(**SHAPE, sliding_window=48), 48),
-        (transformers.MistralConfig(**SHAPE, sliding_window=4096), 128),
+        (transformers.MistralConfig(**SHAPE, sliding_window=48), 128),
+        (
+            transformers.Llama4TextConfig(
+                **SHAPE, attention_chunk_size=40, num_local_experts=2, interleave_moe_layer_step=1
+            ),
+            40,
+        ),
+        (transformers.BloomConfig(**{**SHAPE, "max_position_embeddings": None}), 2048),
+        (transformers.BloomConfig(**{**SHAPE, "max_position_embeddings": None, "seq_length": 96}), 96),
         (
             llama_config(
                 rope_parameters={
@@ -70,7 +77,7 @@ def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_the_context_ends_where_exactness_would(config: Any, context_length: int, tmp_path: Path) -> None:
-    """A sliding window or a rotary scaling that depends on the batch limits the context, and not the model's use."""
+    """Chunks, a rotary scaling that follows the batch, and what BLOOM was trained on limit the context; a window does not."""
     assert load_engine(save_model(config, tmp_path)).context_length == context_length
 
 

@@ -1,0 +1,61 @@
+"""BLOOM's attention, led through ours.
+
+Law: the layers of BLOOM (Le Scao et al., 2022) do not use transformers' attention interface: they compute attention
+themselves, with an ALiBi bias made for one padded batch. So their attention modules become this class, which keeps their
+weights, hands queries, keys and values to the attention function of all other models, and names the slopes instead of a
+finished bias. Everything else of the model runs as it is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+
+from spotwise.engine.attention import attention_function
+
+#: Positions that BLOOM was trained on (the hyperparameters in its paper); ALiBi sets no bound, and its configs often name none.
+TRAINED_CONTEXT_LENGTH = 2048
+
+
+class InterfacedBloomAttention(BloomAttention):
+    """`BloomAttention` without the attention itself."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor,
+        alibi: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        layer_past: Cache | None = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Return what `BloomAttention` returns, without weights; of the bias and all about a cache nothing is used."""
+        query, key, value = self._reshape(self.query_key_value(hidden_states))
+        slopes = alibi_slopes(self.num_heads)
+        attended, _ = attention_function(
+            self, query, key, value, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes
+        )
+        output: torch.Tensor = self.dense(attended.flatten(2))
+        return output + residual, None
+
+
+def adapt_bloom(model: nn.Module) -> None:
+    """Let the attention layers of `model` go through the interface, where they are BLOOM's; any other model stays as it is."""
+    for module in model.modules():
+        if type(module) is BloomAttention:
+            module.__class__ = InterfacedBloomAttention
+
+
+@cache
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return the slope of each head, positive: what transformers' bias grows by from one position to the next."""
+    two_positions = torch.ones(1, 2, dtype=torch.int64)
+    bias: torch.Tensor = build_alibi_tensor(two_positions, num_heads, torch.float32)
+    return tuple(bias[:, 0, 1].tolist())

@@ -1,0 +1,42 @@
+"""What the attention of one layer computes, as data, for whoever computes it.
+
+Law: the score of a query at position `i` and a key at position `j <= i` is
+
+    s = scaling * (q . k)
+    s = softcap * tanh(s / softcap)      where there is a soft cap (Gemma 2, section 2)
+    s = s - slope[head] * (i - j)        where there are slopes (ALiBi: Press et al., ICLR 2022, section 3)
+    s = -inf                             where `i - j >= window` (Mistral 7B, section 2)
+
+and the weights are `softmax(s)`; with a sink, `exp(sink[head])` joins the sum that they are divided by (gpt-oss). Nothing here
+says how: the torch path (`score_terms`) and any kernel read the same fields.
+
+Invariant: a value without any option but its scaling is plain causal attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """One layer's attention.
+
+    Attributes:
+        scaling: factor of the products of queries and keys.
+        window: keys that a query sees, its own included; `None`: all.
+        softcap: bound that scores approach, both ways; `None`: none.
+        alibi_slopes: by query head, positive: what a step of distance takes off a score; `None`: nothing.
+        sinks: by query head: a score that takes its share of the softmax and has no value; `None`: none.
+    """
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    sinks: tuple[float, ...] | None = None
+
+    def is_plain_within(self, context_length: int) -> bool:
+        """Whether nothing but the scaling changes a score in a context of so many positions."""
+        sees_all = self.window is None or self.window >= context_length
+        return sees_all and self.softcap is None and self.alibi_slopes is None and self.sinks is None

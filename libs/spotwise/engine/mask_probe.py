@@ -1,0 +1,99 @@
+"""Which positions a model lets its layers see, read from the very functions that transformers would build its masks from.
+
+Law: some models name their window when they call attention, some only build it into their mask, and some name one that their
+mask does not have; the mask is what `generate` computes with. So during the probe a mask builder of our own is registered. It
+asks the mask's function which keys the last two queries of the longest context see. All of them: full attention. As many for
+both, the nearest ones: a sliding window of that size. Anything else is not served.
+
+Invariants: only a mask that a layer gets is judged (models also build some that none uses); it is recognized by its storage,
+so that a model may slice what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AttentionMaskInterface, PreTrainedModel
+
+from spotwise.engine.attention import ATTENTION_NAME, PROBE_NAME
+from spotwise.engine.errors import UnsupportedModelError
+
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class MaskProbe:
+    """Builds masks for one forward of a single short sequence, and knows afterwards what each of them stands for."""
+
+    def __init__(self, context_length: int) -> None:
+        self._context_length = context_length
+        self._built: list[tuple[torch.Tensor, MaskFunction | None]] = []
+
+    def window(self, attention_mask: torch.Tensor | None) -> int | None:
+        """Return the window of a mask that a layer got; `None` where it sees all of its context.
+
+        Raises:
+            UnsupportedModelError: the mask was not made here, or is neither full nor a window.
+        """
+        if attention_mask is None:
+            return None
+        for mask, function in self._built:
+            if mask.untyped_storage().data_ptr() == attention_mask.untyped_storage().data_ptr():
+                if function is None:
+                    raise UnsupportedModelError(
+                        "the model adds a pattern of its own to its attention mask, which is not supported"
+                    )
+                return seen_window(function, self._context_length, mask.device)
+        raise UnsupportedModelError(
+            "the model builds an attention mask of its own (ALiBi, for one), which is not supported"
+        )
+
+    @contextmanager
+    def installed(self, model: PreTrainedModel) -> Iterator[None]:
+        """Let `model` build its masks here; attention is called as ever."""
+        AttentionMaskInterface.register(PROBE_NAME, self._build)
+        model.config._attn_implementation = PROBE_NAME
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = ATTENTION_NAME
+
+    def _build(
+        self,
+        *,
+        q_length: int,
+        kv_length: int,
+        mask_function: MaskFunction,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        use_vmap: bool = False,
+        **_: Any,
+    ) -> torch.Tensor:
+        """The shape of function that transformers calls; returns a mask, `[1, 1, q_length, kv_length]`, that hides nothing."""
+        mask = torch.zeros(1, 1, q_length, kv_length, dtype=dtype, device=device)
+        # transformers asks for vmap where a model combined the function with one of its own, which may do anything
+        self._built.append((mask, None if use_vmap else mask_function))
+        return mask
+
+
+def seen_window(mask_function: MaskFunction, context_length: int, device: torch.device | str = "cpu") -> int | None:
+    """Return how many keys a query sees by `mask_function`, its own included; `None`: all before it, in the whole context.
+
+    Raises:
+        UnsupportedModelError: it is neither.
+    """
+    first = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    keys = torch.arange(context_length, device=device)[None]
+    queries = keys[:, -2:].transpose(0, 1)
+    seen = mask_function(first, first, queries, keys).expand(len(queries), context_length)
+    distance = queries - keys
+    window = int(seen[-1].sum())
+    if torch.equal(seen, distance >= 0):
+        return None
+    if window > 0 and torch.equal(seen, (distance >= 0) & (distance < window)):
+        return window
+    raise UnsupportedModelError(
+        "a layer sees neither all earlier positions nor a sliding window of them, which is not supported"
+    )

@@ -1,0 +1,158 @@
+"""Every architecture that we name is served with transformers' own tokens, whatever its layers add to plain attention."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from spotwise.engine.compatibility import ModelFacts
+from spotwise.engine.engine import Engine
+from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.loading import EngineConfig, load_model
+from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record
+
+NEW_TOKENS = 10
+WINDOW = 12
+CONTEXT_LENGTH = 256
+# One shorter than any window, one that grows past it while decoding, several longer than it and than a tile of queries.
+PROMPT_LENGTHS = (3, WINDOW - 4, 30, 75, 150)
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "seq_length": CONTEXT_LENGTH,
+    "initializer_range": 0.5,
+    "tie_word_embeddings": False,  # tied to random embeddings, a tiny model repeats its last token
+    "init_std": 0.5,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+# Model type, config, and what its layers compute beside plain attention (scaling: where it is not the usual one).
+MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "llama": ("llama", {}, ()),
+    "mistral": ("mistral", {"sliding_window": WINDOW}, ("window",)),
+    "qwen2": ("qwen2", {}, ()),
+    "qwen2 with windows": ("qwen2", {**MIXED_LAYERS, "use_sliding_window": True}, ("window",)),
+    "qwen3": ("qwen3", {"head_dim": 8}, ()),
+    "qwen3 with windows": ("qwen3", {**MIXED_LAYERS, "use_sliding_window": True, "head_dim": 8}, ("window",)),
+    "gemma2": (
+        "gemma2",
+        {**MIXED_LAYERS, "head_dim": 8, "query_pre_attn_scalar": 2, "attn_logit_softcapping": 3.0},
+        ("window", "softcap", "scaling"),
+    ),
+    "gemma3": ("gemma3_text", {**MIXED_LAYERS, "head_dim": 8, "query_pre_attn_scalar": 2}, ("window", "scaling")),
+    "opt": ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 48}, ("scaling",)),
+    "opt with projections": (
+        "opt",
+        {"ffn_dim": 64, "word_embed_proj_dim": 24, "do_layer_norm_before": False},
+        ("scaling",),
+    ),
+    "gpt2": ("gpt2", {}, ()),
+    "gpt2 scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scaling",)),
+    "gpt_neox": ("gpt_neox", {}, ()),
+    "gpt_neox in sequence": ("gpt_neox", {"use_parallel_residual": False}, ()),
+    "bloom": ("bloom", {}, ("alibi_slopes",)),
+    "bloom after its norms": ("bloom", {"apply_residual_connection_post_layernorm": True}, ("alibi_slopes",)),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": WINDOW}, ("window",)),
+    "olmoe": ("olmoe", EXPERTS, ()),
+    "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 16}, ()),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 8}, ()),
+    "gpt_oss": (
+        "gpt_oss",
+        {**MIXED_LAYERS, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+        ("window", "sinks"),
+    ),
+}
+
+
+def tiny(name: str, folder: Path) -> Path:
+    """A model with random weights: biases, norms and sinks too, which initialization leaves at zero or one."""
+    model_type, changes, _ = MODELS[name]
+    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENGTHS]
+
+
+def generated(folder: Path) -> list[list[int]]:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    outputs = []
+    for prompt in prompts():
+        ids = torch.tensor([prompt])
+        settings = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        outputs.append(output[0, len(prompt) :].tolist())
+    return outputs
+
+
+def served(engine: Engine, chunk_tokens: int) -> list[list[int]]:
+    """Run all prompts, arriving one by one: prefills, chunks and decodes share iterations."""
+    driver = Driver(engine, chunk_tokens)
+    for index, prompt in enumerate(prompts()):
+        driver.add(record(str(index), prompt, max_new_tokens=NEW_TOKENS))
+        driver.step()
+    return list(driver.finish().values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_architecture_gives_transformers_tokens(name: str, tmp_path: Path) -> None:
+    """Whole prompts and chunks of 29, contexts shorter and longer than a window, alone and beside others."""
+    folder = tiny(name, tmp_path)
+    expected = generated(folder)
+    engine = load_engine(folder)
+    assert engine.context_length == CONTEXT_LENGTH
+    assert sum(len(set(tokens)) for tokens in expected) >= 20, "the model repeats itself: it proves little"
+    assert served(engine, 1 << 30) == expected
+    assert served(load_engine(folder), 29) == expected
+
+
+@pytest.mark.parametrize(("name", "term"), [(name, term) for name, (_, _, terms) in MODELS.items() for term in terms])
+def test_every_term_of_a_layer_counts(name: str, term: str, tmp_path: Path) -> None:
+    """The probe found it, and without it the tokens are others: the equality above is no accident."""
+    folder = tiny(name, tmp_path)
+    model, facts = load_model(EngineConfig(folder, "float32", "cpu", threads=1))
+    usual = LayerAttention(scaling=facts.geometry.key_dim**-0.5)
+    changed = tuple(replace(layer, **{term: getattr(usual, term)}) for layer in facts.layers)
+    assert changed != facts.layers
+    assert served(engine_of(model, replace(facts, layers=changed)), 29) != served(engine_of(model, facts), 29)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_else_is_read_into_a_layer(name: str, tmp_path: Path) -> None:
+    """Beside its terms, a layer of every architecture is plain."""
+    _, facts = load_model(EngineConfig(tiny(name, tmp_path), "float32", "cpu", threads=1))
+    usual = LayerAttention(scaling=pytest.approx(facts.geometry.key_dim**-0.5))
+    terms = {term: getattr(usual, term) for term in MODELS[name][2]}
+    for layer in facts.layers:
+        assert usual == replace(layer, **terms)
+
+
+def engine_of(model: Any, facts: ModelFacts) -> Engine:
+    return Engine(model, facts, PagedKvCache(facts.geometry, 64, 16, torch.float32, model.device))
