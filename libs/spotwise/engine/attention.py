@@ -20,7 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
 
@@ -89,12 +89,12 @@ class AttentionPlan:
     """What all layers of one iteration share.
 
     Attributes:
-        write_index: `[kv_heads * tokens]` into the cache's `[kv_heads * num_blocks * block_size]` positions of a layer.
+        places: where the new keys and values go.
         decode_groups: the rows that decode.
         prefill_spans: the rows that do not.
     """
 
-    write_index: torch.Tensor
+    places: KvPlaces
     decode_groups: tuple[DecodeGroup, ...]
     prefill_spans: tuple[PrefillSpan, ...]
 
@@ -105,13 +105,8 @@ class PagedAttention:
     def __init__(self, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
         self._terms = [ScoreTerms(layer, cache.device) for layer in layers]
         self.plan: AttentionPlan | None = None
+        self._cache = cache
         self._kv_heads = cache.geometry.kv_heads
-        self._block_size = cache.block_size
-        # Views made once: by position to write, by block to gather.
-        self._key_positions = [layer.view(-1, layer.shape[-1]) for layer in cache.keys]
-        self._value_positions = [layer.view(-1, layer.shape[-1]) for layer in cache.values]
-        self._key_blocks = [layer.view(self._kv_heads * cache.num_blocks, -1) for layer in cache.keys]
-        self._value_blocks = [layer.view(self._kv_heads * cache.num_blocks, -1) for layer in cache.values]
 
     def attend(
         self,
@@ -130,8 +125,7 @@ class PagedAttention:
         layer: int = module.layer_idx  # type: ignore[assignment]
         terms = self._terms[layer]
         new_keys, new_values = key[0], value[0]
-        self._key_positions[layer].index_copy_(0, plan.write_index, new_keys.reshape(-1, key.shape[-1]))
-        self._value_positions[layer].index_copy_(0, plan.write_index, new_values.reshape(-1, value.shape[-1]))
+        self._cache.write(layer, plan.places, new_keys, new_values)
 
         output = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
         by_token = query[0].transpose(0, 1)
@@ -140,16 +134,17 @@ class PagedAttention:
         for span in plan.prefill_spans:
             keys, values = new_keys[:, span.start : span.end], new_values[:, span.start : span.end]
             if span.gather_index is not None:
-                keys = self._gather(self._key_blocks[layer], span.gather_index, 1)[:, : span.context_length]
-                values = self._gather(self._value_blocks[layer], span.gather_index, 1)[:, : span.context_length]
+                keys, values = self._gather(layer, span.gather_index, 1)
+                keys, values = keys[:, : span.context_length], values[:, : span.context_length]
             output[span.start : span.end] = causal_attention(query[0, :, span.start : span.end], keys, values, terms)
         return output.unsqueeze(0)
 
-    def _gather(self, blocks: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return `[rows * kv_heads, positions, dim]`, contiguous."""
-        gathered = blocks.index_select(0, index)
-        positions = index.shape[0] // (rows * self._kv_heads) * self._block_size
-        return gathered.view(rows * self._kv_heads, positions, -1)
+    def _gather(self, layer: int, index: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys `[rows * kv_heads, positions, key_dim]` and values, contiguous."""
+        keys, values = self._cache.gather(layer, index)
+        return keys.view(rows * self._kv_heads, -1, keys.shape[-1]), values.view(
+            rows * self._kv_heads, -1, values.shape[-1]
+        )
 
     def _decode(self, layer: int, queries: torch.Tensor, group: DecodeGroup, terms: ScoreTerms) -> torch.Tensor:
         """Return `[rows, heads, value_dim]` for queries `[rows, heads, key_dim]`.
@@ -157,8 +152,7 @@ class PagedAttention:
         Plain matrix products: with one query a head, on a CPU they take a third of SDPA's time.
         """
         rows, heads, _ = queries.shape
-        keys = self._gather(self._key_blocks[layer], group.gather_index, rows)
-        values = self._gather(self._value_blocks[layer], group.gather_index, rows)
+        keys, values = self._gather(layer, group.gather_index, rows)
         grouped = queries.reshape(rows * self._kv_heads, heads // self._kv_heads, -1)
         if terms.layer.is_plain_within(keys.shape[1]):
             scores = torch.baddbmm(group.bias, grouped, keys.transpose(1, 2), alpha=terms.layer.scaling)

@@ -21,29 +21,51 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.engine.attention import PagedAttention, set_attention_context
 from spotwise.engine.compatibility import ModelFacts
-from spotwise.engine.iteration import BatchLayout, FlatBatch
+from spotwise.engine.iteration import BatchLayout, FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.loading import EngineConfig, load_model
-from spotwise.engine.prompt_scoring import SequenceRow, note_prompt_logprobs, split_prompt_scoring
+from spotwise.engine.native.library import Kernels, load_kernels
+from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
+from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
+from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
 from spotwise.engine.sequences import Sequence
 
 __all__ = ["Engine", "EngineConfig"]
 
+# Tokens on which native layers are tried: more than a block, less than two.
+_PROBE_TOKENS = 24
+
 
 class Engine:
     """Runs iterations of one model."""
 
-    def __init__(self, model: Any, facts: ModelFacts, cache: PagedKvCache) -> None:
+    def __init__(self, model: Any, facts: ModelFacts, cache: PagedKvCache, kernels: Kernels | None = None) -> None:
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._attention = PagedAttention(cache, facts.layers)
-        self._layout = BatchLayout(cache)
         self._sequences: dict[str, Sequence] = {}
         #: The paged KV cache; the transfer reads and writes its blocks.
         self.kv = cache
-        set_attention_context(model, self._attention)
+        #: Decoder layers that one native call computes.
+        self.fused_layers = 0
+        self._attention: PagedAttention | NativeAttention
+        self._layout: BatchLayout | NativeLayout
+        if kernels is None:
+            self._attention, self._layout = PagedAttention(cache, facts.layers), BatchLayout(cache)
+            set_attention_context(model, self._attention)
+        else:
+            self._attention, self._layout = NativeAttention(kernels, cache, facts.layers), NativeLayout(cache)
+            set_attention_context(model, self._attention)
+            self._rewrite(kernels, self._attention, self._layout)
+
+    @torch.inference_mode()
+    def _rewrite(self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout) -> None:
+        """Try native layers on a prompt of some tokens, in the cache's first blocks, which are nobody's yet."""
+        length = min(_PROBE_TOKENS, self.context_length, self.num_blocks * self.block_size)
+        probe = Sequence.of_tokens([index % self.vocab_size for index in range(length)])
+        row = BatchRow("probe", 0, length, tuple(range(-(-length // self.block_size))))
+        self.fused_layers = rewrite(self._model, self._facts.layers, kernels, attention, layout, (row, probe))
 
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
@@ -62,7 +84,12 @@ class Engine:
                 f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {bytes_per_block}"
             )
         cache = PagedKvCache(facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device)
-        return cls(model, facts, cache)
+        kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
+        if kernels is not None:
+            # the kernels have threads of their own; torch's, which are left with little, would spin beside them
+            kernels.set_threads(config.threads or torch.get_num_threads())
+            torch.set_num_threads(1)
+        return cls(model, facts, cache, kernels)
 
     @property
     def num_blocks(self) -> int:
@@ -155,7 +182,7 @@ class Engine:
             for index, (row, sequence) in enumerate(rows)
             if row.first_position + row.num_tokens == sequence.num_tokens
         ]
-        flat = self._layout.lay_out(rows)
+        flat = self._layout.lay_out(rows, last_only=True)
         logits = self._forward(flat, [flat.last_token[index] for index in sampled])
         if not sampled:
             return ()
@@ -171,7 +198,7 @@ class Engine:
             results.append(SampledToken(sequence.sequence_id, token_id, logprob, reported))
         return tuple(results)
 
-    def _forward(self, flat: FlatBatch, positions: Rows[int]) -> torch.Tensor:
+    def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor:
         """Compute the flat batch and return logits `[positions, vocab_size]` at these places of it."""
         keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
         options = {"logits_to_keep": keep} if self._keeps_logits else {}
@@ -185,7 +212,7 @@ class Engine:
 
     def _score_prompts(self, rows: Rows[SequenceRow]) -> None:
         """Compute pieces of prompts and note the log-probability of each token that follows."""
-        flat = self._layout.lay_out(rows)
+        flat = self._layout.lay_out(rows, last_only=False)
         positions = [
             last - row.num_tokens + 1 + offset
             for last, (row, _) in zip(flat.last_token, rows, strict=True)

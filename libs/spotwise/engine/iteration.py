@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +16,20 @@ from numpy.typing import NDArray
 
 from spotwise.core.batching import BatchRow
 from spotwise.engine.attention import AttentionPlan, DecodeGroup, PrefillSpan
-from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.sequences import Sequence
+
+Plan = TypeVar("Plan")
 
 # Contexts up to this many blocks are padded together; beyond, a group spans at most a factor of two.
 _SMALLEST_GROUP_BLOCKS = 32
 
 
+SequenceRow = tuple[BatchRow, Sequence]
+
+
 @dataclass(frozen=True, slots=True)
-class FlatBatch:
+class FlatBatch(Generic[Plan]):
     """One forward's input.
 
     Attributes:
@@ -35,7 +41,7 @@ class FlatBatch:
 
     token_ids: torch.Tensor
     position_ids: torch.Tensor
-    plan: AttentionPlan
+    plan: Plan
     last_token: tuple[int, ...]
 
 
@@ -50,8 +56,8 @@ class BatchLayout:
         self._dtype = cache.dtype
         self._device = cache.device
 
-    def lay_out(self, rows: Rows[tuple[BatchRow, Sequence]]) -> FlatBatch:
-        """Return the flat input of `rows`, whose tokens must be known.
+    def lay_out(self, rows: Rows[SequenceRow], *, last_only: bool) -> FlatBatch[AttentionPlan]:
+        """Return the flat input of `rows`, whose tokens must be known; all are computed, also with `last_only`.
 
         Raises:
             ValueError: a block table names a block that the cache does not have.
@@ -90,18 +96,18 @@ class BatchLayout:
         slot_of = np.concatenate(slots)
         if slot_of.min() < 0 or slot_of.max() >= self._num_slots:
             raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
-        write_index = (self._heads[:, None] * self._num_slots + slot_of).reshape(-1)
+        places = KvPlaces(self._tensor(slot_of // self._block_size), self._tensor(slot_of % self._block_size))
         last_token = [0] * len(rows)
         for index, start in zip(order, starts, strict=True):
             last_token[index] = start + rows[index][0].num_tokens - 1
         return FlatBatch(
             self._tensor(np.concatenate(token_ids)).unsqueeze(0),
             self._tensor(np.concatenate(positions)).unsqueeze(0),
-            AttentionPlan(self._tensor(write_index), tuple(groups), tuple(spans)),
+            AttentionPlan(places, tuple(groups), tuple(spans)),
             tuple(last_token),
         )
 
-    def _decode_groups(self, rows: Rows[tuple[BatchRow, Sequence]]) -> list[list[int]]:
+    def _decode_groups(self, rows: Rows[SequenceRow]) -> list[list[int]]:
         """Return the indices of decode rows, by padded size."""
         by_size: dict[int, list[int]] = {}
         for index, (row, _) in enumerate(rows):
@@ -110,7 +116,7 @@ class BatchLayout:
                 by_size.setdefault((blocks - 1).bit_length(), []).append(index)
         return [by_size[size] for size in sorted(by_size)]
 
-    def _padded_tables(self, members: Rows[tuple[BatchRow, Sequence]]) -> NDArray[np.int64]:
+    def _padded_tables(self, members: Rows[SequenceRow]) -> NDArray[np.int64]:
         """Return block tables `[rows, longest]`; the padding names block 0, whose bytes are finite and masked."""
         needed = [row.first_position // self._block_size + 1 for row, _ in members]
         tables = np.zeros((len(members), max(needed)), dtype=np.int64)

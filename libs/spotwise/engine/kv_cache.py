@@ -1,9 +1,8 @@
 """The paged KV cache of one engine, all layers of it.
 
 Law: keys and values of a position live in block `block_table[position // block_size]`; who owns a block is decided elsewhere
-(`core.kv_blocks`), here are only the bytes. The layout is `[layer, kv_head, block, position in block, dim]`, keys and values
-apart: gathering a sequence's blocks for one head gives one contiguous `[length, dim]` matrix, which is what a matrix product
-wants, and a tensor shard is a range of heads.
+(`core.kv_blocks`), here are only the bytes: `[layer, kv_head, block, ...]`, keys and values apart, so that a tensor shard is a
+range of heads. Within a block they are in one of two orders (`KvOrder`), which workers that exchange KV have in common.
 
 Source: PagedAttention (Kwon et al., SOSP 2023), section 4.1.
 
@@ -14,6 +13,7 @@ on a CPU no page is touched before a block in it is written.
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import mmap
 from dataclasses import dataclass
@@ -21,6 +21,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+
+class KvOrder(enum.StrEnum):
+    """How the positions of a block lie in memory.
+
+    PLAIN: `[position, dim]`: a sequence's blocks, gathered, are the matrix that a matrix product wants.
+    TILED: keys `[dim / pair, position, pair]`, values `[position / pair, dim, pair]`, a pair being 4 bytes: the order in which
+        the native kernel multiplies, which then gathers nothing.
+    """
+
+    PLAIN = "plain"
+    TILED = "tiled"
+
+
+#: Positions of a block that can be tiled.
+TILED_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,25 @@ class KvGeometry:
         return self.num_layers * self.kv_heads * (self.key_dim + self.value_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class KvPlaces:
+    """Where new positions go: block and offset in it, `[tokens]` each."""
+
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+
+
+def kv_order(geometry: KvGeometry, block_size: int, dtype: torch.dtype, device: torch.device) -> KvOrder:
+    """Return the order of a cache: a matter of device and shape alone, so that like workers agree."""
+    tiled = device.type == "cpu" and block_size == TILED_BLOCK_SIZE and dtype in (torch.float32, torch.bfloat16)
+    return KvOrder.TILED if tiled and geometry.key_dim % _pair(dtype) == 0 else KvOrder.PLAIN
+
+
+def _pair(dtype: torch.dtype) -> int:
+    """Values of 4 bytes."""
+    return 4 // dtype.itemsize
+
+
 class PagedKvCache:
     """Keys and values by layer and block; implements `spotwise.mesh.ports.KvMemory`.
 
@@ -59,10 +94,11 @@ class PagedKvCache:
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
+        self.order = kv_order(geometry, block_size, dtype, device)
         shape = (geometry.num_layers, geometry.kv_heads, num_blocks, block_size)
-        #: `[num_layers, kv_heads, num_blocks, block_size, key_dim]`
+        #: `[num_layers, kv_heads, num_blocks, block_size, key_dim]`, the last two in the cache's order
         self.keys = _zeros((*shape, geometry.key_dim), dtype, device)
-        #: `[num_layers, kv_heads, num_blocks, block_size, value_dim]`
+        #: `[num_layers, kv_heads, num_blocks, block_size, value_dim]`, the last two in the cache's order
         self.values = _zeros((*shape, geometry.value_dim), dtype, device)
 
     @property
@@ -75,11 +111,44 @@ class PagedKvCache:
         """Bytes of one block in one layer, K and V together."""
         return self._block_bytes(self.geometry.key_dim) + self._block_bytes(self.geometry.value_dim)
 
+    @property
+    def layout(self) -> str:
+        """What the bytes of a block mean; caches that say the same can exchange blocks."""
+        geometry = self.geometry
+        return (
+            f"{geometry.num_layers} layers of {geometry.kv_heads} x {geometry.key_dim}+{geometry.value_dim} "
+            f"{str(self.dtype).removeprefix('torch.')}, blocks of {self.block_size}, {self.order}"
+        )
+
+    def write(self, layer: int, places: KvPlaces, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write new positions: keys `[kv_heads, tokens, key_dim]`, values `[kv_heads, tokens, value_dim]`."""
+        if self.order is KvOrder.PLAIN:
+            self.keys[layer][:, places.blocks, places.offsets] = keys
+            self.values[layer][:, places.blocks, places.offsets] = values
+            return
+        pair = _pair(self.dtype)
+        tokens = keys.shape[1]
+        tiled_keys = self.keys[layer].view(*self.keys.shape[1:3], -1, self.block_size, pair)
+        tiled_keys[:, places.blocks, :, places.offsets] = keys.transpose(0, 1).reshape(tokens, len(keys), -1, pair)
+        tiled_values = self.values[layer].view(*self.values.shape[1:3], self.block_size // pair, -1, pair)
+        outer, inner = places.offsets // pair, places.offsets % pair
+        tiled_values[:, places.blocks, outer, :, inner] = values.transpose(0, 1)
+
+    def gather(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys `[blocks * block_size, key_dim]` and values, of blocks numbered `kv_head * num_blocks + block`."""
+        keys = self.keys[layer].view(-1, self.block_size * self.geometry.key_dim).index_select(0, index)
+        values = self.values[layer].view(-1, self.block_size * self.geometry.value_dim).index_select(0, index)
+        if self.order is KvOrder.TILED:
+            pair = _pair(self.dtype)
+            keys = keys.view(len(index), -1, self.block_size, pair).transpose(1, 2)
+            values = values.view(len(index), self.block_size // pair, -1, pair).transpose(2, 3)
+        return keys.reshape(-1, self.geometry.key_dim), values.reshape(-1, self.geometry.value_dim)
+
     @torch.inference_mode()
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
         """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes.
 
-        Layer after layer; in a layer first the keys `[kv_head, block, position, dim]`, then the values.
+        Layer after layer; in a layer first the keys `[kv_head, block]`, each block in the cache's order, then the values.
 
         Raises:
             ValueError: a layer or a block is not in this cache.

@@ -34,6 +34,7 @@ class EngineConfig:
         kv_cache_bytes: bound of the KV cache; whole blocks of it are used.
         block_size: tokens of a KV block.
         threads: threads of a CPU operation; `None` leaves torch's choice.
+        native: use the native CPU kernels where they can be had and know the model's number format.
     """
 
     model_dir: Path
@@ -42,6 +43,7 @@ class EngineConfig:
     kv_cache_bytes: int = 1 << 30
     block_size: int = 16
     threads: int | None = None
+    native: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in _DTYPES:

@@ -13,13 +13,10 @@ from dataclasses import replace
 
 import torch
 
-from spotwise.core.batching import BatchRow
+from spotwise.engine.iteration import SequenceRow
 from spotwise.engine.sampler import token_logprobs
-from spotwise.engine.sequences import Sequence
 
 PROMPT_CHUNK_TOKENS = 256
-
-SequenceRow = tuple[BatchRow, Sequence]
 
 
 def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow]], list[SequenceRow]]:

@@ -6,11 +6,15 @@ and comes with every row. Invariants: tokens are only appended; `output_index` i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
 from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import TokenLogprobs
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams, TokenLogprobs
 
 
 class Sequence:
@@ -32,6 +36,12 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] * self.prompt_length if reports_prompt else None
         )
+
+    @classmethod
+    def of_tokens(cls, token_ids: Iterable[int]) -> Self:
+        """Return a prompt that no request asked for: the engine's own."""
+        stop = StopCriteria(max_new_tokens=1)
+        return cls(RequestRecord("", 0, "", 0, "", tuple(token_ids), (), SamplingParams(temperature=0.0), stop, 0.0))
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,199 @@
+"""A decoder layer of the common kind, computed by one native call.
+
+Law: Llama and its many relatives (Mistral, Qwen2, Qwen3, SmolLM, ...) share one form: norm, grouped-query attention with rotary
+positions, norm, gated MLP, two residuals. A layer whose modules have that form is packed here; whether it really computes the
+same is tried, not assumed (`rewriting.py`). The query, key and value projections become one product, gate and up another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
+from spotwise.engine.native_attention import NativeAttention
+from spotwise.engine.packed import PackedWeight, can_pack, interleaved
+
+_ACTIVATIONS = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1, "PytorchGELUTanh": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The modules of a layer of the common form."""
+
+    input_norm: torch.nn.Module
+    query: torch.nn.Linear
+    key: torch.nn.Linear
+    value: torch.nn.Linear
+    output: torch.nn.Linear
+    query_norm: torch.nn.Module | None
+    key_norm: torch.nn.Module | None
+    post_norm: torch.nn.Module
+    gate: torch.nn.Linear
+    up: torch.nn.Linear
+    down: torch.nn.Linear
+    activation: int
+    index: int
+
+
+def find_parts(layer: torch.nn.Module) -> LayerParts | None:
+    """Return the parts of a layer that looks like the common form, or `None`."""
+    attention: Any = getattr(layer, "self_attn", None)
+    mlp: Any = getattr(layer, "mlp", None)
+    if {name for name, _ in layer.named_children()} != {
+        "self_attn",
+        "mlp",
+        "input_layernorm",
+        "post_attention_layernorm",
+    }:
+        return None
+    names = {name for name, child in attention.named_children() if any(True for _ in child.parameters())}
+    projections = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    if names not in (projections, projections | {"q_norm", "k_norm"}):
+        return None
+    if {name for name, child in mlp.named_children() if any(True for _ in child.parameters())} != {
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    }:
+        return None
+    activation = _ACTIVATIONS.get(type(mlp.act_fn).__name__)
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    if activation is None or not all(type(linear) is torch.nn.Linear and can_pack(linear.weight) for linear in linears):
+        return None
+    if any(linear.bias is not None for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
+        return None
+    if mlp.down_proj.in_features % LANES or attention.o_proj.out_features % LANES:
+        return None
+    biases = [linear.bias is not None for linear in linears[:3]]
+    if any(biases) and not all(biases):
+        return None
+    typed: Any = layer
+    return LayerParts(
+        input_norm=typed.input_layernorm,
+        query=attention.q_proj,
+        key=attention.k_proj,
+        value=attention.v_proj,
+        output=attention.o_proj,
+        query_norm=getattr(attention, "q_norm", None),
+        key_norm=getattr(attention, "k_norm", None),
+        post_norm=typed.post_attention_layernorm,
+        gate=mlp.gate_proj,
+        up=mlp.up_proj,
+        down=mlp.down_proj,
+        activation=activation,
+        index=int(attention.layer_idx),
+    )
+
+
+class FusedDecoderLayer(torch.nn.Module):
+    """Stands in for a decoder layer: `[1, tokens, hidden]` in, the same tensor out, computed in place.
+
+    Args:
+        kernels: that compute it.
+        parts: of the layer it stands in for.
+        attention: how it attends.
+        context: whose plan says what the rows are, and whose cache keeps keys and values.
+        is_last: whether it is the model's last layer; then, where the plan allows it, only each row's last token is computed.
+    """
+
+    def __init__(
+        self, kernels: Kernels, parts: LayerParts, attention: LayerAttention, context: NativeAttention, *, is_last: bool
+    ) -> None:
+        super().__init__()
+        self._layer = kernels.layer
+        self._context = context
+        self._is_last = is_last
+        self._kept: list[Any] = []
+        cache = context.cache
+        geometry = cache.geometry
+        weights = parts.query.weight
+        self._dtype = weights.dtype
+        hidden, intermediate = weights.shape[1], parts.down.weight.shape[1]
+        self._hidden = hidden
+        qkv = [parts.query, parts.key, parts.value]
+        self._fields = LayerFields(
+            format=FORMATS[weights.dtype],
+            heads=weights.shape[0] // geometry.key_dim,
+            kv_heads=geometry.kv_heads,
+            key_dim=geometry.key_dim,
+            value_dim=geometry.value_dim,
+            window=attention.window or 0,
+            hidden=hidden,
+            intermediate=intermediate,
+            rotary_dim=geometry.key_dim,
+            activation=parts.activation,
+            scale=attention.scaling,
+            softcap=attention.softcap or 0.0,
+            epsilon=_epsilon(parts.input_norm),
+            slopes=context.keep(attention.alibi_slopes),
+            sinks=context.keep(attention.sinks),
+            input_norm=self._keep(_norm_weight(parts.input_norm)),
+            post_norm=self._keep(_norm_weight(parts.post_norm)),
+            query_norm=None if parts.query_norm is None else self._keep(_norm_weight(parts.query_norm)),
+            key_norm=None if parts.key_norm is None else self._keep(_norm_weight(parts.key_norm)),
+            qkv_bias=None if parts.query.bias is None else self._keep(torch.cat([linear.bias for linear in qkv])),
+            output_bias=None if parts.output.bias is None else self._keep(parts.output.bias),
+            qkv=self._keep(PackedWeight(kernels, [linear.weight for linear in qkv]).data),
+            output=self._keep(PackedWeight(kernels, [parts.output.weight]).data),
+            gate_up=self._keep(
+                PackedWeight(kernels, [parts.gate.weight, parts.up.weight], interleaved(intermediate)).data
+            ),
+            down=self._keep(PackedWeight(kernels, [parts.down.weight]).data),
+            keys=cache.keys[parts.index].data_ptr(),
+            values=cache.values[parts.index].data_ptr(),
+            kv_blocks=cache.num_blocks,
+        )
+        self._address = ctypes.addressof(self._fields)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_: Any,
+    ) -> torch.Tensor:
+        """Compute the layer for the rows of the context's plan.
+
+        Args:
+            hidden_states: `[1, tokens, hidden]`, overwritten.
+            position_embeddings: cosine and sine, `[1, tokens, rotary_dim]` each.
+        """
+        plan = self._context.plan
+        if plan is None:
+            raise RuntimeError("a layer was called outside an iteration")
+        cosine, sine = position_embeddings
+        for part, width in ((hidden_states, self._hidden), (cosine, self._fields.rotary_dim)):
+            if part.shape[-2:] != (plan.fields.tokens, width) or part.dtype is not self._dtype:
+                raise ValueError(f"{tuple(part.shape)} of {part.dtype} given for {plan.fields.tokens} tokens")
+        hidden_states, cosine, sine = hidden_states.contiguous(), cosine.contiguous(), sine.contiguous()
+        self._layer(
+            self._address,
+            plan.address,
+            hidden_states.data_ptr(),
+            cosine.data_ptr(),
+            sine.data_ptr(),
+            int(self._is_last and plan.last_only),
+        )
+        return hidden_states
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        tensor = tensor.detach().to(self._dtype).contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _norm_weight(norm: torch.nn.Module) -> torch.Tensor:
+    weight: torch.Tensor = norm.weight  # type: ignore[assignment]
+    return weight
+
+
+def _epsilon(norm: torch.nn.Module) -> float:
+    for name in ("variance_epsilon", "eps"):
+        if (epsilon := getattr(norm, name, None)) is not None:
+            return float(epsilon)
+    raise ValueError(f"{type(norm).__name__} does not say its epsilon")

@@ -1,0 +1,296 @@
+// Attention over paged keys and values.
+//
+// Law: a block keeps 16 positions in the order in which tiles read them: keys [dim / kPair][16][kPair], so that the scores of 16
+// positions are one vector, and values [16 / kPair][dim][kPair]. The queries of all heads that share a KV head are rows of
+// one matrix. Prefill and decode are the same code: a tile of queries walks the blocks of its context in chunks and keeps a
+// running maximum and sum (FlashAttention: Dao et al., 2022; online softmax: Milakov and Gimelshein, 2018).
+
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "linear.h"
+
+namespace spotwise {
+
+constexpr int kBlock = 16;          // positions of a KV block
+constexpr int kChunkBlocks = 16;    // blocks whose scores are held at once
+constexpr int kChunk = kBlock * kChunkBlocks;
+constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile
+
+// How a layer attends.
+struct AttentionShape {
+  int heads, kv_heads, key_dim, value_dim;
+  float scale;
+  int window;          // a query sees the last `window` positions, itself included; 0: all
+  float softcap;       // scores s become softcap * tanh(s / softcap); 0: they stay
+  const float* slopes;  // [heads]: slope * (key position - query position) is added (ALiBi); null: nothing is
+  const float* sinks;   // [heads]: exp(sink) joins the sum that weights are divided by; null: nothing does
+};
+
+// The rows of an iteration: row r computes tokens [first_token[r], first_token[r + 1]) of the flat batch, at positions
+// first_position[r] and up, in the blocks tables[table_start[r]...].
+struct Rows {
+  int rows, tokens;
+  const int32_t* first_token;
+  const int32_t* first_position;
+  const int64_t* table_start;
+  const int32_t* tables;
+  const int32_t* row_of_token;
+};
+
+template <class Format>
+struct KvLayer {
+  typename Format::Value* keys;
+  typename Format::Value* values;
+  long head_stride_keys, head_stride_values;  // values from one KV head to the next
+};
+
+// A [tokens, heads, dim] operand anywhere in memory.
+template <class Format>
+struct Heads {
+  const typename Format::Value* data;
+  long token_stride, head_stride;
+
+  const typename Format::Value* at(long token, long head) const { return data + token * token_stride + head * head_stride; }
+};
+
+template <class Format>
+inline void write_kv(const AttentionShape& shape, const Rows& rows, const KvLayer<Format>& layer, int token,
+                     const Heads<Format>& keys, const Heads<Format>& values) {
+  typedef typename Format::Value Value;
+  constexpr int kPair = Format::kPair;
+  const int row = rows.row_of_token[token];
+  const int position = rows.first_position[row] + token - rows.first_token[row];
+  const long block = rows.tables[rows.table_start[row] + position / kBlock];
+  const int place = position % kBlock;
+  for (int head = 0; head < shape.kv_heads; head++) {
+    const Value* key = keys.at(token, head);
+    Value* to = layer.keys + head * layer.head_stride_keys + block * kBlock * shape.key_dim + place * kPair;
+    for (int i = 0; i < shape.key_dim; i += kPair) std::memcpy(to + i * kBlock, key + i, kPair * sizeof(Value));
+    const Value* value = values.at(token, head);
+    to = layer.values + head * layer.head_stride_values + block * kBlock * shape.value_dim +
+         place / kPair * shape.value_dim * kPair + place % kPair;
+    for (int i = 0; i < shape.value_dim; i++) to[i * kPair] = value[i];
+  }
+}
+
+// One thread's working memory.
+template <class Format>
+struct AttentionScratch {
+  std::vector<typename Format::Value> queries, weights;
+  std::vector<float> scores, sums, largest_score, total;
+
+  void fit(const AttentionShape& shape) {
+    queries.resize(kQueryRows * shape.key_dim);
+    weights.resize(kQueryRows * kChunk);
+    scores.resize(kQueryRows * kChunk);
+    sums.resize(kQueryRows * shape.value_dim);
+    largest_score.resize(kQueryRows);
+    total.resize(kQueryRows);
+  }
+};
+
+template <class Format>
+class AttentionTile {
+ public:
+  typedef typename Format::Value Value;
+
+  AttentionTile(const AttentionShape& shape, const KvLayer<Format>& layer, const Rows& rows, AttentionScratch<Format>& scratch)
+      : shape_(shape), layer_(layer), rows_(rows), s_(scratch), group_(shape.heads / shape.kv_heads) {}
+
+  // Queries [first, last) of a row, counted from its first token, and one KV head; `out` is [tokens, heads, value_dim].
+  void compute(int row, int kv_head, int first, int last, const Heads<Format>& queries, Value* out) {
+    const int token = rows_.first_token[row] + first;
+    const int count = (last - first) * group_;
+    first_position_ = rows_.first_position[row] + first;
+    kv_head_ = kv_head;
+    tables_ = rows_.tables + rows_.table_start[row];
+    for (int r = 0; r < count; r++) {
+      const Value* from = queries.at(token + r / group_, kv_head * group_ + r % group_);
+      std::memcpy(&s_.queries[r * shape_.key_dim], from, shape_.key_dim * sizeof(Value));
+      s_.largest_score[r] = shape_.sinks ? shape_.sinks[kv_head * group_ + r % group_] : -std::numeric_limits<float>::infinity();
+      s_.total[r] = shape_.sinks ? 1 : 0;
+    }
+    std::fill_n(s_.sums.begin(), count * shape_.value_dim, 0.0f);
+    const int end = first_position_ + last - first;
+    // Chunks begin at multiples of their length: a token's sums are added up in one order, whatever tile it is in.
+    const int begin = shape_.window ? std::max(0, first_position_ - shape_.window + 1) / kChunk * kChunk : 0;
+    for (int chunk = begin; chunk < end; chunk += kChunk) {
+      const int blocks = (std::min(chunk + kChunk, end) - chunk + kBlock - 1) / kBlock;
+      score(count, chunk, blocks);
+      for (int r = 0; r < count; r++) weigh(r, chunk, blocks);
+      add_values(count, chunk, blocks);
+    }
+    for (int r = 0; r < count; r++) {
+      const float factor = 1.0f / s_.total[r];
+      Value* to = out + ((long(token) + r / group_) * shape_.heads + kv_head * group_ + r % group_) * shape_.value_dim;
+      for (int i = 0; i < shape_.value_dim; i += kLanes)
+        Format::put16(to + i, load(&s_.sums[r * shape_.value_dim + i]) * factor);
+    }
+  }
+
+ private:
+  const Value* key_block(int index) const {
+    return layer_.keys + kv_head_ * layer_.head_stride_keys + long(tables_[index]) * kBlock * shape_.key_dim;
+  }
+
+  const Value* value_block(int index) const {
+    return layer_.values + kv_head_ * layer_.head_stride_values + long(tables_[index]) * kBlock * shape_.value_dim;
+  }
+
+  static void prefetch(const Value* from, int values) {
+    for (int i = 0; i < values; i += 64 / sizeof(Value)) __builtin_prefetch(from + i);
+  }
+
+  void score(int count, int chunk, int blocks) {
+    const int steps = shape_.key_dim / Format::kPair;
+    for (int block = 0; block < blocks; block += 2) {
+      const Value* even = key_block(chunk / kBlock + block);
+      const Value* odd = block + 1 < blocks ? key_block(chunk / kBlock + block + 1) : even;
+      if (count <= kTileRows) {  // a decode: blocks come from memory, scattered
+        for (int ahead = block + 2; ahead < std::min(block + 4, blocks); ahead++)
+          prefetch(key_block(chunk / kBlock + ahead), kBlock * shape_.key_dim);
+        for (int now = block; now < std::min(block + 2, blocks); now++)
+          prefetch(value_block(chunk / kBlock + now), kBlock * shape_.value_dim);
+      }
+      for (int row = 0; row < count;) {
+        const int height = std::min(kTileRows, count - row);
+        with_rows<kTileRows>(height, [&](auto constant) {
+          constexpr int kRows = decltype(constant)::value;
+          Floats sums[kRows][2] = {};
+          multiply_tile<Format, kRows>(&s_.queries[row * shape_.key_dim], shape_.key_dim, even, odd,
+                                       kBlock * Format::kPair, steps, sums);
+          for (int r = 0; r < kRows; r++) {
+            store(&s_.scores[(row + r) * kChunk + block * kBlock], sums[r][0] * shape_.scale);
+            if (block + 1 < blocks) store(&s_.scores[(row + r) * kChunk + (block + 1) * kBlock], sums[r][1] * shape_.scale);
+          }
+        });
+        row += height;
+      }
+    }
+  }
+
+  // Softmax over the chunk: scores become weights, what was summed so far is scaled to the new maximum.
+  void weigh(int r, int chunk, int blocks) {
+    float* scores = &s_.scores[r * kChunk];
+    const int position = first_position_ + r / group_;
+    const int first_seen = shape_.window ? std::max(0, position - shape_.window + 1) : 0;
+    const bool all_seen = first_seen <= chunk && chunk + blocks * kBlock - 1 <= position;
+    const bool plain = all_seen && !shape_.slopes && shape_.softcap == 0;
+    const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Floats hidden = splat(-std::numeric_limits<float>::infinity());
+    Floats most = hidden;
+    for (int i = 0; i < blocks * kBlock; i += kLanes) {
+      Floats v = load(scores + i);
+      if (!plain) {
+        const Floats at = lanes + splat(float(chunk + i));
+        if (shape_.softcap != 0) v = capped(v);
+        if (shape_.slopes) v += (at - splat(float(position))) * shape_.slopes[kv_head_ * group_ + r % group_];
+        v = at > splat(float(position)) ? hidden : v;
+        v = at < splat(float(first_seen)) ? hidden : v;
+        store(scores + i, v);
+      }
+      most = maximum(most, v);
+    }
+    const float before = s_.largest_score[r];
+    const float now = std::max(before, largest(most));
+    Value* weights = &s_.weights[r * kChunk];
+    if (now == -std::numeric_limits<float>::infinity()) {  // a window that begins beyond this chunk
+      std::memset(weights, 0, blocks * kBlock * sizeof(Value));
+      return;
+    }
+    Floats total = {};
+    for (int i = 0; i < blocks * kBlock; i += kLanes) {
+      const Floats v = load(scores + i);
+      // exponential() clamps; what is hidden counts exactly nothing
+      const Floats weight = v == hidden ? Floats{} : exponential(v - splat(now));
+      total += weight;
+      Format::put16(weights + i, weight);
+    }
+    const float shrink = before == now ? 1.0f : std::exp(before - now);
+    s_.total[r] = s_.total[r] * shrink + sum(total);
+    s_.largest_score[r] = now;
+    if (shrink != 1.0f) {
+      float* sums = &s_.sums[r * shape_.value_dim];
+      for (int i = 0; i < shape_.value_dim; i += kLanes) store(sums + i, load(sums + i) * shrink);
+    }
+  }
+
+  Floats capped(Floats v) const {
+    // tanh(x) = 1 - 2 / (exp(2 x) + 1)
+    const Floats x = v * splat(1.0f / shape_.softcap);
+    return splat(shape_.softcap) * (splat(1.0f) - splat(2.0f) / (exponential(x + x) + splat(1.0f)));
+  }
+
+  void add_values(int count, int chunk, int blocks) {
+    const int columns = shape_.value_dim;
+    for (int row = 0; row < count;) {
+      const int height = std::min(kTileRows, count - row);
+      with_rows<kTileRows>(height, [&](auto constant) {
+        constexpr int kRows = decltype(constant)::value;
+        for (int column = 0; column < columns; column += kPanel) {
+          const bool both = column + kPanel <= columns;
+          Floats sums[kRows][2];
+          for (int r = 0; r < kRows; r++) {
+            const float* from = &s_.sums[(row + r) * columns + column];
+            sums[r][0] = load(from);
+            sums[r][1] = both ? load(from + kLanes) : Floats{};
+          }
+          for (int block = 0; block < blocks; block++) {
+            const Value* values = value_block(chunk / kBlock + block) + column * Format::kPair;
+            multiply_tile<Format, kRows>(&s_.weights[row * kChunk + block * kBlock], kChunk, values,
+                                         both ? values + kLanes * Format::kPair : values, columns * Format::kPair,
+                                         kBlock / Format::kPair, sums);
+          }
+          for (int r = 0; r < kRows; r++) {
+            float* to = &s_.sums[(row + r) * columns + column];
+            store(to, sums[r][0]);
+            if (both) store(to + kLanes, sums[r][1]);
+          }
+        }
+      });
+      row += height;
+    }
+  }
+
+  const AttentionShape& shape_;
+  const KvLayer<Format>& layer_;
+  const Rows& rows_;
+  AttentionScratch<Format>& s_;
+  const int group_;
+  int first_position_ = 0, kv_head_ = 0;
+  const int32_t* tables_ = nullptr;
+};
+
+// All rows, or only the last token of each. Called by all threads of a team; ends with a barrier.
+template <class Format>
+void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvLayer<Format>& layer,
+            const Heads<Format>& queries, typename Format::Value* out, std::vector<AttentionScratch<Format>>& scratch,
+            int thread, bool last_only) {
+  scratch[thread].fit(shape);
+  const int per_tile = std::max(1, kQueryRows / (shape.heads / shape.kv_heads));
+  // Pieces are numbered by row, tile and head, a row's last tile first: it sees most.
+  int pieces = 0;
+  const auto tiles_of = [&](int row) {
+    const int tokens = rows.first_token[row + 1] - rows.first_token[row];
+    return last_only ? 1 : (tokens + per_tile - 1) / per_tile;
+  };
+  for (int row = 0; row < rows.rows; row++) pieces += tiles_of(row) * shape.kv_heads;
+  AttentionTile<Format> tile(shape, layer, rows, scratch[thread]);
+  int row = 0, passed = 0;
+  team.each(pieces, [&](int piece) {
+    while (piece - passed >= tiles_of(row) * shape.kv_heads) passed += tiles_of(row++) * shape.kv_heads;
+    const int tokens = rows.first_token[row + 1] - rows.first_token[row];
+    const int within = piece - passed;
+    const int index = tiles_of(row) - 1 - within / shape.kv_heads, head = within % shape.kv_heads;
+    if (last_only) {
+      tile.compute(row, head, tokens - 1, tokens, queries, out);
+    } else {
+      tile.compute(row, head, index * per_tile, std::min(tokens, (index + 1) * per_tile), queries, out);
+    }
+  });
+}
+
+}  // namespace spotwise

@@ -1,0 +1,171 @@
+"""Compiles the kernels, once for each kind of processor.
+
+Law: a library is named after its sources, its flags and the kind of processor it is for; one that exists is right. It is
+compiled on first use, beside the sources where that folder can be written, else in the user's cache folder; several
+processes may ask at once. `python -m spotwise.engine.native.build --all` makes all of them, for an image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+_SOURCES = Path(__file__).parent
+_MAIN = "kernels.cpp"
+_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+)
+_COMPILE_TIMEOUT_S = 300
+
+
+class NoKernelsError(RuntimeError):
+    """The kernels cannot be had; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kind of processor.
+
+    Attributes:
+        name: part of the library's name.
+        needs: processor flags as Linux names them.
+        flags: the compiler's.
+    """
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_AVX2 = frozenset({"avx2", "fma", "bmi2", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+#: Best first.
+VARIANTS = (
+    Variant(
+        "avx512_bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512")
+    ),
+    Variant("avx512", _AVX512, ("-march=x86-64-v4", "-mprefer-vector-width=512")),
+    Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
+    Variant("generic", frozenset(), ()),
+)
+
+
+def variant_for_this_processor() -> Variant:
+    """Return the best variant that runs here."""
+    flags = _processor_flags()
+    return next(variant for variant in VARIANTS if variant.needs <= flags)
+
+
+def _processor_flags() -> frozenset[str]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def ensure_library(variant: Variant | None = None) -> Path:
+    """Return the compiled library for this processor (or the variant named), compiling it where it is missing.
+
+    Raises:
+        NoKernelsError: there is no compiler, or it fails.
+    """
+    variant = variant or variant_for_this_processor()
+    name = f"{variant.name}-{_fingerprint(variant)}.so"
+    for folder in (_SOURCES / "_build", _user_folder()):
+        if (folder / name).exists():
+            return folder / name
+    folder = _writable_folder()
+    with FileLock(folder / f"{variant.name}.lock"):
+        if not (folder / name).exists():
+            _compile(variant, folder / name)
+            _remove_older(folder, variant, name)
+    return folder / name
+
+
+def _fingerprint(variant: Variant) -> str:
+    digest = hashlib.sha256(" ".join((*_FLAGS, *variant.flags, platform.machine())).encode())
+    for source in sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _user_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "spotwise" / "native"
+
+
+def _writable_folder() -> Path:
+    for folder in (_SOURCES / "_build", _user_folder()):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise NoKernelsError(f"neither {_SOURCES} nor {_user_folder()} can be written")
+
+
+def _compile(variant: Variant, library: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise NoKernelsError("there is no C++ compiler; on Debian and Ubuntu: apt-get install g++")
+    handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        command = [compiler, *_FLAGS, *variant.flags, str(_SOURCES / _MAIN), "-o", temporary]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise NoKernelsError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(library)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernelsError(f"{compiler} failed: {error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _remove_older(folder: Path, variant: Variant, name: str) -> None:
+    for library in folder.glob(f"{variant.name}-*.so"):
+        if library.name != name:
+            library.unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Compile for this processor, or for all kinds."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spotwise.engine.native.build", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--all", action="store_true", help="for all kinds of processor")
+    chosen = VARIANTS if parser.parse_args().all else (variant_for_this_processor(),)
+    try:
+        for variant in chosen:
+            sys.stdout.write(f"{ensure_library(variant)}\n")
+    except NoKernelsError as error:
+        sys.stderr.write(f"without native kernels, which is slower: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+// The C interface: what the engine calls through ctypes. Every function takes the format of its numbers (0: float32, 1:
+// bfloat16), contiguous arrays and sizes; the caller has checked shapes. One thread calls at a time.
+
+#include <memory>
+
+#include "layer.h"
+
+using namespace spotwise;
+
+namespace {
+
+std::unique_ptr<Team> team;
+
+template <class Format>
+Workspace<Format>& workspace() {
+  static Workspace<Format> instance;
+  return instance;
+}
+
+template <class Body>
+void with_format(int format, const Body& body) {
+  if (format == 0) {
+    body(Float32{});
+  } else {
+    body(BFloat16{});
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// The fields of a decoder layer; pointers are to values of its format.
+struct LayerFields {
+  int32_t format, heads, kv_heads, key_dim, value_dim, window, hidden, intermediate, rotary_dim, activation;
+  float scale, softcap, epsilon;
+  const float *slopes, *sinks;
+  const void *input_norm, *post_norm, *query_norm, *key_norm, *qkv_bias, *output_bias;
+  const void *qkv, *output, *gate_up, *down;  // packed
+  void *keys, *values;                        // of this layer, all KV heads
+  int64_t kv_blocks;                          // blocks of a KV head
+};
+
+// How to attend where the layer is not fused.
+struct AttentionFields {
+  int32_t format, heads, kv_heads, key_dim, value_dim, window;
+  float scale, softcap;
+  const float *slopes, *sinks;
+  void *keys, *values;
+  int64_t kv_blocks;
+};
+
+struct RowFields {
+  int32_t rows, tokens;
+  const int32_t *first_token, *first_position;
+  const int64_t* table_start;
+  const int32_t *tables, *row_of_token;
+};
+
+// Sets the number of threads that compute; to be called before anything else, and again only while nothing runs.
+void sw_set_threads(int threads) {
+  if (!team || team->size() != threads) team = std::make_unique<Team>(threads);
+}
+
+// Packs [outputs, inputs]; `rows[column]` is the row that becomes an output column.
+void sw_pack(int format, const void* weights, int outputs, int inputs, const int32_t* rows, void* packed) {
+  with_format(format, [&](auto f) {
+    typedef decltype(f) Format;
+    typedef typename Format::Value Value;
+    pack<Format>((const Value*)weights, outputs, inputs, (Value*)packed, [&](int column) { return rows[column]; });
+  });
+}
+
+// out [rows, outputs] = a [rows, inputs] * packed (+ bias); `as_floats`: `out` is float32 whatever the format, without bias.
+void sw_linear(int format, const void* a, int64_t row_stride, int rows, const void* packed, int outputs, int inputs,
+               const void* bias, void* out, int as_floats) {
+  with_format(format, [&](auto f) {
+    typedef decltype(f) Format;
+    typedef typename Format::Value Value;
+    const Packed<Format> weights{(const Value*)packed, outputs, inputs};
+    team->run([&](int) {
+      if (as_floats) {
+        multiply<Format>(*team, (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, outputs, outputs});
+      } else {
+        multiply<Format>(*team, (const Value*)a, row_stride, rows, weights,
+                         StoreRows<Format>{(Value*)out, outputs, outputs, (const Value*)bias});
+      }
+    });
+  });
+}
+
+// One decoder layer in place on x [tokens, hidden].
+void sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
+              int last_only) {
+  with_format(fields->format, [&](auto f) {
+    typedef decltype(f) Format;
+    typedef typename Format::Value Value;
+    const LayerFields& l = *fields;
+    const int attended = l.heads * l.value_dim;
+    const long key_stride = l.kv_blocks * kBlock * l.key_dim, value_stride = l.kv_blocks * kBlock * l.value_dim;
+    const int qkv_width = (l.heads + l.kv_heads) * l.key_dim + l.kv_heads * l.value_dim;
+    const Layer<Format> layer{
+        {l.heads, l.kv_heads, l.key_dim, l.value_dim, l.scale, l.window, l.softcap, l.slopes, l.sinks},
+        l.hidden,
+        l.intermediate,
+        l.rotary_dim,
+        Activation(l.activation),
+        l.epsilon,
+        (const Value*)l.input_norm,
+        (const Value*)l.post_norm,
+        (const Value*)l.query_norm,
+        (const Value*)l.key_norm,
+        (const Value*)l.qkv_bias,
+        (const Value*)l.output_bias,
+        {(const Value*)l.qkv, qkv_width, l.hidden},
+        {(const Value*)l.output, l.hidden, attended},
+        {(const Value*)l.gate_up, 2 * ((l.intermediate + kLanes - 1) / kLanes * kLanes), l.hidden},
+        {(const Value*)l.down, l.hidden, l.intermediate},
+        {(Value*)l.keys, (Value*)l.values, key_stride, value_stride},
+    };
+    const Rows rows{row_fields->rows,        row_fields->tokens, row_fields->first_token, row_fields->first_position,
+                    row_fields->table_start, row_fields->tables, row_fields->row_of_token};
+    compute_layer<Format>(*team, workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine, (const Value*)sine,
+                          last_only != 0);
+  });
+}
+
+// Writes new keys and values, then attends; strides in values, by token and by head; out is [tokens, heads, value_dim].
+void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const void* queries, int64_t query_token_stride,
+               int64_t query_head_stride, const void* keys, int64_t key_token_stride, int64_t key_head_stride,
+               const void* values, int64_t value_token_stride, int64_t value_head_stride, void* out) {
+  with_format(fields->format, [&](auto f) {
+    typedef decltype(f) Format;
+    typedef typename Format::Value Value;
+    const AttentionFields& a = *fields;
+    const AttentionShape shape{a.heads, a.kv_heads, a.key_dim, a.value_dim, a.scale, a.window, a.softcap, a.slopes, a.sinks};
+    const KvLayer<Format> layer{(Value*)a.keys, (Value*)a.values, a.kv_blocks * kBlock * a.key_dim,
+                                a.kv_blocks * kBlock * a.value_dim};
+    const Rows rows{row_fields->rows,        row_fields->tokens, row_fields->first_token, row_fields->first_position,
+                    row_fields->table_start, row_fields->tables, row_fields->row_of_token};
+    const Heads<Format> q{(const Value*)queries, query_token_stride, query_head_stride};
+    const Heads<Format> k{(const Value*)keys, key_token_stride, key_head_stride};
+    const Heads<Format> v{(const Value*)values, value_token_stride, value_head_stride};
+    auto& scratch = workspace<Format>().scratch;
+    if (int(scratch.size()) < team->size()) scratch.resize(team->size());
+    team->run([&](int thread) {
+      team->each((rows.tokens + 15) / 16, [&](int piece) {
+        for (int token = piece * 16; token < std::min(rows.tokens, piece * 16 + 16); token++)
+          write_kv<Format>(shape, rows, layer, token, k, v);
+      });
+      attend<Format>(*team, shape, rows, layer, q, (Value*)out, scratch, thread, false);
+    });
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,94 @@
+"""The kernels' C interface, as Python calls it.
+
+Law: shapes and types are checked where tensors become pointers, here and in the modules that own the tensors; the C++ side
+checks nothing. One thread calls at a time (the engine's). Structures hold addresses only: who builds one keeps the tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+
+import structlog
+import torch
+
+from spotwise.engine.native.build import NoKernelsError, ensure_library
+
+_log = structlog.get_logger(__name__)
+
+#: Number formats that the kernels know, by torch's types.
+FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+#: Values of the contracted dimension that are read together, by format.
+PAIR = {torch.float32: 1, torch.bfloat16: 2}
+#: Output columns of a panel of packed weights.
+PANEL = 32
+#: Lanes of a vector: widths that the kernels take are multiples of it.
+LANES = 16
+
+
+class LayerFields(ctypes.Structure):
+    """`LayerFields` of kernels.cpp."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window", "hidden")),
+        *((name, c_int32) for name in ("intermediate", "rotary_dim", "activation")),
+        *((name, c_float) for name in ("scale", "softcap", "epsilon")),
+        *((name, c_void_p) for name in ("slopes", "sinks", "input_norm", "post_norm", "query_norm", "key_norm")),
+        *(
+            (name, c_void_p)
+            for name in ("qkv_bias", "output_bias", "qkv", "output", "gate_up", "down", "keys", "values")
+        ),
+        ("kv_blocks", c_int64),
+    )
+
+
+class AttentionFields(ctypes.Structure):
+    """`AttentionFields` of kernels.cpp."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window")),
+        *((name, c_float) for name in ("scale", "softcap")),
+        *((name, c_void_p) for name in ("slopes", "sinks", "keys", "values")),
+        ("kv_blocks", c_int64),
+    )
+
+
+class RowFields(ctypes.Structure):
+    """`RowFields` of kernels.cpp."""
+
+    _fields_ = (
+        ("rows", c_int32),
+        ("tokens", c_int32),
+        *((name, c_void_p) for name in ("first_token", "first_position", "table_start", "tables", "row_of_token")),
+    )
+
+
+class Kernels:
+    """The loaded library."""
+
+    def __init__(self, path: str) -> None:
+        library = ctypes.CDLL(path)
+        self.set_threads = _function(library.sw_set_threads, c_int)
+        self.pack = _function(library.sw_pack, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
+        self.linear = _function(
+            library.sw_linear, c_int, c_void_p, c_int64, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int
+        )
+        self.layer = _function(library.sw_layer, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int)
+        self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
+
+
+def _function(function: ctypes._NamedFuncPointer, *argument_types: type) -> ctypes._NamedFuncPointer:
+    function.argtypes = argument_types
+    function.restype = None
+    return function
+
+
+@cache
+def load_kernels() -> Kernels | None:
+    """Return the kernels, or `None` where they cannot be had; the log says why."""
+    try:
+        return Kernels(str(ensure_library()))
+    except (NoKernelsError, OSError) as error:
+        _log.warning("no_native_kernels", reason=str(error))
+        return None

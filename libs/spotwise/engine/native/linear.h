@@ -1,0 +1,186 @@
+// Products of activations with packed weights.
+//
+// Law: weights are packed once into panels of 32 output columns, each a contiguous run of [inputs / kPair][32][kPair], which is
+// the order in which a tile reads them; activations stay as they are, [rows, inputs]. A panel passes through the cache once
+// for a block of rows. What becomes of a sum (bias, residual, activation, narrowing) is decided while it is in a register.
+
+#pragma once
+
+#include <algorithm>
+
+#include "simd.h"
+#include "team.h"
+
+namespace spotwise {
+
+constexpr int kPanel = 2 * kLanes;
+constexpr long kBlockBytes = 384 * 1024;  // of activations that stay in the second-level cache
+
+template <class Format>
+struct Packed {
+  const typename Format::Value* data = nullptr;
+  int outputs = 0;
+  int inputs = 0;
+
+  int panels() const { return (outputs + kPanel - 1) / kPanel; }
+  const typename Format::Value* panel(int index) const { return data + long(index) * kPanel * inputs; }
+};
+
+// Packs row-major weights [outputs, inputs]; columns beyond `outputs` are zero. `source_row(column)` names the row that
+// becomes an output column, which is how gate and up rows are interleaved.
+template <class Format, class SourceRow>
+void pack(const typename Format::Value* weights, int outputs, int inputs, typename Format::Value* packed,
+          const SourceRow& source_row) {
+  const int panels = (outputs + kPanel - 1) / kPanel;
+  for (int panel = 0; panel < panels; panel++) {
+    typename Format::Value* to = packed + long(panel) * kPanel * inputs;
+    for (int lane = 0; lane < kPanel; lane++) {
+      const int column = panel * kPanel + lane;
+      const typename Format::Value* row = column < outputs ? weights + long(source_row(column)) * inputs : nullptr;
+      for (int i = 0; i < inputs; i++) {
+        const long place = (long(i / Format::kPair) * kPanel + lane) * Format::kPair + i % Format::kPair;
+        to[place] = row ? row[i] : typename Format::Value(0);
+      }
+    }
+  }
+}
+
+// Rows [0, rows) of `a` times all panels. `finish(row, panel, low, high)` gets the 32 sums of a row and a panel. Called by all
+// threads of a team; ends with a barrier.
+template <class Format, class Finish>
+void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
+              const Finish& finish) {
+  const int steps = weights.inputs / Format::kPair;
+  const long row_bytes = long(weights.inputs) * sizeof(typename Format::Value);
+  const int most = std::max(1, int(kBlockBytes / row_bytes / kTileRows)) * kTileRows;
+  const int blocks = (rows + most - 1) / most;
+  const int block_rows = ((rows + blocks - 1) / blocks + kTileRows - 1) / kTileRows * kTileRows;
+  // Few rows: the weights stream from memory, and a piece should be long enough to stream well.
+  const int group = rows <= kTileRows ? std::max(1, std::min(4, weights.panels() / (4 * team.size()))) : 1;
+  const int groups = (weights.panels() + group - 1) / group;
+  team.each(blocks * groups, [&](int piece) {
+    const int first_row = piece / groups * block_rows;
+    const int last_row = std::min(rows, first_row + block_rows);
+    const int first_panel = piece % groups * group;
+    const int last_panel = std::min(weights.panels(), first_panel + group);
+    for (int panel = first_panel; panel < last_panel; panel++) {
+      const auto* b = weights.panel(panel);
+      // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
+      const int tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
+      for (int tile = 0, row = first_row; tile < tiles; tile++) {
+        const int height = (last_row - row + tiles - tile - 1) / (tiles - tile);
+        with_rows<kTileRows>(height, [&](auto constant) {
+          constexpr int kRows = decltype(constant)::value;
+          Floats sums[kRows][2] = {};
+          multiply_tile<Format, kRows>(a + row * row_stride, row_stride, b, b + kLanes * Format::kPair,
+                                       kPanel * Format::kPair, steps, sums);
+          for (int r = 0; r < kRows; r++) finish(row + r, panel, sums[r][0], sums[r][1]);
+        });
+        row += height;
+      }
+    }
+  });
+}
+
+// Writes sums as a row of `out`, `width` columns wide in all.
+template <class Format>
+struct StoreRows {
+  typename Format::Value* out;
+  long row_stride;
+  int width;
+  const typename Format::Value* bias = nullptr;
+  const typename Format::Value* residual = nullptr;  // [rows, row_stride] like `out`; may be `out` itself
+
+  void operator()(int row, int panel, Floats low, Floats high) const {
+    const int column = panel * kPanel;
+    if (column + kPanel <= width) {
+      vector(row, column, low);
+      vector(row, column + kLanes, high);
+    } else {
+      for (int i = 0; i < kPanel && column + i < width; i++) scalar(row, column + i, i < kLanes ? low[i] : high[i - kLanes]);
+    }
+  }
+
+ private:
+  void vector(int row, int column, Floats value) const {
+    if (bias) value += Format::get16(bias + column);
+    const long place = row * row_stride + column;
+    if (residual) value += Format::get16(residual + place);
+    Format::put16(out + place, value);
+  }
+
+  void scalar(int row, int column, float value) const {
+    if (bias) value += Format::get(bias + column);
+    const long place = row * row_stride + column;
+    if (residual) value += Format::get(residual + place);
+    Format::put(out + place, value);
+  }
+};
+
+// The same, in float whatever the format: logits.
+struct StoreFloats {
+  float* out;
+  long row_stride;
+  int width;
+
+  void operator()(int row, int panel, Floats low, Floats high) const {
+    for (int i = 0; i < kPanel; i += kLanes) {
+      const int column = panel * kPanel + i;
+      const Floats value = i ? high : low;
+      if (column + kLanes <= width) {
+        store(out + row * row_stride + column, value);
+      } else {
+        for (int j = 0; j < kLanes && column + j < width; j++) out[row * row_stride + column + j] = value[j];
+      }
+    }
+  }
+};
+
+enum class Activation { kSilu = 0, kGeluTanh = 1 };
+
+inline Floats activate(Activation activation, Floats x) {
+  if (activation == Activation::kSilu) return x / (splat(1.0f) + exponential(-x));
+  // gelu(x) ~ x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)), which is the tanh form rewritten
+  const Floats inner = splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x);
+  return x / (splat(1.0f) + exponential(-inner));
+}
+
+// Gated activation: a panel holds 16 gate columns and the 16 up columns that belong to them.
+template <class Format>
+struct StoreGated {
+  typename Format::Value* out;
+  long row_stride;
+  int width;
+  Activation activation;
+
+  void operator()(int row, int panel, Floats gate, Floats up) const {
+    const Floats value = activate(activation, gate) * up;
+    const int column = panel * kLanes;
+    typename Format::Value* to = out + row * row_stride + column;
+    if (column + kLanes <= width) {
+      Format::put16(to, value);
+    } else {
+      for (int i = 0; column + i < width; i++) Format::put(to + i, value[i]);
+    }
+  }
+};
+
+// Root-mean-square norm of one row (Zhang and Sennrich, 2019).
+template <class Format>
+inline void normalize(const typename Format::Value* x, const typename Format::Value* weight, int width, float epsilon,
+                      typename Format::Value* out) {
+  Floats squares = {};
+  int i = 0;
+  float tail = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    const Floats v = Format::get16(x + i);
+    squares += v * v;
+  }
+  for (; i < width; i++) tail += Format::get(x + i) * Format::get(x + i);
+  const float factor = 1.0f / std::sqrt((sum(squares) + tail) / float(width) + epsilon);
+  for (i = 0; i + kLanes <= width; i += kLanes)
+    Format::put16(out + i, Format::get16(x + i) * factor * Format::get16(weight + i));
+  for (; i < width; i++) Format::put(out + i, Format::get(x + i) * factor * Format::get(weight + i));
+}
+
+}  // namespace spotwise

@@ -1,0 +1,189 @@
+// Sixteen lanes of float, and the two number formats that a model is computed in.
+//
+// Law: a matrix operand is read in steps of kPair consecutive values of the contracted dimension: one float, or two bfloat16,
+// which is what the processor's bfloat16 dot product takes. Sums are always kept in float. Without AVX-512 the same code is
+// lowered by the compiler to whatever vectors there are.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace spotwise {
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t Bits __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;  // 12 rows x 2 vectors of sums, 2 of weights: 26 of 32 registers
+#else
+constexpr int kTileRows = 3;
+#endif
+
+inline Floats splat(float value) { return value - Floats{}; }
+
+inline Floats load(const float* from) {
+  Floats out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+
+inline float sum(Floats v) {
+  float total = 0;
+  for (int i = 0; i < kLanes; i++) total += v[i];
+  return total;
+}
+
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+
+inline float largest(Floats v) {
+  float most = v[0];
+  for (int i = 1; i < kLanes; i++) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+inline float widen(uint16_t value) {
+  uint32_t bits = uint32_t(value) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// Round to nearest, ties to even.
+inline uint16_t narrow(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+// exp for arguments up to 0 (softmax) and, clamped, around it (activations): relative error below 3e-7.
+// Cephes' reduction: exp(x) = 2^n * exp(r), |r| <= ln(2) / 2.
+inline Floats exponential(Floats x) {
+  x = maximum(x, splat(-87.0f));
+  x = x > splat(88.0f) ? splat(88.0f) : x;
+  Floats scaled = x * splat(1.44269504088896341f) + splat(12582912.0f);  // rounds to an integer in the low bits
+  Floats n = scaled - splat(12582912.0f);
+  Floats r = x - n * splat(0.693359375f) + n * splat(2.12194440e-4f);
+  Floats poly = splat(1.9875691500e-4f);
+  poly = poly * r + splat(1.3981999507e-3f);
+  poly = poly * r + splat(8.3334519073e-3f);
+  poly = poly * r + splat(4.1665795894e-2f);
+  poly = poly * r + splat(1.6666665459e-1f);
+  poly = poly * r + splat(5.0000001201e-1f);
+  poly = poly * r * r + r + splat(1.0f);
+  Ints exponent = (Ints)scaled << 23;  // the low bits of `scaled` are n
+  return (Floats)((Ints)poly + exponent);
+}
+
+struct Float32 {
+  typedef float Value;
+  typedef Floats Pairs;
+  typedef float Splat;
+  static constexpr int kPair = 1;
+  static Pairs pairs(const Value* from) { return load(from); }
+  static Splat splat_pair(const Value* from) { return *from; }
+  static Floats dot(Floats sum, Pairs b, Splat a) { return sum + b * a; }
+  static float get(const Value* from) { return *from; }
+  static void put(Value* to, float value) { *to = value; }
+  static Floats get16(const Value* from) { return load(from); }
+  static void put16(Value* to, Floats value) { store(to, value); }
+};
+
+struct BFloat16 {
+  typedef uint16_t Value;
+  static constexpr int kPair = 2;
+  static float get(const Value* from) { return widen(*from); }
+  static void put(Value* to, float value) { *to = narrow(value); }
+  static Floats get16(const Value* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Bits) << 16);
+  }
+#if defined(__AVX512BF16__)
+  typedef __m512bh Pairs;
+  typedef __m512bh Splat;
+  static Pairs pairs(const Value* from) { return (__m512bh)_mm512_loadu_si512(from); }
+  static Splat splat_pair(const Value* from) {
+    int32_t pair;
+    std::memcpy(&pair, from, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+  static Floats dot(Floats sum, Pairs b, Splat a) { return (Floats)_mm512_dpbf16_ps((__m512)sum, b, a); }
+  static void put16(Value* to, Floats value) {
+    __m256bh halves = _mm512_cvtneps_pbh((__m512)value);
+    std::memcpy(to, &halves, sizeof halves);
+  }
+#else
+  typedef Bits Pairs;
+  struct Splat {
+    float even, odd;
+  };
+  static Pairs pairs(const Value* from) {
+    Bits out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+  }
+  static Splat splat_pair(const Value* from) { return {widen(from[0]), widen(from[1])}; }
+  static Floats dot(Floats sum, Pairs b, Splat a) {
+    return sum + (Floats)(b << 16) * a.even + (Floats)(b & 0xffff0000u) * a.odd;
+  }
+  static void put16(Value* to, Floats value) {
+    for (int i = 0; i < kLanes; i++) to[i] = narrow(value[i]);
+  }
+#endif
+};
+
+// Without it the compiler loads the weights anew for every row of a tile.
+template <class Vector>
+inline void keep_in_register(Vector& value) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(value));
+#else
+  (void)value;
+#endif
+}
+
+// acc[r] += the dot products of row r of `a` with 2 x 16 columns: `steps` pairs of values, `b0` and `b1` the two vectors of
+// a step, `stride` values from one step to the next.
+template <class Format, int kRows>
+inline void multiply_tile(const typename Format::Value* a, long row_stride, const typename Format::Value* b0,
+                          const typename Format::Value* b1, long stride, int steps, Floats (&acc)[kRows][2]) {
+  for (int step = 0; step < steps; step++) {
+    auto first = Format::pairs(b0 + step * stride);
+    auto second = Format::pairs(b1 + step * stride);
+    keep_in_register(first);
+    keep_in_register(second);
+#pragma GCC unroll 12
+    for (int row = 0; row < kRows; row++) {
+      const auto value = Format::splat_pair(a + row * row_stride + step * Format::kPair);
+      acc[row][0] = Format::dot(acc[row][0], first, value);
+      acc[row][1] = Format::dot(acc[row][1], second, value);
+    }
+  }
+}
+
+// Calls `body` with a constant: the number of rows of a tile, 1 to kTileRows.
+template <int kRows, class Body>
+inline void with_rows(int rows, const Body& body) {
+  if constexpr (kRows == 1) {
+    body(std::integral_constant<int, 1>{});
+  } else {
+    if (rows == kRows) {
+      body(std::integral_constant<int, kRows>{});
+    } else {
+      with_rows<kRows - 1>(rows, body);
+    }
+  }
+}
+
+}  // namespace spotwise

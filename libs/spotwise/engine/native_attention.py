@@ -1,0 +1,172 @@
+"""Attention by the native kernel: the same paged cache, one call a layer for all rows.
+
+Law: computes what `LayerAttention` says. The plan of an iteration is the rows' places in the flat batch and their block
+tables, as arrays that the kernel reads; prefill and decode rows are alike to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spotwise.engine.iteration import FlatBatch, SequenceRow
+from spotwise.engine.kv_cache import KvOrder, PagedKvCache
+from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.native.library import FORMATS, LANES, AttentionFields, Kernels, RowFields
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """The rows of one iteration.
+
+    Attributes:
+        fields: for the kernels.
+        arrays: what `fields` points into.
+        last_only: whether nobody reads the last layer's output but for each row's last token.
+    """
+
+    fields: RowFields
+    arrays: tuple[NDArray[Any], ...]
+    last_only: bool
+
+    @property
+    def address(self) -> int:
+        """Of the fields."""
+        return ctypes.addressof(self.fields)
+
+
+def can_attend(cache: PagedKvCache) -> bool:
+    """Whether the kernel can read this cache."""
+    return cache.order is KvOrder.TILED and cache.geometry.value_dim % LANES == 0
+
+
+class NativeLayout:
+    """Lays rows out for the kernel, in the order in which they come."""
+
+    def __init__(self, cache: PagedKvCache) -> None:
+        self._num_blocks = cache.num_blocks
+        self._block_size = cache.block_size
+
+    def lay_out(self, rows: Sequence[SequenceRow], *, last_only: bool) -> FlatBatch[NativePlan]:
+        """Return the flat input of `rows`, whose tokens must be known.
+
+        Raises:
+            ValueError: a block table names a block that the cache does not have.
+        """
+        count = len(rows)
+        first_position = np.fromiter((row.first_position for row, _ in rows), np.int32, count)
+        lengths = np.fromiter((row.num_tokens for row, _ in rows), np.int32, count)
+        first_token = np.zeros(count + 1, np.int32)
+        np.cumsum(lengths, out=first_token[1:])
+        tables = [sequence.block_table(row.block_ids) for row, sequence in rows]
+        table_start = np.zeros(count, np.int64)
+        np.cumsum([len(table) for table in tables[:-1]], out=table_start[1:])
+        flat_tables = np.concatenate(tables).astype(np.int32)
+        self._check(flat_tables, table_start, first_position + lengths)
+        row_of_token = np.repeat(np.arange(count, dtype=np.int32), lengths)
+        tokens = int(first_token[-1])
+        positions = np.arange(tokens, dtype=np.int64) + (first_position - first_token[:-1])[row_of_token]
+        token_ids = np.concatenate(
+            [sequence.tokens[row.first_position : row.first_position + row.num_tokens] for row, sequence in rows]
+        )
+        arrays = (first_token, first_position, table_start, flat_tables, row_of_token)
+        fields = RowFields(count, tokens, *(array.ctypes.data for array in arrays))
+        return FlatBatch(
+            torch.from_numpy(token_ids).unsqueeze(0),
+            torch.from_numpy(positions).unsqueeze(0),
+            NativePlan(fields, arrays, last_only),
+            tuple((first_token[1:] - 1).tolist()),
+        )
+
+    def _check(self, tables: NDArray[np.int32], start: NDArray[np.int64], ends: NDArray[np.int32]) -> None:
+        """Only blocks that hold one of the tokens must exist."""
+        needed = -(-ends // self._block_size)
+        held = np.diff(start, append=len(tables))
+        index = np.arange(len(tables)) - np.repeat(start, held)
+        used = tables[index < np.repeat(needed, held)]
+        if used.min() < 0 or used.max() >= self._num_blocks:
+            raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
+
+
+class NativeAttention:
+    """The serving context of a model whose attention modules call it one by one; see `AttentionContext`."""
+
+    def __init__(self, kernels: Kernels, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
+        self.plan: NativePlan | None = None
+        self._attend = kernels.attend
+        self._kept: list[torch.Tensor] = []
+        self.cache = cache
+        self._format = FORMATS[cache.dtype]
+        self._layers = layers
+        self._fields: dict[tuple[int, int], AttentionFields] = {}
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
+        plan = self.plan
+        if plan is None:
+            raise RuntimeError("attention was called outside an iteration")
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        heads = query.shape[1]
+        fields = self._fields.get((layer, heads))
+        if fields is None:
+            fields = self._fields[layer, heads] = self._make_fields(layer, heads)
+        query, key, value = (_unit_stride(part.to(self.cache.dtype)) for part in (query, key, value))
+        output = query.new_empty(1, query.shape[2], heads, value.shape[-1])
+        self._attend(
+            ctypes.addressof(fields),
+            plan.address,
+            *_operand(query),
+            *_operand(key),
+            *_operand(value),
+            output.data_ptr(),
+        )
+        return output
+
+    def _make_fields(self, layer: int, heads: int) -> AttentionFields:
+        cache, attention = self.cache, self._layers[layer]
+        return AttentionFields(
+            format=self._format,
+            heads=heads,
+            kv_heads=cache.geometry.kv_heads,
+            key_dim=cache.geometry.key_dim,
+            value_dim=cache.geometry.value_dim,
+            window=attention.window or 0,
+            scale=attention.scaling,
+            softcap=attention.softcap or 0.0,
+            slopes=self.keep(attention.alibi_slopes),
+            sinks=self.keep(attention.sinks),
+            keys=cache.keys[layer].data_ptr(),
+            values=cache.values[layer].data_ptr(),
+            kv_blocks=cache.num_blocks,
+        )
+
+    def keep(self, values: tuple[float, ...] | None) -> int | None:
+        """Put numbers where the kernel can read them, for as long as this context lives; return their address."""
+        if values is None:
+            return None
+        self._kept.append(torch.tensor(values, dtype=torch.float32))
+        return self._kept[-1].data_ptr()
+
+
+def _unit_stride(part: torch.Tensor) -> torch.Tensor:
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+def _operand(part: torch.Tensor) -> tuple[int, int, int]:
+    """Address, and values from token to token and from head to head, of `[1, heads, tokens, dim]`."""
+    return part.data_ptr(), part.stride(2), part.stride(1)

@@ -1,0 +1,131 @@
+"""Puts native kernels in the place of a loaded model's modules.
+
+Law: what is put in the place of a module computes the same. A decoder layer that looks like the common form is tried on the
+model's own activations against the module it replaces; one that differs stays as it was, with a line in the log. Whatever
+is not fused keeps transformers' own code, with packed weights in its linear layers. So every architecture keeps working, and
+the common ones are fast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from spotwise.engine.fused_layer import FusedDecoderLayer, find_parts
+from spotwise.engine.iteration import SequenceRow
+from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.native.library import Kernels
+from spotwise.engine.native_attention import NativeAttention, NativeLayout
+from spotwise.engine.packed import PackedLinear, can_pack
+
+_log = structlog.get_logger(__name__)
+
+# How far a fused layer's output may be from the original's, relative to what the layer adds.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+def rewrite(
+    model: Any,
+    layers: tuple[LayerAttention, ...],
+    kernels: Kernels,
+    context: NativeAttention,
+    layout: NativeLayout,
+    probe: SequenceRow,
+) -> int:
+    """Replace what can be replaced, in place; return the number of fused layers.
+
+    Args:
+        model: its attention context set to `context`.
+        layers: how each layer attends.
+        kernels: that compute.
+        context: the serving context.
+        layout: lays out the probe.
+        probe: a prompt of some tokens, and blocks of the cache that it may overwrite.
+    """
+    fused = _fuse_layers(model, layers, kernels, context, layout, probe)
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            weight = _linear_weight(child)
+            if weight is not None and can_pack(weight):
+                bias = child.bias
+                packed = PackedLinear(kernels, weight, bias, float_output=child is head and bias is None)
+                setattr(parent, name, packed)
+    return fused
+
+
+def _linear_weight(module: Any) -> torch.Tensor | None:
+    """Return `[outputs, inputs]`, where the module is a linear layer."""
+    if type(module) is torch.nn.Linear:
+        return module.weight
+    if type(module) is Conv1D:  # GPT-2's, which keeps the transpose
+        transposed: torch.Tensor = module.weight.t()
+        return transposed
+    return None
+
+
+def _fuse_layers(
+    model: Any,
+    layers: tuple[LayerAttention, ...],
+    kernels: Kernels,
+    context: NativeAttention,
+    layout: NativeLayout,
+    probe: SequenceRow,
+) -> int:
+    candidates = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    found = [(parent, name, child, find_parts(child)) for parent, name, child in candidates]
+    calls: dict[torch.nn.Module, tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]] = {}
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        copied = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in args)
+        calls[module] = (copied, kwargs, output)
+
+    hooks = [child.register_forward_hook(note, with_kwargs=True) for _, _, child, parts in found if parts is not None]
+    if not hooks:
+        return 0
+    flat = layout.lay_out([probe], last_only=False)
+    context.plan = flat.plan
+    fused = 0
+    try:
+        model(input_ids=flat.token_ids, position_ids=flat.position_ids, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        for parent, name, child, parts in found:
+            if parts is None or child not in calls:
+                continue
+            is_last = parts.index == len(layers) - 1
+            replacement = FusedDecoderLayer(kernels, parts, layers[parts.index], context, is_last=is_last)
+            args, kwargs, expected = calls.pop(child)
+            difference = _difference(replacement, args, kwargs, expected)
+            if difference <= _TOLERANCE[expected.dtype]:
+                setattr(parent, name, replacement)
+                fused += 1
+            else:
+                _log.warning("layer_not_fused", layer=parts.index, type=type(child).__name__, difference=difference)
+    finally:
+        context.plan = None
+        for hook in hooks:
+            hook.remove()
+    return fused
+
+
+def _difference(
+    replacement: FusedDecoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any], expected: torch.Tensor
+) -> float:
+    """Return the distance of outputs relative to what the layer adds to its input; infinite where it cannot be computed.
+
+    The last bit of an output does not count: where a layer adds little to a large value, that bit is all that remains of it.
+    """
+    before = args[0].float().clone()  # it is computed in place
+    try:
+        actual = replacement(*args, **kwargs).float()
+    except (ValueError, TypeError, IndexError) as error:
+        _log.info("layer_not_fused", reason=str(error))
+        return float("inf")
+    wanted = expected.float()
+    last_bit = 2 * torch.finfo(expected.dtype).eps * wanted.abs()
+    excess = ((actual - wanted).abs() - last_bit).clamp_min(0)
+    return float(excess.norm() / (wanted - before).norm().clamp_min(1e-12))
