@@ -43,7 +43,6 @@ SHAPE: dict[str, Any] = {
 MIXED_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
-
 # Model type, config, and what its layers compute beside plain attention (scaling: where it is not the usual one).
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "llama": ("llama", {}, ()),
@@ -52,6 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "qwen2 with windows": ("qwen2", {**MIXED_LAYERS, "use_sliding_window": True}, ("window",)),
     "qwen3": ("qwen3", {"head_dim": 8}, ()),
     "qwen3 with windows": ("qwen3", {**MIXED_LAYERS, "use_sliding_window": True, "head_dim": 8}, ("window",)),
+    "phi3": ("phi3", {"sliding_window": WINDOW, "pad_token_id": 0}, ("window",)),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW}, ("window",)),
     "gemma2": (
         "gemma2",
         {**MIXED_LAYERS, "head_dim": 8, "query_pre_attn_scalar": 2, "attn_logit_softcapping": 3.0},

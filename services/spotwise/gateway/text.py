@@ -25,6 +25,8 @@ from spotwise.gateway.detokenize import Detokenizer, TokenBytes
 #: Shorter prompts are tokenized on the event loop: about 2 ms of work, less trouble than a thread.
 _INLINE_CHARACTERS = 4096
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
+# Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.
+_UNNAMED_CONTEXT = {"gemma3_text": 131_072, "bloom": 2048}
 
 ChatMessage = dict[str, Any]
 
@@ -156,6 +158,7 @@ def _read_facts(model_dir: Path, tokenizer: PreTrainedTokenizerFast) -> _ModelFa
         raise ModelTextError(f"{model_dir} has no config.json; it is not a folder of a model.")
     text_config: Mapping[str, Any] = config.get("text_config") or config
     context_length = next((text_config[key] for key in _CONTEXT_KEYS if isinstance(text_config.get(key), int)), None)
+    context_length = context_length or _UNNAMED_CONTEXT.get(text_config.get("model_type", ""))
     if context_length is None:
         raise ModelTextError(
             f"{model_dir / 'config.json'} names no context length (one of {', '.join(_CONTEXT_KEYS)})."

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import Gemma3TextConfig
 
 from spotwise.gateway.text import ChatTemplateError, ChatText, ModelTextError
 
@@ -71,6 +72,23 @@ def test_facts_are_read_from_the_configs(model_dir: Path, tmp_path: Path) -> Non
     loaded = ChatText.load(folder)
     assert (loaded.context_length, loaded.vocab_size, loaded.eos_token_ids) == (99, 410, {2, 5, 7, 8})
     assert ChatText.load(folder, max_context_length=50).context_length == 50
+
+
+@pytest.mark.parametrize(
+    ("config", "context_length"),
+    [
+        ({"text_config": {"model_type": "gemma3_text"}}, Gemma3TextConfig().max_position_embeddings),
+        ({"model_type": "bloom"}, 2048),
+        ({"model_type": "bloom", "seq_length": 512}, 512),
+    ],
+)
+def test_a_context_that_a_config_leaves_out_is_the_models(
+    model_dir: Path, tmp_path: Path, config: dict[str, object], context_length: int
+) -> None:
+    """Gemma 3 and BLOOM are published without one."""
+    folder = shutil.copytree(model_dir, tmp_path / "unnamed")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 410, **config}))
+    assert ChatText.load(folder).context_length == context_length
 
 
 @pytest.mark.parametrize(
