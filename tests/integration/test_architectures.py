@@ -26,7 +26,7 @@ CONTEXT_LENGTH = 256
 PROMPT_LENGTHS = (3, WINDOW - 4, 30, 75, 150)
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
+    "hidden_size": 96,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
@@ -49,17 +49,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "mistral": ("mistral", {"sliding_window": WINDOW}, ("window",)),
     "qwen2": ("qwen2", {}, ()),
     "qwen2 with windows": ("qwen2", {**MIXED_LAYERS, "use_sliding_window": True}, ("window",)),
-    "qwen3": ("qwen3", {"head_dim": 8}, ()),
-    "qwen3 with windows": ("qwen3", {**MIXED_LAYERS, "use_sliding_window": True, "head_dim": 8}, ("window",)),
+    "qwen3": ("qwen3", {"head_dim": 16}, ()),
+    "qwen3 with windows": ("qwen3", {**MIXED_LAYERS, "use_sliding_window": True, "head_dim": 16}, ("window",)),
     "phi3": ("phi3", {"sliding_window": WINDOW, "pad_token_id": 0}, ("window",)),
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}, ("window",)),
     "gemma2": (
         "gemma2",
-        {**MIXED_LAYERS, "head_dim": 8, "query_pre_attn_scalar": 2, "attn_logit_softcapping": 3.0},
+        {**MIXED_LAYERS, "head_dim": 16, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 3.0},
         ("window", "softcap", "scaling"),
     ),
-    "gemma3": ("gemma3_text", {**MIXED_LAYERS, "head_dim": 8, "query_pre_attn_scalar": 2}, ("window", "scaling")),
-    "opt": ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 48}, ("scaling",)),
+    "gemma3": ("gemma3_text", {**MIXED_LAYERS, "head_dim": 16, "query_pre_attn_scalar": 4}, ("window", "scaling")),
+    "opt": ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 96}, ("scaling",)),
     "opt with projections": (
         "opt",
         {"ffn_dim": 64, "word_embed_proj_dim": 24, "do_layer_norm_before": False},
@@ -74,13 +74,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": WINDOW}, ("window",)),
     "olmoe": ("olmoe", EXPERTS, ()),
     "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 16}, ()),
-    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 8}, ()),
+    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "head_dim": 16}, ()),
     "gpt_oss": (
         "gpt_oss",
-        {**MIXED_LAYERS, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {**MIXED_LAYERS, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
         ("window", "sinks"),
     ),
 }
+
+
+#: Whose layers one native call computes.
+FUSED = {"llama", "mistral", "qwen2", "qwen2 with windows", "qwen3", "qwen3 with windows"}
 
 
 def tiny(name: str, folder: Path) -> Path:
@@ -124,14 +128,17 @@ def served(engine: Engine, chunk_tokens: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_architecture_gives_transformers_tokens(name: str, tmp_path: Path) -> None:
-    """Whole prompts and chunks of 29, contexts shorter and longer than a window, alone and beside others."""
+    """Whole prompts and chunks of 29, contexts shorter and longer than a window, alone and beside others; also natively."""
     folder = tiny(name, tmp_path)
     expected = generated(folder)
-    engine = load_engine(folder)
-    assert engine.context_length == CONTEXT_LENGTH
     assert sum(len(set(tokens)) for tokens in expected) >= 20, "the model repeats itself: it proves little"
-    assert served(engine, 1 << 30) == expected
-    assert served(load_engine(folder), 29) == expected
+    for native in (False, True):
+        engine = load_engine(folder, native=native)
+        assert engine.context_length == CONTEXT_LENGTH
+        assert engine.is_native is native
+        assert engine.fused_layers == (SHAPE["num_hidden_layers"] if native and name in FUSED else 0)
+        assert served(engine, 1 << 30) == expected
+        assert served(load_engine(folder, native=native), 29) == expected
 
 
 @pytest.mark.parametrize(("name", "term"), [(name, term) for name, (_, _, terms) in MODELS.items() for term in terms])

@@ -92,6 +92,11 @@ class Engine:
         return cls(model, facts, cache, kernels)
 
     @property
+    def is_native(self) -> bool:
+        """Whether the native kernels compute its attention and its linear layers."""
+        return isinstance(self._attention, NativeAttention)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache."""
         return self.kv.num_blocks

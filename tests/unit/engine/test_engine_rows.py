@@ -15,15 +15,15 @@ def test_the_engine_says_what_it_is(engine: Engine) -> None:
     assert engine.vocab_size == VOCAB_SIZE
     assert engine.dtype == "float32"
     assert engine.device == "cpu"
-    assert engine.kv_bytes_per_token == 3 * 2 * (8 + 8) * 4
+    assert engine.kv_bytes_per_token == 3 * 2 * (16 + 16) * 4
     assert engine.num_blocks == (4 << 20) // (16 * engine.kv_bytes_per_token)
     assert engine.kv.layer_block_bytes * engine.kv.num_layers == 16 * engine.kv_bytes_per_token
 
 
 def test_a_cache_too_small_for_a_block_is_refused(llama_folder: Path) -> None:
     """The message says how much a block takes."""
-    with pytest.raises(ValueError, match="one block of this model takes 6144"):
-        load_engine(llama_folder, kv_cache_bytes=6143)
+    with pytest.raises(ValueError, match="one block of this model takes 12288"):
+        load_engine(llama_folder, kv_cache_bytes=12287)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def llama_config(**changes: Any) -> LlamaConfig:
     return LlamaConfig(
         **{
             "vocab_size": VOCAB_SIZE,
-            "hidden_size": 48,
+            "hidden_size": 96,
             "intermediate_size": 96,
             "num_hidden_layers": 3,
             "num_attention_heads": 6,
@@ -49,9 +49,11 @@ def save_model(config: Any, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def load_engine(folder: Path, dtype: str = "float32", kv_cache_bytes: int = 4 << 20, block_size: int = 16) -> Engine:
+def load_engine(
+    folder: Path, dtype: str = "float32", kv_cache_bytes: int = 4 << 20, block_size: int = 16, *, native: bool = True
+) -> Engine:
     """Load on one CPU thread."""
-    return Engine.load(EngineConfig(folder, dtype, "cpu", kv_cache_bytes, block_size, threads=1))
+    return Engine.load(EngineConfig(folder, dtype, "cpu", kv_cache_bytes, block_size, threads=1, native=native))
 
 
 def record(

@@ -50,6 +50,7 @@ void pack(const typename Format::Value* weights, int outputs, int inputs, typena
 template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
               const Finish& finish) {
+  if (rows == 0) return;
   const int steps = weights.inputs / Format::kPair;
   const long row_bytes = long(weights.inputs) * sizeof(typename Format::Value);
   const int most = std::max(1, int(kBlockBytes / row_bytes / kTileRows)) * kTileRows;
