@@ -49,6 +49,7 @@ class Engine:
         self.kv = cache
         #: Decoder layers that one native call computes.
         self.fused_layers = 0
+        self._kernels = kernels
         self._attention: PagedAttention | NativeAttention
         self._layout: BatchLayout | NativeLayout
         if kernels is None:
@@ -193,7 +194,9 @@ class Engine:
             return ()
         sequences = [rows[index][1] for index in sampled]
         token_ids = sample(
-            logits, [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences]
+            logits,
+            [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences],
+            self._kernels,
         )
         logprobs = _logprobs_where_asked(logits, sequences, token_ids)
         results = []

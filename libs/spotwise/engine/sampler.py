@@ -2,8 +2,9 @@
 
 Law: the meanings are those of `core.sampling`. Order: logit bias, the stop-token mask of `min_new_tokens`, repetition,
 frequency and presence penalties, temperature, `min_p`, `top_k`, `top_p` (over what the two before left), then one draw by
-inverse CDF over the tokens sorted by probability, with `counter_uniform(seed, output_index)`. All three filters keep a prefix
-of the sorted tokens, so in most cases the few hundred likeliest decide and the vocabulary is never sorted.
+inverse CDF with `counter_uniform(seed, output_index)`: over the vocabulary in its own order where nothing is filtered, else over
+the tokens sorted by probability. All three filters keep a prefix of the sorted tokens, so in most cases the few hundred
+likeliest decide and the vocabulary is never sorted.
 
 Invariants: a row's token depends on its own logits and parameters only, not on the rows beside it; `logits` is not changed.
 """
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs, counter_uniform
+from spotwise.engine.native.library import Kernels
 
 # Likeliest tokens looked at before the whole vocabulary is sorted.
 _TOP_TOKENS = 256
@@ -51,6 +53,12 @@ class SamplingRow:
         return self.sampling.is_greedy or self.sampling.top_k == 1
 
     @property
+    def filters(self) -> bool:
+        """Whether some tokens are left out of the draw."""
+        sampling = self.sampling
+        return sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.top_k is not None
+
+    @property
     def masks_stop_tokens(self) -> bool:
         """Whether the sequence may not end yet."""
         return self.output_index < self.stop.min_new_tokens and bool(self.stop.stop_token_ids)
@@ -61,21 +69,49 @@ class SamplingRow:
         return self.sampling.has_penalties or bool(self.sampling.logit_bias) or self.masks_stop_tokens
 
 
-def sample(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
-    """Return one token for each row of `logits` `[rows, vocab_size]`."""
-    if all(row.takes_likeliest and not row.changes_logits for row in rows):
-        return _token_list(logits.argmax(-1))
-    adjusted = logits.to(torch.float32, copy=True)
-    for row_logits, row in zip(adjusted, rows, strict=True):
-        if row.changes_logits:
-            _adjust(row_logits, row)
-    tokens = _token_list(adjusted.argmax(-1))
-    drawn = [index for index, row in enumerate(rows) if not row.takes_likeliest]
-    if drawn:
-        subset = adjusted if len(drawn) == len(rows) else adjusted[drawn]
-        for index, token in zip(drawn, _draw(subset, [rows[index] for index in drawn]), strict=True):
+def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | None = None) -> list[int]:
+    """Return one token for each row of `logits` `[rows, vocab_size]`; `kernels`, where there are some, draw on the CPU."""
+    adjusted = logits.float()
+    if any(row.changes_logits for row in rows):
+        adjusted = adjusted.clone() if adjusted is logits else adjusted
+        for row_logits, row in zip(adjusted, rows, strict=True):
+            if row.changes_logits:
+                _adjust(row_logits, row)
+    filtered = [index for index, row in enumerate(rows) if row.filters and not row.takes_likeliest]
+    if len(filtered) == len(rows):
+        return _draw(adjusted, rows)
+    tokens = _pick(adjusted, rows) if kernels is None else _pick_natively(adjusted, rows, kernels)
+    if filtered:
+        drawn = _draw(adjusted[filtered], [rows[index] for index in filtered])
+        for index, token in zip(filtered, drawn, strict=True):
             tokens[index] = token
     return tokens
+
+
+def _pick(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
+    """Take the likeliest token of each row, or draw from all, as its parameters say."""
+    tokens = _token_list(logits.argmax(-1))
+    for index, row in enumerate(rows):
+        if not row.takes_likeliest:
+            exact = logits[index].double()
+            cumulative = ((exact - exact.max()) / row.sampling.temperature).exp().cumsum(0)
+            wanted = cumulative[-1] * counter_uniform(row.sampling.seed, row.output_index)
+            tokens[index] = int(torch.searchsorted(cumulative, wanted, right=True))
+    return tokens
+
+
+def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels) -> list[int]:
+    """The same as `_pick`, in one call."""
+    count, vocab_size = logits.shape
+    logits = logits.contiguous()
+    temperatures = np.array([0.0 if row.takes_likeliest else row.sampling.temperature for row in rows], dtype=np.float32)
+    uniforms = np.array([counter_uniform(row.sampling.seed, row.output_index) for row in rows])
+    tokens = np.empty(count, dtype=np.int64)
+    kernels.pick(
+        logits.data_ptr(), count, vocab_size, temperatures.ctypes.data, uniforms.ctypes.data, tokens.ctypes.data
+    )
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int]) -> list[TokenLogprobs]:

@@ -11,6 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, counter_uniform
+from spotwise.engine.native.library import load_kernels
 from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
 
 VOCAB = 600  # more than the sampler looks at before it sorts everything
@@ -29,10 +30,11 @@ def logits_of(seed: int, rows: int = 1, spread: float = 3.0) -> torch.Tensor:
 
 
 def reference_draw(logits: torch.Tensor, sampling: SamplingParams, output_index: int) -> int:
-    """The definition, in float64 over the whole sorted vocabulary."""
-    order = np.argsort(-logits.double().numpy(), kind="stable")
+    """The definition, in float64 over the whole vocabulary: sorted where something is filtered, else as it is."""
+    filters = sampling.top_p < 1.0 or sampling.top_k is not None or sampling.min_p > 0.0
+    order = np.argsort(-logits.double().numpy(), kind="stable") if filters else np.arange(VOCAB)
     weights = np.exp((logits.double().numpy()[order] - float(logits.max())) / sampling.temperature)
-    keep = int((weights >= sampling.min_p * weights[0]).sum())
+    keep = int((weights >= sampling.min_p * weights[0]).sum()) if filters else VOCAB
     keep = min(keep, sampling.top_k or VOCAB)
     probabilities = weights[:keep] / weights[:keep].sum()
     cumulative = probabilities.cumsum()
@@ -59,6 +61,32 @@ def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: 
     logits = logits_of(logits_seed, spread=spread)
     drawn = sample(logits, [SamplingRow(parameters, StopCriteria(9), np.arange(5), 2)])
     assert drawn == [reference_draw(logits[0], parameters, 3)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    vocab=st.sampled_from([1, 5, 16, 17, 511, 512, 513, 1600]),
+    temperatures=st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.9]), min_size=1, max_size=5),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.01, 1.0, 6.0, 60.0]),
+)
+def test_the_kernel_draws_what_torch_draws(vocab: int, temperatures: list[float], seed: int, spread: float) -> None:
+    """Up to rounding: its token's stretch of the cumulative weights holds the uniform number, or ends within a millionth."""
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("no C++ compiler here")
+    kernels.set_threads(2)
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(temperatures), vocab, generator=generator) * spread
+    rows = [row(temperature=temperature, seed=seed + i) for i, temperature in enumerate(temperatures)]
+    for token, row_logits, one in zip(sample(logits, rows, kernels), logits.double(), rows, strict=True):
+        if one.takes_likeliest:
+            assert token == int(row_logits.argmax())
+            continue
+        cumulative = (row_logits / one.sampling.temperature).softmax(-1).cumsum(0)
+        uniform = counter_uniform(one.sampling.seed, 0)
+        assert uniform <= cumulative[token] + 1e-6
+        assert token == 0 or uniform >= cumulative[token - 1] - 1e-6
 
 
 @settings(deadline=None, max_examples=30)

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "layer.h"
+#include "sampling.h"
 
 using namespace spotwise;
 
@@ -149,6 +150,19 @@ void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const
           write_kv<Format>(shape, rows, layer, token, k, v);
       });
       attend<Format>(*team, shape, rows, layer, q, (Value*)out, scratch, thread, false);
+    });
+  });
+}
+
+// A token for each row of float32 logits [rows, vocabulary]: the likeliest where the temperature is 0, else drawn.
+void sw_pick(const float* logits, int rows, int vocabulary, const float* temperatures, const double* uniforms,
+             int64_t* tokens) {
+  team->run([&](int) {
+    std::vector<double> sums;
+    team->each(rows, [&](int row) {
+      const float* from = logits + int64_t(row) * vocabulary;
+      tokens[row] = temperatures[row] == 0 ? likeliest(from, vocabulary)
+                                           : draw(from, vocabulary, temperatures[row], uniforms[row], sums);
     });
   });
 }

@@ -76,6 +76,7 @@ class Kernels:
         )
         self.layer = _function(library.sw_layer, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
+        self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)
 
 
 def _function(function: ctypes._NamedFuncPointer, *argument_types: type) -> ctypes._NamedFuncPointer:
