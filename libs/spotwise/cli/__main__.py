@@ -38,12 +38,12 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run one command; what it cannot do is said in one line, with exit status 1."""
+    """Run one command; what it cannot do is said in one line, with exit status 1, or 2 where an option is wrong."""
     try:
         app()
     except CommandError as error:
         Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import typer
 
 from spotwise.cli.launch_plan import Machine, plan_joining_worker
 from spotwise.cli.mesh_access import running_state
-from spotwise.cli.options import parse_size
+from spotwise.cli.options import parse_size, require_worker_id
 from spotwise.cli.run_folder import DEFAULT_NAME
 
 
@@ -31,13 +31,14 @@ def join(
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
 ) -> None:
     """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` takes it out again."""
-    state = running_state(name)
+    worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
+    require_worker_id(worker_id, "--id")
     changes: dict[str, object] = {}
     if threads is not None:
         changes["threads"] = threads
     if kv_cache is not None:
         changes["kv_cache_bytes"] = parse_size(kv_cache, "--kv-cache")
-    worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
+    state = running_state(name)
     plan = plan_joining_worker(
         state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, Machine.this()
     )

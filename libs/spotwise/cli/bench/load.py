@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.bench.report import Row, environment, write_report
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.mesh_access import running_state
 from spotwise.cli.run_folder import DEFAULT_NAME
 
@@ -178,5 +178,5 @@ def _parse_streams(text: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise CommandError(f"--streams {text!r}: write numbers of streams like 1,4,16")
+        raise OptionError(f"--streams {text!r}: write numbers of streams like 1,4,16")
     return counts
