@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from spotwise.cli.__main__ import main
+from spotwise.cli import __main__ as program
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,13 @@ CommandLine = Callable[..., Ended]
 def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:
     """The command line; anything but an exit, a traceback's cause for instance, is raised."""
 
+    # How logs are set up belongs to the whole process, and here that is every test's.
+    monkeypatch.setattr(program, "silence_logging", lambda: None)
+
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["spotwise", *arguments])
         with pytest.raises(SystemExit) as ended:
-            main()
+            program.main()
         said = capfd.readouterr()
         code = ended.value.code
         assert code is None or isinstance(code, int)
