@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from spotwise.cli.detach import start_detached
-from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.errors import OptionError
+from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
 from spotwise.cli.options import MeshOptions, parse_size, server_address
 from spotwise.cli.report import Report, welcome_lines
@@ -19,7 +19,6 @@ from spotwise.cli.run_folder import DEFAULT_NAME, run_folder
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervise import supervise
 from spotwise.engine.model_store import DEFAULT_MODEL
-from spotwise.mesh.embedded import free_port
 
 
 def up(
@@ -75,7 +74,7 @@ def up(
     # All that can be refused is, before a model is fetched for nothing.
     with folder.claimed():
         pass
-    port = _open_port(host, port)
+    port = open_port(host, port)
     console = Console()
     resolved = resolve_with_progress(model, console)
     options = options.model_copy(
@@ -103,19 +102,3 @@ def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verb
     if status == 0:
         welcome()
     return status
-
-
-def _open_port(host: str, port: int) -> int:
-    if port == 0:
-        return free_port()
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a connection closed a moment ago does not make the port taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        raise CommandError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port (or --host)"
-        ) from None
-    return port

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from command_line import CommandLine
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.listening_port import open_port
 
 
 @pytest.mark.parametrize(
@@ -14,6 +18,11 @@ from command_line import CommandLine
         ("up --kv-cache foo", "--kv-cache"),
         ("up --name a/b", "--name"),
         ("up --prompt-workers 0", "--prompt-workers"),
+        ("up --host 300.1.1.1", "--host"),
+        ("up --host 300.1.1.1 --port 0", "--host"),
+        ("up --host 192.0.2.1", "--host"),
+        ("up --host 192.0.2.1 --port 0", "--host"),
+        ("up --host a..b", "--host"),
         ("up --dtype foo", "--dtype"),
         ("up --device foo", "--device"),
         ("up --nats-url foo", "--nats-url"),
@@ -36,6 +45,18 @@ def test_a_wrong_option_is_named_and_ends_with_status_2(
     assert "^" not in ended.stderr
     assert "model" not in ended.stdout
     assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:
+    """Status 1, for it may get free again; both on the host that was asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(CommandError, match="--port") as refusal:
+            open_port("127.0.0.1", taken)
+        assert refusal.value.exit_status == 1
+        free = open_port("127.0.0.1", 0)
+        assert free not in (0, taken)
+    assert open_port("127.0.0.1", free) == free
 
 
 def test_what_cannot_be_done_ends_with_status_1(spotwise: CommandLine) -> None:
