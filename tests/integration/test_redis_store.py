@@ -44,6 +44,13 @@ class TestRedisStore(StoreContract):
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)
 
 
+async def test_what_is_no_redis_url_is_a_mesh_error() -> None:
+    """Said as what it is, and without the URL: a password may be in it."""
+    with pytest.raises(MeshError, match="the store's URL is wrong") as refusal:
+        await RedisStore.connect("secret@host")
+    assert "secret" not in str(refusal.value)
+
+
 async def test_a_server_that_does_not_answer_is_a_mesh_error_everywhere() -> None:
     """Whatever is asked of the store; each says that it is Redis."""
     unretried = Retry(NoBackoff(), 0)

@@ -19,6 +19,7 @@ from spotwise.cli.explain import explain
 from spotwise.cli.join import join
 from spotwise.cli.status import status
 from spotwise.cli.up import up
+from spotwise.mesh.telemetry import silence_logging
 
 app = typer.Typer(
     name="spotwise",
@@ -38,12 +39,13 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run one command; what it cannot do is said in one line, with exit status 1."""
+    """Run one command; what it cannot do is said in one line, with exit status 1, or 2 where an option is wrong."""
+    silence_logging()
     try:
         app()
     except CommandError as error:
         Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

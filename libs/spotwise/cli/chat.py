@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spotwise.cli.chat_stream import AnswerFigures, ChatClient
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import running_state
+from spotwise.cli.gateway_access import find_gateway
 from spotwise.cli.run_folder import DEFAULT_NAME
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
@@ -26,10 +26,10 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
 ) -> None:
     """Chat with the mesh, or ask it one question: the argument, or what is piped in."""
-    client = ChatClient(url or running_state(name).options.url)
+    client = ChatClient(find_gateway(name, url))
     with contextlib.closing(client):
-        conversation = Conversation(client, system, max_tokens, temperature)
         question = _question(prompt)
+        conversation = Conversation(client, system, max_tokens, temperature)
         if question is None:
             conversation.talk()
         else:
@@ -113,9 +113,13 @@ class Conversation:
 
 def _question(prompt: str | None) -> str | None:
     # With an argument stdin is left alone: in a script it may be a pipe that never ends, or belong to the script's loop.
-    if prompt is not None or sys.stdin.isatty():
-        return prompt
-    question = sys.stdin.read().strip()
-    if not question:
+    if prompt is None and sys.stdin.isatty():
+        return None
+    try:
+        question = sys.stdin.read().strip() if prompt is None else prompt
+        question.encode()  # Python lets bytes through that are no text, as lone surrogates.
+    except UnicodeError as error:
+        raise CommandError("the question is not UTF-8 text") from error
+    if not question.strip():
         raise CommandError("there is no question: give one as an argument or on stdin")
     return question

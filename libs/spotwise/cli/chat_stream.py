@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import orjson
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.gateway_access import client_options
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.
@@ -55,19 +53,13 @@ class ChatClient:
     """Talks to one mesh. Close it when done.
 
     Args:
-        url: of the gateway, with or without `/v1`.
+        url: of the gateway, without `/v1`.
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
-        api_key = os.environ.get("SPOTWISE_API_KEY")
-        self._http = httpx.Client(
-            base_url=self._url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
-            # A proxy that the environment names cannot reach this machine's loopback.
-            trust_env=not _is_loopback(self._url),
-        )
+        self._url = url
+        timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        self._http = httpx.Client(**client_options(url), timeout=timeout)
 
     def close(self) -> None:
         """Drop the connections."""
@@ -139,11 +131,3 @@ def _refusal(status: int, content: bytes) -> str:
         message = content.decode(errors="replace")[:200]
     hint = "; set SPOTWISE_API_KEY to a valid key" if status == httpx.codes.UNAUTHORIZED else ""
     return f"refused with status {status}: {message}{hint}"
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import find_mesh
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.mesh_access import find_broker, find_mesh
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import Drain, DrainReply
 from spotwise.mesh.nats_bus import NatsBus
@@ -34,25 +34,25 @@ def drain(
     redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
 ) -> None:
     """Let a worker finish what it runs, take nothing new, and leave; what still runs at the deadline goes on elsewhere."""
-    seconds = parse_duration(deadline)
-    mesh = find_mesh(name, nats_url, redis_url)
+    seconds = parse_duration(deadline, "--deadline")
+    mesh = find_mesh(name, nats_url, redis_url) if wait or redis_url is not None else None
     console = Console(highlight=False)
-    asyncio.run(_ask(mesh.nats_url, worker, seconds))
+    asyncio.run(_ask(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
     console.print(f"{worker} takes no new requests and leaves within {deadline}")
-    if wait:
+    if mesh and wait:
         asyncio.run(_wait(mesh.redis_url, worker, seconds))
         console.print(f"{worker} has left")
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, option: str) -> float:
     """Return the seconds of a duration such as `500ms`, `30s`, `2m`.
 
     Raises:
-        CommandError: it is none.
+        OptionError: it is none; names `option`.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
     if match is None:
-        raise CommandError(f"{text!r} is no duration; write it like 30s, 2m or 500ms")
+        raise OptionError(f"{option} {text!r} is no duration; write it like 30s, 2m or 500ms")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
@@ -73,12 +73,15 @@ async def _ask(nats_url: str, worker: str, seconds: float) -> None:
 
 
 async def _wait(redis_url: str, worker: str, seconds: float) -> None:
-    store = await RedisStore.connect(redis_url)
     try:
-        ends_s = time.monotonic() + seconds + 10.0
-        while any(member.id == worker for member in await store.members()):
-            if time.monotonic() > ends_s:
-                raise CommandError(f"{worker} is still there after its deadline")
-            await asyncio.sleep(_POLL_S)
-    finally:
-        await store.close()
+        store = await RedisStore.connect(redis_url)
+        try:
+            ends_s = time.monotonic() + seconds + 10.0
+            while any(member.id == worker for member in await store.members()):
+                if time.monotonic() > ends_s:
+                    raise CommandError(f"{worker} is still there after its deadline")
+                await asyncio.sleep(_POLL_S)
+        finally:
+            await store.close()
+    except MeshError as error:
+        raise CommandError(f"{worker} was told, but whether it has left cannot be seen: {error}") from error

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class CommandError(Exception):
-    """A command cannot do what was asked; the message says why and what to do. Exit status 1."""
+    """A command cannot do what was asked; the message says why and what to do.
+
+    Attributes:
+        exit_status: with which the command ends.
+    """
+
+    exit_status: ClassVar[int] = 1
+
+
+class OptionError(CommandError):
+    """An option is wrong, whatever runs here; the message names it. The same exit status as Typer's own checks."""
+
+    exit_status: ClassVar[int] = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from enum import StrEnum
@@ -9,10 +10,14 @@ from typing import Annotated
 
 import typer
 
+from spotwise.cli.errors import CommandError
 from spotwise.cli.launch_plan import Machine, plan_joining_worker
 from spotwise.cli.mesh_access import running_state
-from spotwise.cli.options import parse_size
+from spotwise.cli.options import parse_size, require_worker_id
 from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.same_id import holder
 
 
 class HomePool(StrEnum):
@@ -31,15 +36,33 @@ def join(
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
 ) -> None:
     """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` takes it out again."""
-    state = running_state(name)
+    worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
+    require_worker_id(worker_id, "--id")
     changes: dict[str, object] = {}
     if threads is not None:
         changes["threads"] = threads
     if kv_cache is not None:
         changes["kv_cache_bytes"] = parse_size(kv_cache, "--kv-cache")
-    worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
+    state = running_state(name)
+    asyncio.run(_require_free(state.redis_url, worker_id))
     plan = plan_joining_worker(
         state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, Machine.this()
     )
     typer.echo(f"{worker_id} joins mesh {name!r}", err=True)
     os.execve(plan.argv[0], plan.argv, {**os.environ, **plan.env})
+
+
+async def _require_free(redis_url: str, worker_id: str) -> None:
+    """Say at once what the worker would find out itself when it has loaded its libraries."""
+    try:
+        store = await RedisStore.connect(redis_url)
+        try:
+            other = await holder(store, worker_id)
+        finally:
+            await store.close()
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+    if other is not None:
+        raise CommandError(
+            f"--id {worker_id!r} is in use by pid {other.pid} on {other.host}; choose another, or `spotwise drain` that one"
+        )

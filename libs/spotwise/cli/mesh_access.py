@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.options import server_address
 from spotwise.cli.run_folder import run_folder
 from spotwise.cli.run_state import RunState, read_state
 
@@ -31,16 +32,30 @@ def running_state(name: str) -> RunState:
     return state
 
 
-def find_mesh(name: str, nats_url: str | None = None, redis_url: str | None = None) -> MeshAddresses:
-    """Return the addresses that were given, or those of this machine's mesh of that name.
+def find_mesh(name: str, nats_url: str | None, redis_url: str | None) -> MeshAddresses:
+    """Return the addresses that were given, or those of this machine's mesh of that name; never one of each.
 
     Raises:
-        CommandError: no such mesh runs here and an address is missing.
+        CommandError: none was given and no such mesh runs here.
+        OptionError: an address is no server's URL, or only one was given.
     """
-    if nats_url and redis_url:
-        return MeshAddresses(nats_url, redis_url)
-    state = running_state(name)
-    return MeshAddresses(nats_url or state.nats_url, redis_url or state.redis_url)
+    if (nats_url is None) != (redis_url is None):
+        given, missing = ("--nats-url", "--redis-url") if redis_url is None else ("--redis-url", "--nats-url")
+        raise OptionError(f"{given} names a mesh elsewhere; give its {missing}, too")
+    return MeshAddresses(find_broker(name, nats_url), find_store(name, redis_url))
+
+
+def find_broker(name: str, nats_url: str | None) -> str:
+    """Return the broker that was given, or that of this machine's mesh of that name.
+
+    Raises:
+        CommandError: none was given and no such mesh runs here.
+        OptionError: `nats_url` is no broker's URL.
+    """
+    if nats_url is None:
+        return running_state(name).nats_url
+    server_address(nats_url, "--nats-url")
+    return nats_url
 
 
 def find_store(name: str, redis_url: str | None) -> str:
@@ -48,5 +63,9 @@ def find_store(name: str, redis_url: str | None) -> str:
 
     Raises:
         CommandError: none was given and no such mesh runs here.
+        OptionError: `redis_url` is no store's URL.
     """
-    return redis_url or running_state(name).redis_url
+    if redis_url is None:
+        return running_state(name).redis_url
+    server_address(redis_url, "--redis-url")
+    return redis_url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -14,10 +15,14 @@ from pydantic import (
     PositiveInt,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import OptionError
+from spotwise.worker.settings import WorkerSettings
+
+_SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
 
 
 class MeshOptions(BaseModel):
@@ -56,6 +61,20 @@ class MeshOptions(BaseModel):
     start_timeout_s: PositiveFloat = 180.0
     service_modules: str = "spotwise."
 
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_is_one_of_the_engine(cls, dtype: str) -> str:
+        if not _worker_takes("dtype", dtype):
+            raise ValueError(f"--dtype {dtype!r} is no dtype; write auto, float32, bfloat16 or float16")
+        return dtype
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_one_of_the_engine(cls, device: str) -> str:
+        if not _worker_takes("device", device):
+            raise ValueError(f"--device {device!r} is no device; write auto, cpu, cuda or cuda:0")
+        return device
+
     @model_validator(mode="after")
     def _both_phases_have_a_worker(self) -> Self:
         if self.mixed_workers == 0 and not (self.prompt_workers and self.token_workers):
@@ -79,15 +98,55 @@ def parse_size(text: str, option: str) -> int:
     """Bytes of a size such as `4GiB`, `512MiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3).
 
     Raises:
-        CommandError: it is no size, or not above zero; names `option`.
+        OptionError: it is no size, or not above zero; names `option`.
     """
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
         size = 0
     if size <= 0:
-        raise CommandError(f"{option} {text!r} is no size; write for instance 4GiB, 512MiB or 2GB")
+        raise OptionError(f"{option} {text!r} is no size; write for instance 4GiB, 512MiB or 2GB")
     return size
+
+
+def require_worker_id(text: str, option: str) -> None:
+    """Check that a worker can have this id.
+
+    Raises:
+        OptionError: it cannot; names `option`.
+    """
+    if not _worker_takes("service_id", text):
+        raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
+
+
+def server_address(url: str, option: str) -> tuple[str, int]:
+    """Host and port of a server's URL.
+
+    Args:
+        option: the one that `url` was given with, `--nats-url` or `--redis-url`.
+
+    Raises:
+        OptionError: it is no such server's URL; names `option`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _SERVER_PORTS[option].get(parts.scheme)
+    except ValueError:
+        host = port = None
+    if host is None or port is None or parts.scheme not in _SERVER_PORTS[option]:
+        # Not shown: it may hold a password.
+        example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
+        raise OptionError(f"{option} is no server's URL; write for instance {example}")
+    return host, port
+
+
+def _worker_takes(setting: str, value: str) -> bool:
+    """Whether a worker accepts the value of a setting that it is going to get."""
+    try:
+        WorkerSettings.__pydantic_validator__.validate_assignment(WorkerSettings.model_construct(), setting, value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _reachable_host(host: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 from typing import Self
-from urllib.parse import urlsplit
 
 import grpc
 import orjson
@@ -17,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.options import server_address
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0
@@ -54,20 +54,14 @@ def require_reachable(url: str, option: str) -> None:
     Raises:
         CommandError: nothing does, or `url` names no server; the message names `option`.
     """
-    parts = urlsplit(url)
-    default_port = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379}.get(parts.scheme)
-    if parts.hostname is None or default_port is None:
-        raise CommandError(
-            f"{option} {url!r} is no server's URL; write for instance nats://HOST:4222 or redis://HOST:6379/0"
-        )
+    host, port = server_address(url, option)
     try:
-        with socket.create_connection((parts.hostname, parts.port or default_port), timeout=5.0):
+        with socket.create_connection((host, port), timeout=5.0):
             pass
     except OSError as error:
         # The URL may hold a password.
-        where = f"{parts.hostname}:{parts.port or default_port}"
         raise CommandError(
-            f"nothing answers at {where} ({option}): {error}; start the server or correct the URL"
+            f"nothing answers at {host}:{port} ({option}): {error}; start the server or correct the URL"
         ) from None
 
 

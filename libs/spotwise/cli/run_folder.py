@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, OptionError
 
 DEFAULT_NAME = "default"
 
@@ -79,10 +79,10 @@ def run_folder(name: str) -> RunFolder:
     """The folder of a mesh, which need not exist.
 
     Raises:
-        CommandError: `name` cannot be a folder's name.
+        OptionError: `name` cannot be a folder's name.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise CommandError(f"--name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        raise OptionError(f"--name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
     return RunFolder(name, _home_folder() / "run" / name)
 
 

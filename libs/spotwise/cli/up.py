@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from spotwise.cli.detach import start_detached
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import OptionError
+from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
-from spotwise.cli.options import MeshOptions, parse_size
+from spotwise.cli.options import MeshOptions, parse_size, server_address
 from spotwise.cli.report import Report, welcome_lines
 from spotwise.cli.run_folder import DEFAULT_NAME, run_folder
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervise import supervise
 from spotwise.engine.model_store import DEFAULT_MODEL
-from spotwise.mesh.embedded import free_port
 
 
 def up(
@@ -46,34 +46,40 @@ def up(
 ) -> None:
     """Start a mesh: model, broker, store and the six services; Ctrl-C stops it."""
     folder = run_folder(name)
-    with folder.claimed():
-        pass  # Before a model is fetched for nothing.
-    console = Console()
-    port = _open_port(host, port)
-    kv_cache_bytes = None if kv_cache is None else parse_size(kv_cache, "--kv-cache")
-    resolved = resolve_with_progress(model, console)
+    for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
+        if url is not None:
+            server_address(url, option)
     try:
         options = MeshOptions(
             name=name,
             prompt_workers=prompt_workers,
             token_workers=token_workers,
             mixed_workers=mixed_workers,
-            model_folder=resolved.path,
-            model_name=model_name or resolved.name,
+            model_folder=Path(model),
+            model_name=model_name or model,
             dtype=dtype,
             device=device,
             host=host,
             port=port,
             nats_url=nats_url,
             redis_url=redis_url,
-            kv_cache_bytes=kv_cache_bytes,
+            kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
             threads=threads,
             start_timeout_s=timeout,
         )
     except ValidationError as error:
-        raise CommandError(
+        raise OptionError(
             "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
         ) from error
+    # All that can be refused is, before a model is fetched for nothing.
+    with folder.claimed():
+        pass
+    port = open_port(host, port)
+    console = Console()
+    resolved = resolve_with_progress(model, console)
+    options = options.model_copy(
+        update={"model_folder": resolved.path, "model_name": model_name or resolved.name, "port": port}
+    )
     raise typer.Exit(run_mesh(options, Report(console), detach=detach, verbose=verbose))
 
 
@@ -96,19 +102,3 @@ def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verb
     if status == 0:
         welcome()
     return status
-
-
-def _open_port(host: str, port: int) -> int:
-    if port == 0:
-        return free_port()
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a connection closed a moment ago does not make the port taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except OSError as error:
-        raise CommandError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port (or --host)"
-        ) from None
-    return port

@@ -93,13 +93,22 @@ class ControlServer:
 
 async def is_serving(address: str, timeout_s: float = 2.0) -> bool:
     """Ask a service for its health; `False` where nobody answers."""
+    return bool(await _health(address, timeout_s) == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def answers(address: str, timeout_s: float = 2.0) -> bool:
+    """Tell whether a service is there, healthy or not; `False` at once where the port is closed."""
+    return await _health(address, timeout_s) is not None
+
+
+async def _health(address: str, timeout_s: float) -> int | None:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError:
-            return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+            return None
+        return int(reply.status)
 
 
 async def describe_engine(address: str, timeout_s: float = 2.0) -> EngineDescription:

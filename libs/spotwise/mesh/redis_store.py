@@ -48,14 +48,17 @@ class RedisStore:
         """Connect; commands are retried over a server's restart for a few seconds.
 
         Raises:
-            MeshError: no server answers at `url`.
+            MeshError: no server answers at `url`, or it is no Redis URL.
         """
-        redis = Redis.from_url(
-            url,
-            socket_connect_timeout=5.0,
-            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries=8),
-            retry_on_error=[RedisConnectionError, RedisTimeoutError],
-        )
+        try:
+            redis = Redis.from_url(
+                url,
+                socket_connect_timeout=5.0,
+                retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), retries=8),
+                retry_on_error=[RedisConnectionError, RedisTimeoutError],
+            )
+        except ValueError as error:
+            raise MeshError(f"the store's URL is wrong: {error}") from error
         try:
             await redis.ping()
         except (OSError, RedisError) as error:

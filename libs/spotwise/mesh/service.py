@@ -25,6 +25,7 @@ from spotwise.mesh.grpc_control import ControlServer, EngineDescription
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError
 from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
@@ -62,6 +63,7 @@ class ServiceHost:
         self._registered_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: MeshError | None = None
+        self._replaced = False  # by a newer incarnation: the id is not ours any more
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -74,13 +76,15 @@ class ServiceHost:
         """Connect to broker and store, listen for health checks, and register as STARTING.
 
         Raises:
-            MeshError: broker or store do not answer, or the port is taken.
+            MeshError: broker or store do not answer, the port is taken, or the id is in use.
         """
         async with contextlib.AsyncExitStack() as stack:
             bus = await NatsBus.connect(settings.nats_url, settings.service_id)
             stack.push_async_callback(bus.close)
             store = await RedisStore.connect(settings.redis_url)
             stack.push_async_callback(store.close)
+            # Before the port: a predecessor's address may be our own.
+            await wait_until_free(store, settings.service_id, _registration_ttl_s(settings), settings.heartbeat_s)
             control = ControlServer(settings.bind_host, settings.grpc_port, describe_engine)
             await control.start()
             stack.push_async_callback(control.close)
@@ -104,7 +108,9 @@ class ServiceHost:
         """
         await self._register()
         await self._beat()
+        await self.listen(subjects.heartbeat(self.id), self._heard_own_id)
         self.spawn(self._empty_outbox(), "outbox")
+        self.every(self.settings.heartbeat_s, self._keep_books, "books")
         try:
             yield self
         finally:
@@ -217,7 +223,8 @@ class ServiceHost:
         """Serve until SIGTERM, SIGINT or `stop`.
 
         Raises:
-            MeshError: background work failed, so that whoever supervises the process starts another.
+            MeshError: background work failed, so that whoever supervises the process starts another; or a newer process has
+                this id.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -227,12 +234,17 @@ class ServiceHost:
         await self._register()
         await self._beat()
         self.every(self.settings.heartbeat_s, self._beat, "heartbeat")
-        self.every(self.settings.heartbeat_s, self._keep_books, "books")
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
         await self._stopping.wait()
         await self.control.set_serving(False)
         if self._failure is not None:
             raise self._failure
+
+    async def _heard_own_id(self, member: Member, _raw: BusMessage) -> None:
+        if member.incarnation > self._member.incarnation and not self._replaced:
+            self._replaced = True
+            self._failure = MeshError(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")
+            self.stop()
 
     async def _beat(self) -> None:
         """Say that this member is there; never behind the store, whose absence must not make it look lost."""
@@ -248,12 +260,12 @@ class ServiceHost:
             except MeshError:
                 self._ledger = (entries + self._ledger)[-LEDGER_BACKLOG:]
                 raise
-        if self.clock.now() - self._registered_s >= self.settings.member_timeout_s / 2:
+        if not self._replaced and self.clock.now() - self._registered_s >= self.settings.member_timeout_s / 2:
             await self._register()
 
     async def _register(self) -> None:
         self._registered_s = self.clock.now()
-        await self.store.register(self.member, self.settings.member_timeout_s * REGISTRATION_TTL_FACTOR)
+        await self.store.register(self.member, _registration_ttl_s(self.settings))
 
     async def _end(self) -> None:
         """Say what is left to say, and goodbye: peers need not wait for the silence."""
@@ -268,5 +280,10 @@ class ServiceHost:
         with contextlib.suppress(MeshError, OSError):
             await self._beat()
             await self._keep_books()
-            await self.store.unregister(self.id)
+            if not self._replaced:
+                await self.store.unregister(self.id)
         _log.info("left")
+
+
+def _registration_ttl_s(settings: ServiceSettings) -> float:
+    return settings.member_timeout_s * REGISTRATION_TTL_FACTOR

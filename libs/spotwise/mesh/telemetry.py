@@ -34,3 +34,8 @@ def configure_logging(settings: ServiceSettings) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=max(level, logging.WARNING), format="%(levelname)s %(name)s %(message)s"
     )
+
+
+def silence_logging() -> None:
+    """Drop what adapters log, for a command: its output is its own, and what it needs to know comes as an error."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

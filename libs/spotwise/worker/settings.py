@@ -21,7 +21,7 @@ class WorkerSettings(ModelServiceSettings):
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
     max_prompt_tokens: int = Field(2048, ge=1, description="prompt tokens of one batch at most")
-    pool: Pool | None = Field(None, description="home pool; by default the one the service is named after")
+    pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
 

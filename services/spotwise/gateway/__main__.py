@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -21,11 +22,29 @@ from spotwise.mesh.service import ServiceHost
 
 
 class _HttpServer(uvicorn.Server):
-    """Uvicorn, leaving signals to the service host: streams are ended by it, in order."""
+    """Uvicorn, leaving signals and the process's end to the service host: streams are ended by it, in order.
+
+    Attributes:
+        listening: done once it listens; fails with a MeshError where it cannot.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit as end:  # with a status of uvicorn's own, because of the error in its context
+            where = f"{self.config.host}:{self.config.port} (SPOTWISE_HOST, SPOTWISE_PORT)"
+            self.should_exit = True
+            self.listening.set_exception(MeshError(f"the API cannot listen on {where}: {end.__context__}"))
+        else:
+            self.listening.set_result(None)
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -56,7 +75,8 @@ async def serve(settings: GatewaySettings) -> None:
             )
         )
         serving = asyncio.create_task(server.serve())
-        serving.add_done_callback(lambda _: host.stop())  # e.g. the port is taken
+        await server.listening
+        serving.add_done_callback(lambda _: host.stop())
         await host.run()
         server.should_exit = True
         await serving

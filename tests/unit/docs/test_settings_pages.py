@@ -44,6 +44,15 @@ def test_the_table_has_every_setting_with_its_default() -> None:
         assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
 
 
+def test_the_table_says_of_a_setting_what_the_code_says() -> None:
+    """Where a field has a description; the table may mark up its words."""
+    for variable, owners, _, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
+        field = quoted(variable)[0].removeprefix("SPOTWISE_").lower()
+        for owner in owners.split(", "):
+            said = OWNERS[owner].model_fields[field].description
+            assert said is None or meaning.replace("`", "") == said
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_variables_exist(page: Path) -> None:
     """Every `SPOTWISE_*` on a page is a setting, or is read by the command line or by docker-compose.yml."""

@@ -23,9 +23,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from spotwise.cli.bench.report import Row, environment, write_report
-from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import running_state
+from spotwise.cli.bench.report import Row, environment, require_writable, write_report
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.gateway_access import client_options, find_gateway
 from spotwise.cli.run_folder import DEFAULT_NAME
 
 #: Ids that every tokenizer has beyond its special tokens.
@@ -63,7 +63,8 @@ def load(
 ) -> None:
     """Measure TTFT, TPOT and throughput of a running mesh."""
     rounds = _parse_streams(streams)
-    base_url = url or running_state(name).options.url
+    require_writable(json)
+    base_url = find_gateway(name, url)
     console = Console()
     rows: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -97,7 +98,7 @@ async def run_round(url: str, shape: Shape, answered: Callable[[], Any]) -> Meas
     rng = random.Random(shape.seed)
     limits = httpx.Limits(max_connections=None)
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as client:
+        async with httpx.AsyncClient(**client_options(url), timeout=600.0, limits=limits) as client:
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
             async def stream(count: int, into: Measured) -> None:
@@ -178,5 +179,5 @@ def _parse_streams(text: str) -> list[int]:
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        raise CommandError(f"--streams {text!r}: write numbers of streams like 1,4,16")
+        raise OptionError(f"--streams {text!r}: write numbers of streams like 1,4,16")
     return counts

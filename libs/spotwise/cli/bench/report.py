@@ -18,6 +18,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from spotwise.cli.errors import OptionError
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -76,6 +78,22 @@ def environment(**more: str | int | float) -> dict[str, Any]:
         "versions": {name: _version(name) for name in ("spotwise", "torch", "transformers", "ucxx-cu12")},
         **more,
     }
+
+
+def require_writable(path: Path | None) -> None:
+    """Check that the report can be written where `--json` says, before anything is measured; makes the folder.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--json {path}: its folder cannot be made: {error.strerror}") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OptionError(f"--json {path}: no file can be written there")
 
 
 def write_report(

@@ -1,0 +1,150 @@
+"""Two processes with one id: whoever is there stays, whoever died is followed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from onlooker import Onlooker, looking_on
+
+from spotwise.cli.options import MeshOptions
+from spotwise.cli.run_state import RunState, write_state
+from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.mesh.child_process import ProcessIdentity
+from spotwise.mesh.embedded import LOOPBACK, free_port
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+from tests.contracts.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.mesh
+
+LONG_S = 600.0
+
+
+@pytest.fixture
+async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
+    """Someone who looks on."""
+    async with looking_on(nats_url, redis_url) as onlooker:
+        yield onlooker
+
+
+@pytest.fixture
+def settings(nats_url: str, redis_url: str) -> ServiceSettings:
+    """A member's settings, with quick heartbeats."""
+    return ServiceSettings(
+        service_id="extra", nats_url=nats_url, redis_url=redis_url, heartbeat_s=0.02, member_timeout_s=0.4
+    )
+
+
+@asynccontextmanager
+async def serving(host: ServiceHost) -> AsyncIterator[None]:
+    """Run a host for the length of a block."""
+    running = asyncio.create_task(host.run())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield
+    finally:
+        host.stop()
+        await running
+
+
+def predecessor(grpc_address: str) -> Member:
+    """A member that died without a word."""
+    return Member("extra", MemberKind.SPOT_WATCHER, 1, MemberState.READY, "a-host", os.getpid(), grpc_address)
+
+
+async def test_an_id_in_use_is_refused(settings: ServiceSettings, onlooker: Onlooker) -> None:
+    """The second says who has it and what to do; the first goes on, still registered, and never heard of a second."""
+    async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as first, serving(first):
+        with pytest.raises(MeshError, match=rf"'extra'.*pid {os.getpid()}.*SPOTWISE_SERVICE_ID"):
+            async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER):
+                pass
+        assert {member.incarnation for member in onlooker.heard} == {first.member.incarnation}
+        assert await onlooker.registered() == [MemberState.READY]
+
+
+async def test_a_member_that_still_loads_has_its_id(settings: ServiceSettings, onlooker: Onlooker) -> None:
+    """It is registered for as long as that takes, though it does not beat yet."""
+    async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER):
+        await asyncio.sleep(settings.member_timeout_s * 2.5)
+        assert await onlooker.registered() == [MemberState.STARTING]
+        with pytest.raises(MeshError, match="'extra'"):
+            async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER):
+                pass
+
+
+async def test_who_follows_a_dead_member_does_not_wait_for_its_registration_to_end(
+    settings: ServiceSettings, onlooker: Onlooker
+) -> None:
+    """Nobody answers where it listened: a supervisor's restart after kill -9 is as quick as ever."""
+    await onlooker.store.register(predecessor(f"{LOOPBACK}:{free_port()}"), LONG_S)
+    async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, serving(host):
+        await until(lambda: MemberState.READY in onlooker.states())
+
+
+async def test_another_service_at_a_dead_members_port_does_not_keep_its_id_for_long(
+    settings: ServiceSettings, onlooker: Onlooker
+) -> None:
+    """Nobody renews the registration: when it ends, the id is free."""
+    stranger = ControlServer(LOOPBACK, 0)
+    await stranger.start()
+    try:
+        await onlooker.store.register(predecessor(f"{LOOPBACK}:{stranger.port}"), settings.member_timeout_s)
+        async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, serving(host):
+            await until(lambda: MemberState.READY in onlooker.states())
+    finally:
+        await stranger.close()
+
+
+async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSettings, onlooker: Onlooker) -> None:
+    """It hears the newer one beat, fails, and leaves the newer one's registration alone."""
+    with pytest.raises(MeshError, match=r"'extra'.*newer"):
+        async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, asyncio.timeout(PATIENCE_S):
+            running = asyncio.create_task(host.run())
+            await until(lambda: MemberState.READY in onlooker.states())
+            newer = replace(host.member, incarnation=host.member.incarnation + 1)
+            await onlooker.store.register(newer, PATIENCE_S)
+            await onlooker.bus.publish(subjects.heartbeat("extra"), encode(newer))
+            await running
+    [registered] = await onlooker.store.members()
+    assert registered.incarnation == newer.incarnation
+
+
+async def test_join_refuses_an_id_in_use(settings: ServiceSettings, onlooker: Onlooker, tmp_path: Path) -> None:
+    """At once, with exit status 1 and the option's name; the member goes on."""
+    folder = tmp_path / "run" / "default"
+    folder.mkdir(parents=True)
+    state = RunState(
+        supervisor=ProcessIdentity(1, 1),
+        ready=True,
+        options=MeshOptions(name="default", model_folder=tmp_path, model_name="m"),
+        nats_url=settings.nats_url,
+        redis_url=settings.redis_url,
+        started_unix_s=time.time(),
+        services={},
+    )
+    write_state(folder / "state.json", state)
+    async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER) as host, serving(host):
+        command = (sys.executable, "-m", "spotwise.cli", "join", "mixed", "--id", "extra")
+        join = await asyncio.create_subprocess_exec(
+            *command,
+            env=os.environ | {"SPOTWISE_HOME": str(tmp_path), "COLUMNS": "200"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, errors = await join.communicate()
+        assert (join.returncode, said) == (1, b"")
+        [line] = errors.decode().splitlines()
+        assert line.startswith("error: --id 'extra' is in use")
+        assert await onlooker.registered() == [MemberState.READY]

@@ -1,0 +1,42 @@
+"""The command line as a user has it, inside the test's process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from spotwise.cli import __main__ as program
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+#: Runs `spotwise` with these arguments.
+CommandLine = Callable[..., Ended]
+
+
+def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line; anything but an exit, a traceback's cause for instance, is raised."""
+
+    # How logs are set up belongs to the whole process, and here that is every test's.
+    monkeypatch.setattr(program, "silence_logging", lambda: None)
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["spotwise", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        said = capfd.readouterr()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        return Ended(code or 0, said.out, said.err)
+
+    return run

@@ -1,0 +1,16 @@
+"""What tests of the command line share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine, command_line
+
+
+@pytest.fixture
+def spotwise(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
+    """The command line, with a home in which no mesh runs and with room for its messages."""
+    monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return command_line(monkeypatch, capfd)

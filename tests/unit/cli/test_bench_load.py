@@ -1,0 +1,80 @@
+"""`spotwise bench load` against an HTTP server that wants a key."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+KEY = "secret"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A gateway that streams two tokens to whoever has the key."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer(b'{"data": [{"id": "tiny"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        events = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
+        events.append({"choices": [], "usage": {"completion_tokens": 2}})
+        self._answer(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
+
+    def _answer(self, content: bytes) -> None:
+        known = self.headers["Authorization"] == f"Bearer {KEY}" and self.path in ("/v1/models", "/v1/completions")
+        self.send_response(200 if known else 401)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def gateway_url() -> Iterator[str]:
+    """Where the server listens."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_a_mesh_with_keys_can_be_measured(
+    spotwise: CommandLine, gateway_url: str, suffix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SPOTWISE_API_KEY is sent, and the URL may end in /v1, as for `chat`; the report's folder is made."""
+    monkeypatch.setenv("SPOTWISE_API_KEY", KEY)
+    report = tmp_path / "results" / "load.json"
+    options = ("--streams", "1", "--requests", "1", "--json", str(report))
+    ended = spotwise("bench", "load", "--url", gateway_url + suffix, *options)
+    assert ended.status == 0, ended.stderr
+    assert {row["name"] for row in json.loads(report.read_text())["rows"]} >= {"1 streams: TTFT p50, ms"}
+
+
+def test_without_the_key_the_refusal_is_said(spotwise: CommandLine, gateway_url: str) -> None:
+    """Exit status 1 and one line."""
+    ended = spotwise("bench", "load", "--url", gateway_url, "--streams", "1")
+    assert ended.status == 1
+    assert "401" in ended.stderr
+
+
+@pytest.mark.parametrize("place", ["a-file/x.json", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    spotwise: CommandLine, tmp_path: Path, place: str
+) -> None:
+    """The option is named; nobody is asked."""
+    (tmp_path / "a-file").write_text("")
+    ended = spotwise("bench", "load", "--url", "http://127.0.0.1:1", "--json", str(tmp_path / place))
+    assert ended.status == 2
+    [line] = ended.stderr.splitlines()
+    assert "--json" in line

@@ -1,0 +1,43 @@
+"""What `spotwise chat` refuses before it asks anybody."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from command_line import CommandLine
+
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("url", ["notaurl", "ftp://h:1", "http://", "http://h:port", "http://[::1"])
+@pytest.mark.parametrize("command", ["chat hi", "bench load"])
+def test_what_is_no_gateways_url_is_refused_by_the_options_name(spotwise: CommandLine, command: str, url: str) -> None:
+    """Exit status 2, with an example."""
+    ended = spotwise(*command.split(), "--url", url)
+    assert ended.status == 2
+    assert "--url" in ended.stderr
+    assert "http://127.0.0.1:8000" in ended.stderr
+
+
+@pytest.mark.parametrize("question", ["", "  \n"])
+def test_a_blank_question_is_no_question(spotwise: CommandLine, question: str) -> None:
+    """As an argument as well as on stdin."""
+    ended = spotwise("chat", question, "--url", NOBODY)
+    assert ended.status == 1
+    assert "there is no question" in ended.stderr
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_question_that_is_no_text_is_refused(
+    spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, errors: str
+) -> None:
+    """Bytes that are no UTF-8, however Python reads them in this locale."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8", errors))
+    ended = spotwise("chat", "--url", NOBODY)
+    assert ended.status == 1
+    assert "not UTF-8" in ended.stderr
+    as_argument = spotwise("chat", "\udcff", "--url", NOBODY)
+    assert as_argument.status == 1
+    assert "not UTF-8" in as_argument.stderr

@@ -1,0 +1,125 @@
+"""How `drain`, `status` and `explain` find their mesh: by name or by address, never half and half."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from spotwise.cli import drain as drain_module
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh, find_store
+from spotwise.cli.options import MeshOptions
+from spotwise.cli.run_folder import run_folder
+from spotwise.cli.run_state import RunState, write_state
+from spotwise.mesh.child_process import ProcessIdentity
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+
+LOCAL = MeshAddresses("nats://127.0.0.1:1", "redis://127.0.0.1:2/0")
+OTHER = MeshAddresses("nats://127.0.0.1:3", "redis://127.0.0.1:4/0")
+
+
+@pytest.fixture
+def local_mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A mesh that is recorded as running on this machine."""
+    monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
+    folder = run_folder("here")
+    folder.path.mkdir(parents=True)
+    options = MeshOptions(name="here", model_folder=tmp_path, model_name="m")
+    state = RunState(
+        supervisor=ProcessIdentity(1, 1),
+        ready=True,
+        options=options,
+        nats_url=LOCAL.nats_url,
+        redis_url=LOCAL.redis_url,
+        started_unix_s=time.time(),
+        services={},
+    )
+    write_state(folder.state_path, state)
+    return "here"
+
+
+def test_addresses_are_all_given_or_all_recorded(local_mesh: str) -> None:
+    """The broker of one mesh is never used with the store of another."""
+    assert find_mesh(local_mesh, None, None) == LOCAL
+    assert find_mesh(local_mesh, OTHER.nats_url, OTHER.redis_url) == OTHER
+    with pytest.raises(OptionError, match=r"--nats-url.*--redis-url"):
+        find_mesh(local_mesh, OTHER.nats_url, None)
+    with pytest.raises(OptionError, match=r"--redis-url.*--nats-url"):
+        find_mesh(local_mesh, None, OTHER.redis_url)
+
+
+def test_who_needs_one_server_is_content_with_its_address(local_mesh: str) -> None:
+    """Given, or recorded."""
+    assert find_broker(local_mesh, None) == LOCAL.nats_url
+    assert find_broker(local_mesh, OTHER.nats_url) == OTHER.nats_url
+    assert find_store(local_mesh, None) == LOCAL.redis_url
+    assert find_store(local_mesh, OTHER.redis_url) == OTHER.redis_url
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("drain token-0 --deadline abc", "--deadline"),
+        ("drain token-0 --nats-url foo", "--nats-url"),
+        (f"drain token-0 --wait --redis-url foo --nats-url {OTHER.nats_url}", "--redis-url"),
+        (f"drain token-0 --name here --redis-url {OTHER.redis_url}", "--nats-url"),
+        (f"drain token-0 --name here --wait --nats-url {OTHER.nats_url}", "--redis-url"),
+        ("status --redis-url foo", "--redis-url"),
+        ("status --redis-url nats://127.0.0.1:4222", "--redis-url"),
+        ("explain x --redis-url foo", "--redis-url"),
+    ],
+)
+def test_a_wrong_or_missing_address_ends_with_status_2(
+    spotwise: CommandLine, local_mesh: str, command: str, option: str
+) -> None:
+    """The option is named, nobody is asked, and there is no traceback."""
+    ended = spotwise(*command.split())
+    assert ended.status == 2, ended.stderr
+    assert option in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_drain_without_waiting_needs_no_store(
+    spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One address is enough, and it is the one that is asked."""
+    asked: list[str] = []
+
+    async def ask(nats_url: str, worker: str, seconds: float) -> None:
+        asked.append(nats_url)
+
+    monkeypatch.setattr(drain_module, "_ask", ask)
+    assert spotwise("drain", "token-0", "--nats-url", OTHER.nats_url).status == 0
+    assert spotwise("drain", "token-0", "--name", local_mesh).status == 0
+    assert asked == [OTHER.nats_url, LOCAL.nats_url]
+
+
+def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
+    spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said in one line, with what was done already; no traceback."""
+
+    async def ask(nats_url: str, worker: str, seconds: float) -> None:
+        pass
+
+    async def connect(url: str) -> RedisStore:
+        raise MeshError(f"no Redis server answers at {url}")
+
+    monkeypatch.setattr(drain_module, "_ask", ask)
+    monkeypatch.setattr(RedisStore, "connect", connect)
+    ended = spotwise("drain", "token-0", "--name", local_mesh, "--wait")
+    assert ended.status == 1
+    assert "leaves within 30s" in ended.stdout
+    [line] = ended.stderr.splitlines()
+    assert LOCAL.redis_url in line
+
+
+def test_without_a_mesh_or_an_address_there_is_no_mesh(local_mesh: str) -> None:
+    """Another name is another mesh."""
+    for find in (find_broker, find_store):
+        with pytest.raises(CommandError, match="no mesh named 'elsewhere'"):
+            find("elsewhere", None)

@@ -1,0 +1,67 @@
+"""An option that is wrong: exit status 2, one line that names it, and nothing started."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.listening_port import open_port
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("up --kv-cache foo", "--kv-cache"),
+        ("up --name a/b", "--name"),
+        ("up --prompt-workers 0", "--prompt-workers"),
+        ("up --host 300.1.1.1", "--host"),
+        ("up --host 300.1.1.1 --port 0", "--host"),
+        ("up --host 192.0.2.1", "--host"),
+        ("up --host 192.0.2.1 --port 0", "--host"),
+        ("up --host a..b", "--host"),
+        ("up --dtype foo", "--dtype"),
+        ("up --device foo", "--device"),
+        ("up --nats-url foo", "--nats-url"),
+        ("up --redis-url redis://h:port", "--redis-url"),
+        ("down --name a/b", "--name"),
+        ("bench load --streams 0", "--streams"),
+        ("bench load --streams 1,x", "--streams"),
+        ("join mixed --id a/b", "--id"),
+        ("join mixed --kv-cache 0", "--kv-cache"),
+    ],
+)
+def test_a_wrong_option_is_named_and_ends_with_status_2(
+    spotwise: CommandLine, tmp_path: Path, command: str, option: str
+) -> None:
+    """Before a model is looked for or a server started; in one line without a regular expression."""
+    ended = spotwise(*command.split())
+    assert ended.status == 2, ended.stderr
+    assert option in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "^" not in ended.stderr
+    assert "model" not in ended.stdout
+    assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:
+    """Status 1, for it may get free again; both on the host that was asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        with pytest.raises(CommandError, match="--port") as refusal:
+            open_port("127.0.0.1", taken)
+        assert refusal.value.exit_status == 1
+        free = open_port("127.0.0.1", 0)
+        assert free not in (0, taken)
+    assert open_port("127.0.0.1", free) == free
+
+
+def test_what_cannot_be_done_ends_with_status_1(spotwise: CommandLine) -> None:
+    """No mesh runs: that is no option's fault."""
+    for command in ("status", "explain x", "drain token-0", "join mixed", "chat hi", "bench load"):
+        ended = spotwise(*command.split())
+        assert (ended.status, ended.stdout) == (1, "")
+        assert "no mesh named 'default' runs here" in ended.stderr

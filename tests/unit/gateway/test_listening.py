@@ -1,0 +1,86 @@
+"""The API's port: taken or not this machine's, and when the gateway says that it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.gateway.__main__ import serve
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.mesh.embedded import LOOPBACK, free_port
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from tests.contracts.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> list[ServiceHost]:
+    """The members opened, each in a mesh in memory."""
+    opened: list[ServiceHost] = []
+
+    @asynccontextmanager
+    async def open_in_memory(settings: ServiceSettings, kind: MemberKind) -> AsyncIterator[ServiceHost]:
+        control = ControlServer(LOOPBACK, 0)
+        await control.start()
+        member = Member("gateway-0", kind, 1, MemberState.STARTING, "a-host", 1, f"{LOOPBACK}:{control.port}")
+        host = ServiceHost(settings, MemoryBus(MemoryBroker()), MemoryStore(), control, member)
+        opened.append(host)
+        try:
+            async with host.joined():
+                yield host
+        finally:
+            await control.close()
+
+    monkeypatch.setattr(ServiceHost, "open", open_in_memory)
+    return opened
+
+
+def settings(model_dir: Path, host: str, port: int) -> GatewaySettings:
+    """A gateway's settings."""
+    return GatewaySettings(service_id="gateway-0", model_dir=model_dir, host=host, port=port)
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "192.0.2.1", "300.1.1.1"])
+async def test_a_gateway_that_cannot_listen_ends_with_a_mesh_error_and_is_never_ready(
+    model_dir: Path, hosts: list[ServiceHost], host: str
+) -> None:
+    """A taken port, an address of another machine, and none at all; the message names address and settings."""
+    with socket.create_server((LOOPBACK, 0)) as taken, capture_logs() as logs:
+        port = taken.getsockname()[1]
+        with pytest.raises(MeshError, match=rf"{host}:{port} .*SPOTWISE_HOST.*SPOTWISE_PORT"):
+            async with asyncio.timeout(PATIENCE_S):
+                await serve(settings(model_dir, host, port))
+    assert "ready" not in [line["event"] for line in logs]
+    assert hosts[0].member.state is MemberState.LEFT
+
+
+async def test_a_gateway_that_says_it_is_ready_listens(
+    model_dir: Path, hosts: list[ServiceHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request sent then is answered."""
+    port = free_port()
+    answered: list[int] = []
+    run = ServiceHost.run
+
+    async def ask_and_stop(host: ServiceHost, *arguments: Any) -> None:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answered.append((await client.get(f"http://{LOOPBACK}:{port}/v1/models")).status_code)
+        host.stop()
+        await run(host)
+
+    monkeypatch.setattr(ServiceHost, "run", ask_and_stop)
+    async with asyncio.timeout(PATIENCE_S):
+        await serve(settings(model_dir, LOOPBACK, port))
+    assert answered == [200]
