@@ -2,8 +2,10 @@
 
 Law: the same options, servers and machine give the same plan; nothing is started here.
 
-Workers share the cores: OpenMP teams of two processes on the same cores spin against one another and are many times slower than
-half the threads each, so a worker gets `cores // workers` threads and, where there is a core for each, cores of its own.
+Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and takes the
+cores of a partner that is idle; a prompt worker steps back for the others, whose tokens somebody is reading. Without these
+kernels OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its share of
+threads and, where there is a core for each, cores of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from typing import Self
 import psutil
 
 from spotwise.cli.options import MeshOptions
+from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
 _DEFAULT_KV_CACHE_SHARE = 0.25
+#: How far a prompt worker steps back where cores are shared: it gets about a third of a contended core's time to another's two.
+_PROMPT_NICENESS = 3
 
 
 class StopOrder(IntEnum):
@@ -39,15 +44,22 @@ class Machine:
     Attributes:
         cores: numbers of the cores this process may use, ascending.
         available_memory_bytes: free or reclaimable.
+        native_kernels: whether workers compute with the native kernels, as far as the machine goes.
     """
 
     cores: tuple[int, ...]
     available_memory_bytes: int
+    native_kernels: bool
 
     @classmethod
     def this(cls) -> Self:
-        """The machine this process runs on, as it is now."""
-        return cls(tuple(sorted(os.sched_getaffinity(0))), psutil.virtual_memory().available)
+        """The machine this process runs on, as it is now; compiles the kernels where they are missing."""
+        try:
+            ensure_library()
+            native_kernels = True
+        except NoKernelsError:
+            native_kernels = False
+        return cls(tuple(sorted(os.sched_getaffinity(0))), psutil.virtual_memory().available, native_kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +114,18 @@ def _common(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, st
 
 def _shares(options: MeshOptions, num_workers: int, machine: Machine) -> tuple[int, int]:
     """Threads and bytes of KV cache of each of `num_workers` workers."""
-    threads = options.threads or max(1, len(machine.cores) // num_workers)
+    share = max(1, len(machine.cores) // num_workers)
+    threads = options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
     kv_cache_bytes = options.kv_cache_bytes or min(
         _DEFAULT_KV_CACHE_LIMIT_BYTES,
         int(machine.available_memory_bytes * _DEFAULT_KV_CACHE_SHARE) // num_workers,
     )
     return threads, kv_cache_bytes
+
+
+def _sleeps(options: MeshOptions, machine: Machine) -> bool:
+    """Whether the workers' compute threads sleep while they wait."""
+    return machine.native_kernels and options.device in ("auto", "cpu") and options.dtype != "float16"
 
 
 def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Machine) -> tuple[ServiceProcess, ...]:
@@ -117,7 +135,8 @@ def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Mach
     for index, (pool, number) in enumerate(_pool_members(options)):
         # Pinned to fewer cores than it has threads, a worker would spin against itself.
         own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
-        workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores))
+        niceness = _PROMPT_NICENESS if pool == "prompt" and not own_cores else 0
+        workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores, niceness))
     return tuple(workers)
 
 
@@ -129,6 +148,7 @@ def _worker(
     threads: int,
     kv_cache_bytes: int,
     own_cores: tuple[int, ...] = (),
+    niceness: int = 0,
 ) -> ServiceProcess:
     env = {
         **common,
@@ -136,6 +156,7 @@ def _worker(
         "SPOTWISE_DEVICE": options.device,
         "SPOTWISE_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
+        "SPOTWISE_NICENESS": str(niceness),
         "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes),
         "SPOTWISE_POOL": pool,
     }

@@ -104,7 +104,9 @@ def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kerne
     """The same as `_pick`, in one call."""
     count, vocab_size = logits.shape
     logits = logits.contiguous()
-    temperatures = np.array([0.0 if row.takes_likeliest else row.sampling.temperature for row in rows], dtype=np.float32)
+    temperatures = np.array(
+        [0.0 if row.takes_likeliest else row.sampling.temperature for row in rows], dtype=np.float32
+    )
     uniforms = np.array([counter_uniform(row.sampling.seed, row.output_index) for row in rows])
     tokens = np.empty(count, dtype=np.int64)
     kernels.pick(

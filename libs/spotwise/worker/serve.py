@@ -23,6 +23,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     """Load the model, join the mesh in `home_pool` (or the pool that the settings name), and serve until told to stop."""
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
+    os.nice(settings.niceness)  # before there are threads, which inherit it
     runtime: WorkerRuntime | None = None
 
     def describe() -> EngineDescription | None:

@@ -16,11 +16,13 @@ NATS = "nats://127.0.0.1:4222"
 REDIS = "redis://127.0.0.1:6379/0"
 
 
-def plan(cores: int = 2, memory_bytes: int = 64 * GIB, **options: object) -> dict[str, ServiceProcess]:
+def plan(
+    cores: int = 2, memory_bytes: int = 64 * GIB, *, native: bool = False, **options: object
+) -> dict[str, ServiceProcess]:
     mesh = MeshOptions(
         **{"name": "default", "model_folder": Path("/models/tiny"), "model_name": "tiny", **options}  # type: ignore[arg-type]
     )
-    services = plan_services(mesh, NATS, REDIS, Machine(tuple(range(cores)), memory_bytes))
+    services = plan_services(mesh, NATS, REDIS, Machine(tuple(range(cores)), memory_bytes, native))
     assert len({service.service_id for service in services}) == len(services)
     return {service.service_id: service for service in services}
 
@@ -93,6 +95,25 @@ def test_workers_share_the_cores(cores: int, workers: int, threads: str, shares:
     assert [env.get("SPOTWISE_CORES") for env in envs] == shares
     assert {env["SPOTWISE_THREADS"] for env in envs} == {threads}
     assert {env["OMP_NUM_THREADS"] for env in envs} == {threads}
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"), [(1, 2, "1"), (2, 2, "2"), (2, 4, "2"), (8, 2, "8"), (8, 4, "4"), (5, 2, "4")]
+)
+def test_native_workers_take_the_cores_of_an_idle_partner(cores: int, workers: int, threads: str) -> None:
+    """Twice the share, on any core; the prompt phase steps back for the token phase."""
+    services = plan(cores=cores, native=True, prompt_workers=1, token_workers=workers - 1)
+    envs = {name: service.env for name, service in services.items() if service.stop_order is StopOrder.WORKER}
+    assert {env["SPOTWISE_THREADS"] for env in envs.values()} == {threads}
+    if threads != str(max(1, cores // workers)):
+        assert all("SPOTWISE_CORES" not in env for env in envs.values())
+        assert int(envs["prompt-0"]["SPOTWISE_NICENESS"]) > int(envs["token-0"]["SPOTWISE_NICENESS"]) == 0
+
+
+@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"dtype": "float16"}])
+def test_what_torch_computes_keeps_to_its_share(changes: dict[str, str]) -> None:
+    """The native kernels know neither."""
+    assert plan(cores=8, native=True, **changes)["token-0"].env["SPOTWISE_THREADS"] == "4"
 
 
 def test_a_worker_is_not_pinned_to_fewer_cores_than_it_has_threads() -> None:
