@@ -2,10 +2,10 @@
 
 Law: the same options, servers and machine give the same plan; nothing is started here.
 
-Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and takes the
-cores of a partner that is idle; a prompt worker steps back for the others, whose tokens somebody is reading. Without these
-kernels OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its share of
-threads and, where there is a core for each, cores of its own.
+Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and takes
+the cores of a partner that is idle; a prompt worker steps back for the others, whose tokens somebody is reading. Without
+these kernels OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its
+share of threads and, where there is a core for each, cores of its own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Law: the meanings are those of `core.sampling`. Order: logit bias, the stop-token mask of `min_new_tokens`, repetition,
 frequency and presence penalties, temperature, `min_p`, `top_k`, `top_p` (over what the two before left), then one draw by
-inverse CDF with `counter_uniform(seed, output_index)`: over the vocabulary in its own order where nothing is filtered, else over
-the tokens sorted by probability. All three filters keep a prefix of the sorted tokens, so in most cases the few hundred
+inverse CDF with `counter_uniform(seed, output_index)`: over the vocabulary in its own order where nothing is filtered, else
+over the tokens sorted by probability. All three filters keep a prefix of the sorted tokens, so in most cases the few hundred
 likeliest decide and the vocabulary is never sorted.
 
 Invariants: a row's token depends on its own logits and parameters only, not on the rows beside it; `logits` is not changed.
