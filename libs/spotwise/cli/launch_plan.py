@@ -3,9 +3,10 @@
 Law: the same options, servers and machine give the same plan; nothing is started here.
 
 Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and takes
-the cores of a partner that is idle; a prompt worker steps back for the others, whose tokens somebody is reading. Without
-these kernels OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its
-share of threads and, where there is a core for each, cores of its own.
+the cores of a partner that is idle. Where both compute, the token phase steps back: a prompt is long and its user waits,
+while a token's iteration is short and needs a small part of the cores to keep pace with a reader. Without these kernels
+OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its share of threads
+and, where there is a core for each, cores of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
 _DEFAULT_KV_CACHE_SHARE = 0.25
-#: How far a prompt worker steps back where cores are shared: it gets about a third of a contended core's time to another's two.
-_PROMPT_NICENESS = 3
+#: How far a token worker steps back where cores are shared: against a prompt worker it gets about a fifth of a core's time.
+_TOKEN_NICENESS = 6
 
 
 class StopOrder(IntEnum):
@@ -135,7 +136,7 @@ def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Mach
     for index, (pool, number) in enumerate(_pool_members(options)):
         # Pinned to fewer cores than it has threads, a worker would spin against itself.
         own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
-        niceness = _PROMPT_NICENESS if pool == "prompt" and not own_cores else 0
+        niceness = _TOKEN_NICENESS if pool == "token" and not own_cores else 0
         workers.append(_worker(options, common, pool, f"{pool}-{number}", threads, kv_cache_bytes, own_cores, niceness))
     return tuple(workers)
 

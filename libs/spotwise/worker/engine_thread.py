@@ -7,27 +7,60 @@ back arrives on the event loop.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import structlog
 
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
-from spotwise.engine.engine import Engine
+from spotwise.engine.engine import Engine, EngineConfig
 
 _log = structlog.get_logger(__name__)
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+
+
+def _step_back(niceness: int) -> None:
+    """Set the calling thread's niceness; on Linux it is a thread's own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 class EngineThread:
     """An engine, and the thread that owns it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, executor: ThreadPoolExecutor | None = None) -> None:
         self.engine = engine
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._executor = executor or _one_thread()
         self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def load(cls, config: EngineConfig, niceness: int) -> Self:
+        """Load an engine beside the event loop, so that heartbeats go on, on the thread that will own it.
+
+        Args:
+            config: of the engine.
+            niceness: of everything that computes, as in nice(2): the loop, whose messages are short, keeps its own.
+
+        Raises:
+            ModelError, ValueError: as `Engine.load`.
+        """
+        executor = _one_thread()
+        loop = asyncio.get_running_loop()
+        try:
+            # Threads inherit it, so it comes before the engine has any.
+            await loop.run_in_executor(executor, _step_back, niceness)
+            engine = await loop.run_in_executor(executor, Engine.load, config)
+        except BaseException:
+            executor.shutdown(wait=False)
+            raise
+        return cls(engine, executor)
 
     async def add_sequence(self, record: RequestRecord) -> None:
         """Give the engine a sequence.

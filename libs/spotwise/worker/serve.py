@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import MemberKind, Pool
-from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.engine import EngineConfig
 from spotwise.engine.errors import ModelError
 from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import MeshError
@@ -23,7 +22,6 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     """Load the model, join the mesh in `home_pool` (or the pool that the settings name), and serve until told to stop."""
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
-    os.nice(settings.niceness)  # before there are threads, which inherit it
     runtime: WorkerRuntime | None = None
 
     def describe() -> EngineDescription | None:
@@ -32,7 +30,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(ServiceHost.open(settings, kind, describe))
         host.introduce(pool=settings.pool or home_pool, model=settings.served_name)
-        engine = EngineThread(await _load(settings))
+        engine = await _load(settings)
         stack.callback(engine.close)
         transport = UcxKvTransport(
             memory=engine.engine.kv,
@@ -52,8 +50,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         await host.run()
 
 
-async def _load(settings: WorkerSettings) -> Engine:
-    """Load the model beside the event loop, so that heartbeats go on."""
+async def _load(settings: WorkerSettings) -> EngineThread:
     config = EngineConfig(
         model_dir=settings.model_dir,
         dtype=settings.dtype,
@@ -63,6 +60,6 @@ async def _load(settings: WorkerSettings) -> Engine:
         threads=settings.threads,
     )
     try:
-        return await asyncio.to_thread(Engine.load, config)
+        return await EngineThread.load(config, settings.niceness)
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error

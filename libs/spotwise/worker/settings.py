@@ -17,7 +17,9 @@ class WorkerSettings(ModelServiceSettings):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int | None = Field(None, ge=1, description="compute threads; the library's choice where unset")
     cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores to stay on, e.g. 0,1")
-    niceness: int = Field(0, ge=0, le=19, description="how far the worker steps back for others on its cores")
+    niceness: int = Field(
+        0, ge=0, le=19, description="how far its computing steps back for others on its cores, as in nice(1)"
+    )
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)

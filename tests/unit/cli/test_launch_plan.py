@@ -101,13 +101,13 @@ def test_workers_share_the_cores(cores: int, workers: int, threads: str, shares:
     ("cores", "workers", "threads"), [(1, 2, "1"), (2, 2, "2"), (2, 4, "2"), (8, 2, "8"), (8, 4, "4"), (5, 2, "4")]
 )
 def test_native_workers_take_the_cores_of_an_idle_partner(cores: int, workers: int, threads: str) -> None:
-    """Twice the share, on any core; the prompt phase steps back for the token phase."""
+    """Twice the share, on any core; where both compute, the token phase steps back."""
     services = plan(cores=cores, native=True, prompt_workers=1, token_workers=workers - 1)
     envs = {name: service.env for name, service in services.items() if service.stop_order is StopOrder.WORKER}
     assert {env["SPOTWISE_THREADS"] for env in envs.values()} == {threads}
     if threads != str(max(1, cores // workers)):
         assert all("SPOTWISE_CORES" not in env for env in envs.values())
-        assert int(envs["prompt-0"]["SPOTWISE_NICENESS"]) > int(envs["token-0"]["SPOTWISE_NICENESS"]) == 0
+        assert int(envs["token-0"]["SPOTWISE_NICENESS"]) > int(envs["prompt-0"]["SPOTWISE_NICENESS"]) == 0
 
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"dtype": "float16"}])

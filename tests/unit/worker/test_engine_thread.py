@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -13,7 +16,7 @@ from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
-from spotwise.engine.engine import Engine
+from spotwise.engine.engine import Engine, EngineConfig
 from spotwise.worker.engine_thread import EngineThread
 from tests.contracts.waiting import until
 from tests.unit.worker.twin_mesh import SummingEngine, next_token
@@ -125,3 +128,31 @@ async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThre
     await until(lambda: outcome.finished)
     assert not [*forgotten.finished, *forgotten.failed]
     assert engine.batch_sizes == [1]
+
+
+async def test_what_computes_steps_back_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Niceness is the engine thread's, from before the engine is loaded."""
+    seen: list[int] = []
+
+    def load(config: EngineConfig) -> SummingEngine:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return SummingEngine()
+
+    monkeypatch.setattr(Engine, "load", load)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = await EngineThread.load(EngineConfig(Path("/no/model")), before + 3)
+    thread.close()
+    assert seen == [before + 3]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+async def test_an_engine_that_cannot_be_loaded_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is the engine's own."""
+
+    def load(config: EngineConfig) -> SummingEngine:
+        raise ValueError("no such device")
+
+    monkeypatch.setattr(Engine, "load", load)
+    with pytest.raises(ValueError, match="no such device"):
+        await EngineThread.load(EngineConfig(Path("/no/model")), 0)
+    await until(lambda: not any(thread.name.startswith("engine") for thread in threading.enumerate()))
