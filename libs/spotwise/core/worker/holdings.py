@@ -27,7 +27,8 @@ class Holdings:
     def __init__(self, worker_id: str, pool: BlockPool) -> None:
         self.worker_id = worker_id
         self.pool = pool
-        self.in_iteration: frozenset[str] = frozenset()
+        #: How many tokens of which sequences the running iteration computes.
+        self.in_iteration: dict[str, int] = {}
         self._sequences: dict[str, Sequence] = {}
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
@@ -155,14 +156,14 @@ class Holdings:
             self.pool.free(sequence.sequence_id)
         self.say(c.DropSequence(sequence.sequence_id))
 
-    def end_iteration(self) -> list[Sequence]:
-        """Note that no iteration runs; return the wanted sequences that took part, in order of arrival."""
-        took_part, self.in_iteration = self.in_iteration, frozenset()
+    def end_iteration(self) -> list[tuple[Sequence, int]]:
+        """Note that no iteration runs; return the wanted sequences that took part, in order of arrival, and their tokens."""
+        took_part, self.in_iteration = self.in_iteration, {}
         members = [sequence for sequence in self if sequence.sequence_id in took_part]
         for sequence in members:
             if sequence.condemned:
                 self.release(sequence)
-        return [sequence for sequence in members if not sequence.condemned]
+        return [(sequence, took_part[sequence.sequence_id]) for sequence in members if not sequence.condemned]
 
     def push_ended(self, request_id: str, epoch: int) -> Sequence | None:
         """Note that a push ended; return its sequence if it is still wanted."""

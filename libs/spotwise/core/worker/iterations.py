@@ -1,10 +1,11 @@
 """What the engine runs next, and what its results mean.
 
 Law: iteration-level scheduling (Orca, section 4.1): one iteration in flight; between iterations finished sequences leave and
-waiting ones join. Decode rows and prefill rows share an iteration.
+waiting ones join. Decode rows and prefill rows share an iteration; a prompt may take several, and its first token comes with
+the last of them.
 
-Invariants: FCFS: of two prompts the earlier never waits for the later; every runnable decode takes part as long as there are
-rows.
+Invariants: FCFS: of two sequences whose prompts are computed here, the earlier has run at least as many iterations as the
+later, or has ended; every runnable decode takes part as long as there are rows.
 """
 
 from __future__ import annotations
@@ -33,40 +34,40 @@ class Iterations:
         """Order the next iteration, where none is in flight and something can run."""
         if self._in_flight:
             return
-        builder = BatchBuilder(self._limits)
-        for sequence in self._holdings:
+        runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
+        builder = BatchBuilder(self._limits, decodes=sum(sequence.is_decoding for sequence in runnable))
+        for sequence in runnable:
             if builder.is_full:
                 break
-            if not sequence.is_runnable:
-                continue
-            if sequence.state is RequestState.RUNNING:
-                builder.add_decode(_row(sequence))
+            if sequence.is_decoding:
+                builder.add_decode(_row(sequence, 1))
             else:
                 self._offer_prompt(builder, sequence, now)
         batch = builder.build()
         if batch is not None:
             self._in_flight = True
-            self._holdings.in_iteration = frozenset(row.sequence_id for row in batch.rows)
+            self._holdings.in_iteration = {row.sequence_id: row.num_tokens for row in batch.rows}
             self._holdings.say(c.RunIteration(batch))
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
-        if not builder.takes_prompt(sequence.uncomputed_tokens):
+        if not sequence.block_ids and not self._holdings.pool.can_allocate(sequence.known_tokens):
+            builder.close_for_prompts()
+        tokens = builder.room_for_prompt(sequence.uncomputed_tokens)
+        if tokens == 0:
             return
         if not sequence.block_ids:
-            if not self._holdings.pool.can_allocate(sequence.known_tokens):
-                builder.close_for_prompts()
-                return
             self._holdings.allocate(sequence, sequence.known_tokens)
-        sequence.advance(RequestEvent.PREFILL_STARTED)
-        sequence.started_s, sequence.prefilled_here = now, True
-        builder.add_prompt(_row(sequence))
+        if sequence.state is RequestState.WAITING:
+            sequence.advance(RequestEvent.PREFILL_STARTED)
+            sequence.started_s, sequence.prefilled_here = now, True
+        builder.add_prompt(_row(sequence, tokens))
 
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
         self._in_flight = False
         self.finished += 1
-        for sequence in self._holdings.end_iteration():
-            sequence.computed_tokens = sequence.known_tokens
+        for sequence, tokens in self._holdings.end_iteration():
+            sequence.computed_tokens += tokens
         for sampled in event.sampled:
             sequence_or_none = self._holdings.by_id(sampled.sequence_id)
             if sequence_or_none is not None:
@@ -75,7 +76,7 @@ class Iterations:
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
         self._in_flight = False
-        for sequence in self._holdings.end_iteration():
+        for sequence, _ in self._holdings.end_iteration():
             self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
@@ -130,5 +131,5 @@ class Iterations:
         self._holdings.end(sequence, finish_reason)
 
 
-def _row(sequence: Sequence) -> BatchRow:
-    return BatchRow(sequence.sequence_id, sequence.computed_tokens, sequence.uncomputed_tokens, sequence.block_ids)
+def _row(sequence: Sequence, tokens: int) -> BatchRow:
+    return BatchRow(sequence.sequence_id, sequence.computed_tokens, tokens, sequence.block_ids)

@@ -72,9 +72,14 @@ class Sequence:
         return runs and self.stop is not None and not self.condemned
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether all its known tokens but the last have their KV."""
+        return self.computed_tokens > 0 and self.uncomputed_tokens == 1
+
+    @property
     def awaits_prefill(self) -> bool:
-        """Whether its prompt is still to be computed here."""
-        return not self.condemned and self.computed_tokens == 0 and self.known_tokens > 0
+        """Whether its prompt, or a part of it, is still to be computed here."""
+        return not self.condemned and self.known_tokens > 0 and not self.is_decoding
 
     def advance(self, event: RequestEvent) -> None:
         """Move along the transition table."""

@@ -94,9 +94,12 @@ class WorkerBench:
         commands = self.reserve(request_id, epoch, gateway=gateway) + self.load(request_id, epoch)
         return commands + self.arrive(request_id, epoch, tokens=prompt)
 
-    def in_place(self, request_id: str, epoch: int = 1, *, prompt: int = 30) -> list[c.WorkerCommand]:
+    def in_place(
+        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10
+    ) -> list[c.WorkerCommand]:
         """Both phases here, known to the engine."""
-        commands = self.reserve(request_id, epoch) + self.load(request_id, epoch)
+        commands = self.reserve(request_id, epoch, tokens=prompt + max_new, new=max_new)
+        commands += self.load(request_id, epoch, max_new=max_new)
         (granted,) = only(commands, m.KvReserved)
         return commands + self.start(request_id, epoch, prompt=prompt, target=granted.target)
 

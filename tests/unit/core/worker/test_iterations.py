@@ -12,6 +12,17 @@ from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows
 
 
+def row_of(commands: list[c.WorkerCommand], request_id: str) -> tuple[int, int]:
+    """Where the row of a request's first attempt begins in the iteration ordered, and how many tokens it has."""
+    ((first, tokens),) = [
+        (row.first_position, row.num_tokens)
+        for order in only(commands, c.RunIteration)
+        for row in order.batch.rows
+        if row.sequence_id == f"{request_id}@1"
+    ]
+    return first, tokens
+
+
 class TestScheduling:
     """One iteration in flight; whoever can joins the next."""
 
@@ -69,6 +80,41 @@ class TestScheduling:
         assert rows(bench.iterate(a=50)) == []
         assert bench.pool.used_blocks == 2
         assert rows(bench.delivered("a")) == ["large@1", "small@1"]
+
+    def test_a_long_prompt_is_computed_in_parts(self) -> None:
+        """Each part goes on where the last one ended; the first token and the hand-off come after the last part."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
+        bench.decode("d")
+        bench.prefill("p", prompt=40)
+        for first, tokens in ((0, 15), (15, 15)):
+            commands = bench.iterate(d=51)
+            assert row_of(commands, "p") == (first, tokens)
+            assert only(commands, c.PushKv) == []
+            assert bench.role.load().pending_prompt_tokens == 40 - first
+        assert row_of(bench.iterate(d=51), "p") == (30, 10)
+        commands = bench.iterate(d=51, p=50)
+        assert [delta.token_id for delta in deltas(commands)] == [51, 50]
+        assert only(commands, c.PushKv)[0].handoff.num_tokens == 40
+        assert ledger(commands, "prefilled")[0]["prompt_tokens"] == 40
+        assert bench.role.load().pending_prompt_tokens == 0
+
+    def test_the_next_prompt_gets_what_the_last_part_leaves(self) -> None:
+        """And not more than that; nobody joins before the prompt ahead is whole."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
+        assert rows(bench.prefill("a", prompt=30)) == ["a@1"]
+        bench.prefill("b", prompt=10)
+        commands = bench.iterate()
+        assert (row_of(commands, "a"), row_of(commands, "b")) == ((16, 14), (0, 2))
+        assert row_of(bench.iterate(a=50), "b") == (2, 8)
+
+    def test_a_part_cancelled_in_mid_iteration_is_not_followed_by_another(self) -> None:
+        """Its blocks come free with the part."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
+        bench.prefill("r", prompt=40)
+        bench.feed(m.CancelRequest("r", 1))
+        assert bench.pool.used_blocks == 3
+        assert bench.iterate() == [c.DropSequence("r@1")]
+        bench.assert_empty()
 
     def test_one_message_goes_to_each_gateway_an_iteration(self) -> None:
         """With all its tokens, before any other command."""
