@@ -30,21 +30,23 @@ class FakeWorker:
     member: m.Member
     engine: dict[str, RequestRecord] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
-    blocks: dict[int, dict[int, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
+    blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
     windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     alive: bool = True
     stalled: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
-    def write(self, block_ids: tuple[int, ...], request_id: str, first: int, count: int) -> None:
-        for position in range(first, first + count):
-            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = (request_id, position)
+    def write(self, block_ids: tuple[int, ...], tokens: tuple[int, ...], first: int) -> None:
+        """Put the KV of `tokens` from position `first` on: that of a token depends on all tokens before it."""
+        for position in range(first, len(tokens)):
+            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = tokens[: position + 1]
 
-    def check(self, block_ids: tuple[int, ...], request_id: str, count: int) -> None:
-        for position in range(count):
+    def check(self, block_ids: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+        """All of these have their KV there."""
+        for position in range(len(tokens)):
             found = self.blocks[block_ids[position // BLOCK_SIZE]].get(position % BLOCK_SIZE)
-            assert found == (request_id, position), f"KV of {request_id} at {position} is {found}"
+            assert found == tokens[: position + 1], f"KV of {tokens} at {position} is that of {found}"
 
     def wake(self, rng: random.Random) -> None:
         """Let all that waited happen: the inbox in order, the rest in any, mixed."""

@@ -44,7 +44,7 @@ class Watched:
             self.hear(self.bench.prefill(name, prompt=prompt, max_new=max_new))
 
     def hear(self, commands: list[c.WorkerCommand]) -> None:
-        """Note the iteration ordered and the endings; a hand-off is delivered at once."""
+        """Note the iteration ordered and the endings, hand-offs among them; these are delivered at once."""
         for order in only(commands, c.RunIteration):
             self.running = tuple(row.sequence_id.split("@")[0] for row in order.batch.rows)
             for name, row in zip(self.running, order.batch.rows, strict=True):
@@ -53,8 +53,10 @@ class Watched:
                 self.computed[name] += row.num_tokens
         for dropped in only(commands, c.DropSequence):
             self.ended.add(dropped.sequence_id.split("@")[0])
+        pushes = only(commands, c.PushKv)
+        self.ended.update(push.handoff.request_id for push in pushes)
         self.assert_law()
-        for push in only(commands, c.PushKv):
+        for push in pushes:
             self.hear(self.bench.delivered(push.handoff.request_id))
 
     def iterate(self) -> None:

@@ -115,10 +115,6 @@ class BatchBuilder:
             return room
         return prompt_tokens if self._prompt_tokens == 0 else 0
 
-    def close_for_prompts(self) -> None:
-        """Let no later prompt pass one that had no memory."""
-        self._prompts_closed = True
-
     def add_prompt(self, row: BatchRow) -> None:
         """Add a prefill row with the tokens that `room_for_prompt` gave."""
         self._prompt_tokens += row.num_tokens

@@ -60,14 +60,27 @@ class BlockPool:
         Raises:
             KvBlocksError: not enough are free (ask `can_allocate` first), or the owner has blocks already.
         """
-        needed = self.blocks_for(tokens)
         if owner in self._owned:
             raise KvBlocksError(f"{owner} owns blocks already")
-        if needed > len(self._free):
-            raise KvBlocksError(f"{needed} blocks asked, {len(self._free)} free")
-        block_ids = tuple(heapq.heappop(self._free) for _ in range(needed))
-        self._owned[owner] = block_ids
-        return block_ids
+        self._owned[owner] = self._take(self.blocks_for(tokens))
+        return self._owned[owner]
+
+    def can_extend(self, owner: str, tokens: int) -> bool:
+        """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
+        return self.blocks_for(tokens) - len(self.owned_by(owner)) <= self.free_blocks
+
+    def extend(self, owner: str, tokens: int) -> tuple[int, ...]:
+        """Give an owner the blocks that it lacks for `tokens` tokens, and return its block table.
+
+        Raises:
+            KvBlocksError: not enough are free (ask `can_extend` first), or the owner has none yet.
+        """
+        if owner not in self._owned:
+            raise KvBlocksError(f"{owner} owns no blocks")
+        missing = self.blocks_for(tokens) - len(self._owned[owner])
+        if missing > 0:
+            self._owned[owner] += self._take(missing)
+        return self._owned[owner]
 
     def owned_by(self, owner: str) -> tuple[int, ...]:
         """Return the owner's block table; empty where it owns nothing."""
@@ -86,3 +99,8 @@ class BlockPool:
         for block_id in block_ids:
             heapq.heappush(self._free, block_id)
         return len(block_ids)
+
+    def _take(self, needed: int) -> tuple[int, ...]:
+        if needed > len(self._free):
+            raise KvBlocksError(f"{needed} blocks asked, {len(self._free)} free")
+        return tuple(heapq.heappop(self._free) for _ in range(needed))

@@ -45,7 +45,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         await transport.start()
         stack.push_async_callback(transport.close)
         host.introduce(transfer_address=transport.address)
-        runtime = WorkerRuntime(host, engine, transport, settings.batch_limits())
+        runtime = WorkerRuntime(host, engine, transport, settings.policy())
         await runtime.start()
         await host.run()
 

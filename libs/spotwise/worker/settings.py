@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Pool
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.mesh.settings import ModelServiceSettings
 
 
@@ -26,22 +27,31 @@ class WorkerSettings(ModelServiceSettings):
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="tokens of one iteration at most, prompts are cut to fit; whole prompts where unset"
     )
+    reserve: Reserve = Field(
+        Reserve.ON_DEMAND,
+        description="blocks for tokens to come: on_demand (with preemption) or max_tokens (all at once)",
+    )
+    kv_watermark: float = Field(
+        0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where other sequences run"
+    )
+    max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
 
     @model_validator(mode="after")
-    def _limits_fit(self) -> Self:
-        self.batch_limits()
+    def _policy_fits(self) -> Self:
+        self.policy()
         return self
 
-    def batch_limits(self) -> BatchLimits:
-        """Return the bounds of one iteration.
+    def policy(self) -> WorkerPolicy:
+        """Return how the worker batches and gives memory.
 
         Raises:
-            ValueError: they contradict one another.
+            ValueError: settings contradict one another.
         """
-        return BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
+        limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
+        return WorkerPolicy(limits, self.reserve, self.kv_watermark, self.max_preemptions)
 
     @property
     def core_ids(self) -> frozenset[int]:

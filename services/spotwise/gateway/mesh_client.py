@@ -129,9 +129,7 @@ class MeshGeneration:
 
     async def _tick(self) -> None:
         self._loop.feed(Tick())
-        loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
-        if total := sum(load.kv_blocks_total for load in loads):
-            self._metrics.kv_cache_usage.set(1 - sum(load.kv_blocks_free for load in loads) / total)
+        self._metrics.observe_workers(self._role.membership.workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

@@ -84,14 +84,6 @@ def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_go_on() -> No
     assert [row.sequence_id for row in batch.rows] == ["a", "d"]
 
 
-def test_a_prompt_without_memory_holds_back_later_prompts() -> None:
-    """The order holds whatever the reason that a prompt waits."""
-    batch = builder()
-    batch.close_for_prompts()
-    assert not batch.room_for_prompt(1)
-    assert not batch.is_full
-
-
 def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
     """Decodes and prompts count alike."""
     batch = builder(max_num_seqs=2)

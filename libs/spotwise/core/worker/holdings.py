@@ -39,6 +39,9 @@ class Holdings:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
 
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._sequences.values())
+
     def __len__(self) -> int:
         return len(self._sequences)
 
@@ -63,6 +66,15 @@ class Holdings:
     def allocate(self, sequence: Sequence, tokens: int) -> None:
         """Give the sequence blocks for `tokens` tokens; ask the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens)
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
+        sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
+
+    def take_blocks(self, sequence: Sequence) -> None:
+        """Take the blocks of a sequence that stays."""
+        self.pool.free(sequence.sequence_id)
+        sequence.block_ids = ()
 
     # --- its record ---------------------------------------------------------------------------------------------------
 

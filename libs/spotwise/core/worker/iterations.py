@@ -4,8 +4,9 @@ Law: iteration-level scheduling (Orca, section 4.1): one iteration in flight; be
 waiting ones join. Decode rows and prefill rows share an iteration; a prompt may take several, and its first token comes with
 the last of them.
 
-Invariants: FCFS: of two sequences whose prompts are computed here, the earlier has run at least as many iterations as the
-later, or has ended; every runnable decode takes part as long as there are rows.
+Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
+as many iterations as the later, or has ended; who has no blocks yet is not passed by a later one that has none either, while
+a reservation is a place in memory already given; every runnable decode takes part as long as there are rows and blocks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.sequence import Sequence
 
@@ -23,9 +25,10 @@ from spotwise.core.worker.sequence import Sequence
 class Iterations:
     """Builds batches and takes their results."""
 
-    def __init__(self, holdings: Holdings, prompt_side: PromptSide, limits: BatchLimits) -> None:
+    def __init__(self, holdings: Holdings, memory: Memory, prompt_side: PromptSide, limits: BatchLimits) -> None:
         self.finished = 0
         self._holdings = holdings
+        self._memory = memory
         self._prompt_side = prompt_side
         self._limits = limits
         self._in_flight = False
@@ -36,11 +39,13 @@ class Iterations:
             return
         runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
         builder = BatchBuilder(self._limits, decodes=sum(sequence.is_decoding for sequence in runnable))
+        self._memory.start_round()
         for sequence in runnable:
             if builder.is_full:
                 break
             if sequence.is_decoding:
-                builder.add_decode(_row(sequence, 1))
+                if self._memory.grow(sequence, now):
+                    builder.add_decode(_row(sequence, 1))
             else:
                 self._offer_prompt(builder, sequence, now)
         batch = builder.build()
@@ -50,16 +55,18 @@ class Iterations:
             self._holdings.say(c.RunIteration(batch))
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
-        if not sequence.block_ids and not self._holdings.pool.can_allocate(sequence.known_tokens):
-            builder.close_for_prompts()
+        if not sequence.block_ids and not self._memory.can_admit(sequence):
+            return
         tokens = builder.room_for_prompt(sequence.uncomputed_tokens)
         if tokens == 0:
             return
         if not sequence.block_ids:
-            self._holdings.allocate(sequence, sequence.known_tokens)
+            self._memory.admit(sequence)
         if sequence.state is RequestState.WAITING:
             sequence.advance(RequestEvent.PREFILL_STARTED)
             sequence.started_s, sequence.prefilled_here = now, True
+        elif sequence.state is RequestState.PREEMPTED:
+            sequence.advance(RequestEvent.RESUMED)
         builder.add_prompt(_row(sequence, tokens))
 
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:

@@ -27,6 +27,7 @@ class Sequence:
         push_in_flight: its blocks are being read for a hand-off.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
         prefilled_here: its prompt phase ran on this worker.
+        preemptions: how often it lost its blocks here.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Sequence:
     push_in_flight: bool = False
     prefilled_here: bool = False
     started_s: float | None = None
+    preemptions: int = 0
     block_ids: tuple[int, ...] = ()
 
     @property
@@ -61,6 +63,11 @@ class Sequence:
         return self.known_tokens - self.computed_tokens
 
     @property
+    def tokens_to_come(self) -> int:
+        """New tokens that this worker may still sample for it at most."""
+        return max(0, self.owed_tokens - self.produced_here)
+
+    @property
     def decodes_here(self) -> bool:
         """Whether this worker runs its token phase."""
         return self.target is None
@@ -68,8 +75,19 @@ class Sequence:
     @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
-        runs = self.state in (RequestState.WAITING, RequestState.RUNNING)
+        runs = self.state in (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
         return runs and self.stop is not None and not self.condemned
+
+    @property
+    def is_preemptible(self) -> bool:
+        """Whether it could lose its blocks and be computed again on this worker."""
+        return self.state is RequestState.RUNNING and self.decodes_here and not self.condemned
+
+    @property
+    def waits_for_blocks(self) -> bool:
+        """Whether it is to be computed here, wholly or again, and owns no block."""
+        waits = self.state in (RequestState.WAITING, RequestState.PREEMPTED)
+        return waits and not self.block_ids and not self.condemned
 
     @property
     def is_decoding(self) -> bool:

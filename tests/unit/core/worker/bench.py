@@ -9,6 +9,7 @@ from spotwise.core.record import KvHandoff, KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from tests.unit.core.builders import only
 
@@ -24,12 +25,19 @@ def stream_of(request_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRe
 
 
 class WorkerBench:
-    """A role named `w` and a clock; feeding it checks that blocks are where the law says they are."""
+    """A role named `w` and a clock; unless told otherwise it reserves all blocks at once, so that counts are plain."""
 
-    def __init__(self, *, blocks: int = 20, limits: BatchLimits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int = 20,
+        limits: BatchLimits | None = None,
+        policy: WorkerPolicy | None = None,
+    ) -> None:
         self.now = 1000.0
         self.pool = BlockPool(blocks, BLOCK_SIZE)
-        self.role = WorkerRole("w", 9, "w:2", self.pool, limits)
+        plain = WorkerPolicy(limits or BatchLimits(), Reserve.MAX_TOKENS)
+        self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain)
 
     def feed(self, event: c.WorkerEvent, after_s: float = 0.0) -> list[c.WorkerCommand]:
         """Let time pass, then the event happen."""
@@ -89,9 +97,12 @@ class WorkerBench:
             request_id, epoch, max_new=max_new
         )
 
-    def decode(self, request_id: str, epoch: int = 1, *, prompt: int = 30, gateway: str = "g") -> list[c.WorkerCommand]:
+    def decode(
+        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
+    ) -> list[c.WorkerCommand]:
         """A sequence handed off to this worker, known to the engine."""
-        commands = self.reserve(request_id, epoch, gateway=gateway) + self.load(request_id, epoch)
+        commands = self.reserve(request_id, epoch, tokens=prompt + max_new, new=max_new, gateway=gateway)
+        commands += self.load(request_id, epoch, max_new=max_new)
         return commands + self.arrive(request_id, epoch, tokens=prompt)
 
     def in_place(
