@@ -64,6 +64,7 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
         draw(U32),
         draw(st.none() | st.sampled_from(FinishReason)),
         queue_s=draw(st.none() | NUMBERS),
+        cached_tokens=draw(st.none() | U32),
         logprobs=draw(st.none() | logprobs()),
         prompt_logprobs=draw(st.none() | st.lists(st.none() | logprobs(), max_size=3).map(tuple)),
     )

@@ -32,6 +32,7 @@ POLICIES = st.builds(
     st.sampled_from([Reserve.ON_DEMAND, Reserve.ON_DEMAND, Reserve.MAX_TOKENS]),
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
     max_preemptions=st.integers(1, 3),
+    prefix_caching=st.booleans(),
 )
 MAX_PROMPT, MAX_NEW = 20, 24
 

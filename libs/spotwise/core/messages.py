@@ -198,6 +198,7 @@ class TokenDelta:
         error: says why, where `finish_reason` is ERROR.
         retryable: another attempt may succeed.
         queue_s: with a sequence's first token here: seconds from the order to its prefill.
+        cached_tokens: with a sequence's first token here: tokens of its prompt that needed no computing.
         logprobs, prompt_logprobs: where the client asked for them.
     """
 
@@ -208,6 +209,7 @@ class TokenDelta:
     error: str = ""
     retryable: bool = False
     queue_s: float | None = None
+    cached_tokens: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 

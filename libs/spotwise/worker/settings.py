@@ -35,6 +35,7 @@ class WorkerSettings(ModelServiceSettings):
         0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where other sequences run"
     )
     max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
+    prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
@@ -51,7 +52,7 @@ class WorkerSettings(ModelServiceSettings):
             ValueError: settings contradict one another.
         """
         limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
-        return WorkerPolicy(limits, self.reserve, self.kv_watermark, self.max_preemptions)
+        return WorkerPolicy(limits, self.reserve, self.kv_watermark, self.max_preemptions, self.prefix_caching)
 
     @property
     def core_ids(self) -> frozenset[int]:

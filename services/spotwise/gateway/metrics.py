@@ -64,6 +64,8 @@ class GatewayMetrics:
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens that clients got.")
         self._preemptions = counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one.")
         self._preemptions_heard: dict[str, tuple[int, int]] = {}
+        self._prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
+        self._prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens whose KV was there already.")
         self._model_name = model_name
         self._success = Counter(
             "vllm:request_success", "Sequences by their end.", ("model_name", "finished_reason"), registry=registry
@@ -75,6 +77,11 @@ class GatewayMetrics:
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""
         self._prompt_tokens.inc(prompt_tokens)
+
+    def count_cached(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count a sequence's prompt tokens, and those of them that needed no computing."""
+        self._prefix_queries.inc(prompt_tokens)
+        self._prefix_hits.inc(cached_tokens)
 
     def observe_workers(self, workers: Iterable[Member]) -> None:
         """Take in the last heartbeats of the workers that are there."""

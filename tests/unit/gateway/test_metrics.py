@@ -22,6 +22,16 @@ def test_kv_use_is_that_of_all_workers_together() -> None:
     assert registry.get_sample_value("vllm:kv_cache_usage_perc", {"model_name": "m"}) == 0.5
 
 
+def test_cached_prompt_tokens_are_counted_beside_all_that_were_looked_up() -> None:
+    """Their ratio is the hit rate."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m")
+    metrics.count_cached(40, 32)
+    metrics.count_cached(10, 0)
+    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    assert [registry.get_sample_value(name, {"model_name": "m"}) for name in names] == [50, 32]
+
+
 def test_preemptions_are_counted_from_one_heartbeat_to_the_next() -> None:
     """A gateway that joins later counts none of before, and a worker that restarts begins again at zero."""
     registry = CollectorRegistry()

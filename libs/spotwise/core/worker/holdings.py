@@ -63,13 +63,17 @@ class Holdings:
         self._sequences[sequence.sequence_id] = sequence
         return sequence
 
-    def allocate(self, sequence: Sequence, tokens: int) -> None:
-        """Give the sequence blocks for `tokens` tokens; ask the pool first."""
-        sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens)
+    def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
+        """Give the sequence blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
+        sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
         sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
+
+    def reuse(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
+        """Give the sequence these blocks in place of its first ones, which hold nothing yet."""
+        sequence.block_ids = self.pool.reuse(sequence.sequence_id, reused)
 
     def take_blocks(self, sequence: Sequence) -> None:
         """Take the blocks of a sequence that stays."""

@@ -55,16 +55,18 @@ class Iterations:
             self._holdings.say(c.RunIteration(batch))
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
-        if not sequence.block_ids and not self._memory.can_admit(sequence):
+        reused = self._memory.prefixes.reusable_blocks(sequence)
+        if not self._memory.can_admit(sequence, reused):
             return
-        tokens = builder.room_for_prompt(sequence.uncomputed_tokens)
+        cached_tokens = len(reused) * self._holdings.pool.block_size
+        tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens)
         if tokens == 0:
             return
-        if not sequence.block_ids:
-            self._memory.admit(sequence)
+        self._memory.admit(sequence, reused)
         if sequence.state is RequestState.WAITING:
             sequence.advance(RequestEvent.PREFILL_STARTED)
             sequence.started_s, sequence.prefilled_here = now, True
+            sequence.cached_tokens = cached_tokens
         elif sequence.state is RequestState.PREEMPTED:
             sequence.advance(RequestEvent.RESUMED)
         builder.add_prompt(_row(sequence, tokens))
@@ -75,6 +77,7 @@ class Iterations:
         self.finished += 1
         for sequence, tokens in self._holdings.end_iteration():
             sequence.computed_tokens += tokens
+            self._memory.prefixes.enter_computed(sequence)
         for sampled in event.sampled:
             sequence_or_none = self._holdings.by_id(sampled.sequence_id)
             if sequence_or_none is not None:
@@ -92,6 +95,7 @@ class Iterations:
         sequence.output_tokens += 1
         sequence.produced_here += 1
         sequence.known_tokens += 1
+        sequence.token_ids.append(sampled.token_id)
         finish_reason = sequence.stop.finish_reason(sampled.token_id, sequence.output_tokens)
         prefilled_now = sequence.prefilled_here and sequence.produced_here == 1
         queue_s = (sequence.started_s or now) - sequence.arrived_s if prefilled_now else None
@@ -103,6 +107,7 @@ class Iterations:
                 token_id=sampled.token_id,
                 finish_reason=finish_reason,
                 queue_s=queue_s,
+                cached_tokens=sequence.cached_tokens if prefilled_now else None,
                 logprobs=sampled.logprobs,
                 prompt_logprobs=sampled.prompt_logprobs,
             ),
@@ -121,6 +126,7 @@ class Iterations:
             "prefilled",
             now,
             prompt_tokens=sequence.computed_tokens,
+            cached_tokens=sequence.cached_tokens,
             queue_s=sequence.started_s - sequence.arrived_s,
             prefill_s=now - sequence.started_s,
         )

@@ -29,6 +29,7 @@ import math
 from spotwise.core.request import RequestEvent
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
 
 
@@ -37,10 +38,12 @@ class Memory:
 
     Attributes:
         preemptions: how many there were since the start.
+        prefixes: blocks that are computed already.
     """
 
     def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
         self.preemptions = 0
+        self.prefixes = PrefixCache(holdings, enabled=policy.prefix_caching)
         self._holdings = holdings
         self._pool = holdings.pool
         self._policy = policy
@@ -76,16 +79,27 @@ class Memory:
         """Begin to give blocks for the next iteration, in order of arrival."""
         self._is_short = False
 
-    def can_admit(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence without blocks can have those for its known tokens; where not, no later one gets any."""
+    def can_admit(self, sequence: Sequence, reused: tuple[int, ...]) -> bool:
+        """Tell whether a sequence has blocks, or can have those for its known tokens, `reused` the first of them.
+
+        Where it cannot, no later one without blocks gets any in this round.
+        """
+        if sequence.block_ids:
+            return True
         spare = self._room_to_grow() if sequence.decodes_here else 0
-        if self._entry_blocks(sequence) + spare > self._pool.free_blocks:
+        if not self._pool.can_allocate(self._entry_tokens(sequence), reused, spare):
             self._is_short = True
         return not self._is_short
 
-    def admit(self, sequence: Sequence) -> None:
-        """Give them to it; ask `can_admit` first."""
-        self._holdings.allocate(sequence, self._entry_tokens(sequence))
+    def admit(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
+        """Let a prompt, or the next part of one, be computed in its blocks; ask `can_admit` first."""
+        if not sequence.block_ids:
+            self._holdings.allocate(sequence, self._entry_tokens(sequence), reused)
+        elif reused:
+            self._holdings.reuse(sequence, reused)
+        if reused:
+            sequence.entered_blocks = len(reused)
+            sequence.computed_tokens = len(reused) * self._pool.block_size
 
     def grow(self, sequence: Sequence, now: float) -> bool:
         """See to it that a sequence has blocks for all its known tokens; tell whether it has."""
@@ -126,5 +140,5 @@ class Memory:
         self._holdings.record(
             victim, "preempted", now, computed_tokens=victim.computed_tokens, preemptions=victim.preemptions
         )
-        victim.computed_tokens = 0
+        victim.computed_tokens = victim.entered_blocks = 0
         self._holdings.take_blocks(victim)

@@ -1,7 +1,7 @@
 """How a worker batches its sequences and gives them memory.
 
 Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
-place each: rows in `batching.py`, blocks in `memory.py`, membership of a batch in `iterations.py`.
+place each: rows in `batching.py`, blocks in `memory.py`, their reuse in `prefix_cache.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ class WorkerPolicy:
         reserve: blocks for tokens to come.
         watermark: share of the blocks that a newcomer leaves free where others run, so that these may grow a while; 0 to 1.
         max_preemptions: after so many, a sequence comes back with blocks for all that it may ever have, and stays.
+        prefix_caching: prompts begin with the blocks that others computed already.
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
     reserve: Reserve = Reserve.ON_DEMAND
     watermark: float = 0.01
     max_preemptions: int = 3
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spotwise.core.messages import StreamRef
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
@@ -28,6 +28,12 @@ class Sequence:
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
         prefilled_here: its prompt phase ran on this worker.
         preemptions: how often it lost its blocks here.
+        model: from the record; KV of another model is another.
+        token_ids: from the record on, all known tokens.
+        may_reuse: its prompt may begin with blocks that are computed already; known from the record on.
+        cached_tokens: prompt tokens that needed no computing, once the prompt has begun.
+        block_hashes: of its first full blocks, as far as they were asked for.
+        entered_blocks: how many of its first blocks are in the prefix cache.
     """
 
     request_id: str
@@ -50,6 +56,12 @@ class Sequence:
     prefilled_here: bool = False
     started_s: float | None = None
     preemptions: int = 0
+    model: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    may_reuse: bool = False
+    cached_tokens: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+    entered_blocks: int = 0
     block_ids: tuple[int, ...] = ()
 
     @property
@@ -105,5 +117,7 @@ class Sequence:
 
     def load(self, record: RequestRecord) -> None:
         """Take over what the record says."""
-        self.stop = record.stop
+        self.stop, self.model = record.stop, record.model
+        self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
+        self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)

@@ -97,4 +97,6 @@ class TokenSide:
         """Tell the engine the token that the prompt worker sampled, once the engine knows the sequence."""
         if sequence.handed_token_id is not None and sequence.stop is not None:
             self._holdings.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
+            sequence.token_ids.append(sequence.handed_token_id)
+            self._memory.prefixes.enter_computed(sequence)
             sequence.handed_token_id = None

@@ -25,7 +25,11 @@ def stream_of(request_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRe
 
 
 class WorkerBench:
-    """A role named `w` and a clock; unless told otherwise it reserves all blocks at once, so that counts are plain."""
+    """A role named `w` and a clock; unless told otherwise it reserves all blocks at once and reuses none: counts are plain.
+
+    Attributes:
+        prompt_tokens: by request, where it is not the 30 that the methods assume.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,8 @@ class WorkerBench:
     ) -> None:
         self.now = 1000.0
         self.pool = BlockPool(blocks, BLOCK_SIZE)
-        plain = WorkerPolicy(limits or BatchLimits(), Reserve.MAX_TOKENS)
+        plain = WorkerPolicy(limits or BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False)
+        self.prompt_tokens: dict[str, int] = {}
         self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain)
 
     def feed(self, event: c.WorkerEvent, after_s: float = 0.0) -> list[c.WorkerCommand]:
@@ -67,21 +72,31 @@ class WorkerBench:
         lease_s: float = LEASE_S,
     ) -> list[c.WorkerCommand]:
         stream = stream_of(request_id, epoch, gateway)
+        self.prompt_tokens[request_id] = prompt
         return self.feed(m.StartPrefill(request_id, epoch, stream, "s", number, prompt, target, lease_s))
 
     def load(
-        self, request_id: str, epoch: int = 1, *, committed: tuple[int, ...] = (), max_new: int = 10
+        self,
+        request_id: str,
+        epoch: int = 1,
+        *,
+        committed: tuple[int, ...] = (),
+        max_new: int = 10,
+        prompt: tuple[int, ...] | None = None,
+        sampling: SamplingParams | None = None,
     ) -> list[c.WorkerCommand]:
-        """The engine has the record."""
+        """The engine has the record; no two requests' prompts begin alike, unless the test says how they begin."""
+        others = (ord(request_id[0]) + 128 * position for position in range(self.prompt_tokens.get(request_id, 30)))
+        known = prompt or tuple(others)
         record = RequestRecord(
             request_id,
             epoch,
             "g",
             1,
             "model",
-            (1, 1),
+            known[: len(known) - len(committed)],
             committed,
-            SamplingParams(),
+            sampling or SamplingParams(),
             StopCriteria(max_new, (STOP_TOKEN,)),
             self.now,
         )

@@ -11,7 +11,7 @@ from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.worker.bench import WorkerBench, deltas, rows
 
-NO_SPARE = WorkerPolicy(watermark=0.0)
+NO_SPARE = WorkerPolicy(watermark=0.0, prefix_caching=False)
 
 
 def bench_of(blocks: int, policy: WorkerPolicy = NO_SPARE) -> WorkerBench:
@@ -135,7 +135,7 @@ class TestPreemption:
 
     def test_after_some_preemptions_it_comes_back_with_all_its_blocks_and_stays(self) -> None:
         """It waits for blocks for its prompt and all ten tokens, and whoever needs blocks then waits for it."""
-        bench, _ = preempted(policy=WorkerPolicy(watermark=0.0, max_preemptions=1))
+        bench, _ = preempted(policy=WorkerPolicy(watermark=0.0, max_preemptions=1, prefix_caching=False))
         assert bench.role.load().kv_blocks_kept == 3
         assert rows(bench.iterate(a=2)) == ["b@1"]
         assert bench.pool.used_blocks == 3
@@ -160,7 +160,7 @@ class TestPreemption:
     def test_part_of_a_prompt_is_preempted_too(self) -> None:
         """What was computed of it is computed again; its first token is still its first."""
         limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=4)
-        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0))
+        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0, prefix_caching=False))
         bench.decode("a", prompt=31)
         bench.in_place("p", prompt=30)
         assert rows(bench.iterate(a=51)) == ["p@1"]
