@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Drain, Pool
 from spotwise.core.scheduler import SchedulerLimits
-from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(
@@ -33,7 +33,7 @@ POLICIES = st.builds(
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
     max_preemptions=st.integers(1, 3),
     prefix_caching=st.booleans(),
-)
+) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
 MAX_PROMPT, MAX_NEW = 20, 24
 
 

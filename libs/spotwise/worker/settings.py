@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Pool
-from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from spotwise.mesh.settings import ModelServiceSettings
 
 
@@ -36,6 +36,10 @@ class WorkerSettings(ModelServiceSettings):
     )
     max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
     prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
+    batching: Batching = Field(
+        Batching.ITERATION_LEVEL,
+        description="iteration_level, or request_level: a batch runs until all of it has ended (to compare with)",
+    )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
@@ -52,7 +56,9 @@ class WorkerSettings(ModelServiceSettings):
             ValueError: settings contradict one another.
         """
         limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
-        return WorkerPolicy(limits, self.reserve, self.kv_watermark, self.max_preemptions, self.prefix_caching)
+        return WorkerPolicy(
+            limits, self.reserve, self.kv_watermark, self.max_preemptions, self.prefix_caching, self.batching
+        )
 
     @property
     def core_ids(self) -> frozenset[int]:

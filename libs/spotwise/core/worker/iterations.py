@@ -11,13 +11,14 @@ a reservation is a place in memory already given; every runnable decode takes pa
 
 from __future__ import annotations
 
-from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+from spotwise.core.batching import BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.sequence import Sequence
 
@@ -25,22 +26,23 @@ from spotwise.core.worker.sequence import Sequence
 class Iterations:
     """Builds batches and takes their results."""
 
-    def __init__(self, holdings: Holdings, memory: Memory, prompt_side: PromptSide, limits: BatchLimits) -> None:
+    def __init__(self, holdings: Holdings, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy) -> None:
         self.finished = 0
         self._holdings = holdings
         self._memory = memory
         self._prompt_side = prompt_side
-        self._limits = limits
+        self._policy = policy
+        self._members: frozenset[str] = frozenset()
         self._in_flight = False
 
     def run_next(self, now: float) -> None:
         """Order the next iteration, where none is in flight and something can run."""
         if self._in_flight:
             return
-        runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
-        builder = BatchBuilder(self._limits, decodes=sum(sequence.is_decoding for sequence in runnable))
+        candidates = self._candidates()
+        builder = BatchBuilder(self._policy.limits, decodes=sum(sequence.is_decoding for sequence in candidates))
         self._memory.start_round()
-        for sequence in runnable:
+        for sequence in candidates:
             if builder.is_full:
                 break
             if sequence.is_decoding:
@@ -53,6 +55,21 @@ class Iterations:
             self._in_flight = True
             self._holdings.in_iteration = {row.sequence_id: row.num_tokens for row in batch.rows}
             self._holdings.say(c.RunIteration(batch))
+
+    def _candidates(self) -> list[Sequence]:
+        """Return who may take part, in order of arrival: all that can run, or the members of a batch until all have ended.
+
+        A batch of requests is who could run when the last one was over. The slots of those that end early stay empty; their
+        tokens go out at once all the same, so the baseline is a little better than its model.
+        """
+        runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
+        if self._policy.batching is Batching.ITERATION_LEVEL:
+            return runnable
+        members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
+        if not any(sequence.block_ids for sequence in members):
+            members = runnable[: self._policy.limits.max_num_seqs]
+            self._members = frozenset(sequence.sequence_id for sequence in members)
+        return members
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
         reused = self._memory.prefixes.reusable_blocks(sequence)

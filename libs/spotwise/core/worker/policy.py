@@ -1,7 +1,7 @@
 """How a worker batches its sequences and gives them memory.
 
 Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
-place each: rows in `batching.py`, blocks in `memory.py`, their reuse in `prefix_cache.py`.
+place each: rows in `batching.py`, who may have one in `iterations.py`, blocks in `memory.py`, their reuse in `prefix_cache.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ class Reserve(StrEnum):
     MAX_TOKENS = "max_tokens"  #: all that it may ever have (Orca, section 4.1)
 
 
+class Batching(StrEnum):
+    """When a sequence may join those that run."""
+
+    ITERATION_LEVEL = "iteration_level"  #: before any iteration (Orca, section 4.1)
+    REQUEST_LEVEL = (
+        "request_level"  #: when all that run have ended (FasterTransformer's way): the baseline to compare with
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
     """What a worker was told to do.
@@ -29,6 +38,7 @@ class WorkerPolicy:
         watermark: share of the blocks that a newcomer leaves free where others run, so that these may grow a while; 0 to 1.
         max_preemptions: after so many, a sequence comes back with blocks for all that it may ever have, and stays.
         prefix_caching: prompts begin with the blocks that others computed already.
+        batching: who may join a batch; `REQUEST_LEVEL` goes with `reserve=MAX_TOKENS`.
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -36,12 +46,17 @@ class WorkerPolicy:
     watermark: float = 0.01
     max_preemptions: int = 3
     prefix_caching: bool = True
+    batching: Batching = Batching.ITERATION_LEVEL
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark is {self.watermark}; it is a share, at least 0 and below 1")
         if self.max_preemptions < 1:
             raise ValueError("max_preemptions must be at least 1; reserve=max_tokens never preempts")
+        if self.batching is Batching.REQUEST_LEVEL and self.reserve is Reserve.ON_DEMAND:
+            raise ValueError(
+                "batching=request_level needs reserve=max_tokens: who waits outside a batch keeps its blocks"
+            )
 
     @property
     def reserved_new_tokens(self) -> int | None:

@@ -49,7 +49,7 @@ class WorkerRole:
         self._memory = Memory(self._holdings, self._policy)
         self._token_side = TokenSide(self._holdings, self._memory, incarnation, address)
         self._prompt_side = PromptSide(self._holdings)
-        self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy.limits)
+        self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0

@@ -8,6 +8,7 @@ from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
 from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows
 
@@ -153,6 +154,46 @@ class TestScheduling:
         assert rows(commands) == ["later@1"]
         assert bench.pool.owners == 1
         assert bench.role.iterations == 1
+
+
+class TestRequestLevelBatches:
+    """The baseline: a batch runs until all of it has ended."""
+
+    @staticmethod
+    def bench(max_num_seqs: int = 8, max_prompt_tokens: int = 2048) -> WorkerBench:
+        limits = BatchLimits(max_num_seqs, max_prompt_tokens)
+        policy = WorkerPolicy(limits, Reserve.MAX_TOKENS, prefix_caching=False, batching=Batching.REQUEST_LEVEL)
+        return WorkerBench(policy=policy)
+
+    def test_nobody_joins_before_all_have_ended(self) -> None:
+        """Not even into the place of one that has."""
+        bench = self.bench()
+        assert rows(bench.in_place("a")) == ["a@1"]
+        bench.in_place("b")
+        bench.in_place("c")
+        assert rows(bench.iterate(a=50)) == ["a@1"]
+        assert rows(bench.iterate(a=STOP_TOKEN)) == ["b@1", "c@1"]
+        bench.in_place("d")
+        assert rows(bench.iterate(b=50, c=STOP_TOKEN)) == ["b@1"]
+        assert rows(bench.iterate(b=STOP_TOKEN)) == ["d@1"]
+
+    def test_a_batch_is_as_many_as_there_are_rows_for(self) -> None:
+        """Its prompts may take several iterations, beside the decodes of the first."""
+        bench = self.bench(max_num_seqs=3, max_prompt_tokens=60)
+        bench.in_place("a")
+        for name in "bcde":
+            bench.in_place(name)
+        assert rows(bench.iterate(a=STOP_TOKEN)) == ["b@1", "c@1"]
+        assert rows(bench.iterate(b=50, c=50)) == ["b@1", "c@1", "d@1"]
+        assert rows(bench.iterate(b=STOP_TOKEN, c=STOP_TOKEN, d=50)) == ["d@1"]
+        assert rows(bench.iterate(d=STOP_TOKEN)) == ["e@1"]
+
+    def test_prompts_for_another_worker_end_with_their_hand_off(self) -> None:
+        """The next batch need not wait until the KV has arrived."""
+        bench = self.bench()
+        bench.prefill("a")
+        bench.prefill("b")
+        assert rows(bench.iterate(a=50)) == ["b@1"]
 
 
 class TestCondemned:

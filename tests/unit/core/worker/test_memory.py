@@ -7,7 +7,7 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.worker.bench import WorkerBench, deltas, rows
 
@@ -176,9 +176,11 @@ class TestPreemption:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"watermark": 1.0}, {"watermark": -0.1}, {"max_preemptions": 0}], ids=lambda settings: str(settings)
+    "settings",
+    [{"watermark": 1.0}, {"watermark": -0.1}, {"max_preemptions": 0}, {"batching": Batching.REQUEST_LEVEL}],
+    ids=str,
 )
-def test_policies_that_cannot_work_are_refused(settings: dict[str, float]) -> None:
+def test_policies_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
     """At the worker's start, and not when memory is short."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         WorkerPolicy(**settings)  # type: ignore[arg-type]
