@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spotwise.core import messages as m
+from spotwise.core.batching import Batch
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.record import RequestRecord
 from spotwise.core.worker.role import WorkerRole
@@ -20,6 +21,7 @@ class FakeWorker:
     """A role, and what its engine and its blocks hold.
 
     Attributes:
+        batches: ordered and not ended, the oldest first.
         windows: open reservations: (epoch, block ids) by request.
         inbox: what members sent to it while it stalled.
         waiting: what else would have happened on it meanwhile.
@@ -31,6 +33,7 @@ class FakeWorker:
     engine: dict[str, RequestRecord] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    batches: deque[Batch] = field(default_factory=deque)
     windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     alive: bool = True
     stalled: bool = False

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.batching import Batch
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
@@ -273,7 +272,11 @@ class MeshWorld:
                 case c.ForgetKv(request_id):
                     worker.windows.pop(request_id, None)
                 case c.RunIteration(batch):
-                    self.at(0.001 + self.delay(self.iteration_s), lambda b=batch: self._iterate(worker, b))
+                    running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
+                    assert len(running) == len(set(running)), "a sequence in two iterations at once"
+                    worker.batches.append(batch)
+                    assert len(worker.batches) <= self.policy.max_in_flight
+                    self.at(0.001 + self.delay(self.iteration_s), lambda: self._iterate(worker))
                 case c.PushKv():
                     self.at(0.001 + self.delay(self.push_s), lambda p=command: self._push(worker, p))
                 case c.Leave():
@@ -297,14 +300,15 @@ class MeshWorld:
         worker.outputs[record.sequence_id] = len(record.output_token_ids)
         self.feed_worker(worker, c.RecordLoaded(record))
 
-    def _iterate(self, worker: FakeWorker, batch: Batch) -> None:
+    def _iterate(self, worker: FakeWorker) -> None:
+        """The oldest batch ends."""
         if not worker.alive:
             return
         if worker.stalled:
-            worker.waiting.append(lambda: self._iterate(worker, batch))
+            worker.waiting.append(lambda: self._iterate(worker))
             return
         sampled = []
-        for row in batch.rows:
+        for row in worker.batches.popleft().rows:
             record = worker.engine.get(row.sequence_id)
             assert record is not None, "a row of a sequence that the engine forgot"
             known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]

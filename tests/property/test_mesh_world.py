@@ -33,6 +33,7 @@ POLICIES = st.builds(
     watermark=st.sampled_from([0.0, 0.01, 0.2]),
     max_preemptions=st.integers(1, 3),
     prefix_caching=st.booleans(),
+    max_in_flight=st.sampled_from([1, 1, 3]),
 ) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
 MAX_PROMPT, MAX_NEW = 20, 24
 

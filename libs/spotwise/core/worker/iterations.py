@@ -1,8 +1,9 @@
 """What the engine runs next, and what its results mean.
 
-Law: iteration-level scheduling (Orca, section 4.1): one iteration in flight; between iterations finished sequences leave and
-waiting ones join. Decode rows and prefill rows share an iteration; a prompt may take several, and its first token comes with
-the last of them.
+Law: iteration-level scheduling (Orca, section 4.1): between iterations finished sequences leave and waiting ones join. As many
+iterations are in flight as the engine's pipeline has stages, one without a pipeline; they end in the order in which they were
+ordered, and a sequence is in one of them at most. Decode rows and prefill rows share an iteration; a prompt may take several,
+and its first token comes with the last of them.
 
 Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
 as many iterations as the later, or has ended; who has no blocks yet is not passed by a later one that has none either, while
@@ -11,7 +12,7 @@ a reservation is a place in memory already given; every runnable decode takes pa
 
 from __future__ import annotations
 
-from spotwise.core.batching import BatchBuilder, BatchRow
+from spotwise.core.batching import Batch, BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
@@ -33,12 +34,17 @@ class Iterations:
         self._prompt_side = prompt_side
         self._policy = policy
         self._members: frozenset[str] = frozenset()
-        self._in_flight = False
 
     def run_next(self, now: float) -> None:
-        """Order the next iteration, where none is in flight and something can run."""
-        if self._in_flight:
-            return
+        """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
+        while self._holdings.iterations_in_flight < self._policy.max_in_flight:
+            batch = self._next_batch(now)
+            if batch is None:
+                return
+            self._holdings.begin_iteration({row.sequence_id: row.num_tokens for row in batch.rows})
+            self._holdings.say(c.RunIteration(batch))
+
+    def _next_batch(self, now: float) -> Batch | None:
         candidates = self._candidates()
         builder = BatchBuilder(self._policy.limits, decodes=sum(sequence.is_decoding for sequence in candidates))
         self._memory.start_round()
@@ -50,26 +56,23 @@ class Iterations:
                     builder.add_decode(_row(sequence, 1))
             else:
                 self._offer_prompt(builder, sequence, now)
-        batch = builder.build()
-        if batch is not None:
-            self._in_flight = True
-            self._holdings.in_iteration = {row.sequence_id: row.num_tokens for row in batch.rows}
-            self._holdings.say(c.RunIteration(batch))
+        return builder.build()
 
     def _candidates(self) -> list[Sequence]:
         """Return who may take part, in order of arrival: all that can run, or the members of a batch until all have ended.
 
-        A batch of requests is who could run when the last one was over. The slots of those that end early stay empty; their
-        tokens go out at once all the same, so the baseline is a little better than its model.
+        Nobody takes part in two iterations at once. A batch of requests is who could run when the last one was over. The
+        slots of those that end early stay empty; their tokens go out at once all the same, so the baseline is a little better
+        than its model.
         """
         runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
-        if self._policy.batching is Batching.ITERATION_LEVEL:
-            return runnable
-        members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
-        if not any(sequence.block_ids for sequence in members):
-            members = runnable[: self._policy.limits.max_num_seqs]
-            self._members = frozenset(sequence.sequence_id for sequence in members)
-        return members
+        if self._policy.batching is Batching.REQUEST_LEVEL:
+            members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
+            if not any(sequence.block_ids for sequence in members):
+                members = runnable[: self._policy.limits.max_num_seqs]
+                self._members = frozenset(sequence.sequence_id for sequence in members)
+            runnable = members
+        return [sequence for sequence in runnable if not self._holdings.in_iteration(sequence)]
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
         reused = self._memory.prefixes.reusable_blocks(sequence)
@@ -90,7 +93,6 @@ class Iterations:
 
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
-        self._in_flight = False
         self.finished += 1
         for sequence, tokens in self._holdings.end_iteration():
             sequence.computed_tokens += tokens
@@ -102,7 +104,6 @@ class Iterations:
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
-        self._in_flight = False
         for sequence, _ in self._holdings.end_iteration():
             self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
 

@@ -129,7 +129,7 @@ class Memory:
             if sequence is needy:
                 return None
             may_lose = sequence.is_preemptible and sequence.preemptions < self._policy.max_preemptions
-            if may_lose and sequence.sequence_id not in self._holdings.in_iteration:
+            if may_lose and not self._holdings.in_iteration(sequence):
                 return sequence
         raise AssertionError("who needs blocks is held")
 

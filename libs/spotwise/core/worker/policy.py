@@ -39,6 +39,7 @@ class WorkerPolicy:
         max_preemptions: after so many, a sequence comes back with blocks for all that it may ever have, and stays.
         prefix_caching: prompts begin with the blocks that others computed already.
         batching: who may join a batch; `REQUEST_LEVEL` goes with `reserve=MAX_TOKENS`.
+        max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -47,10 +48,13 @@ class WorkerPolicy:
     max_preemptions: int = 3
     prefix_caching: bool = True
     batching: Batching = Batching.ITERATION_LEVEL
+    max_in_flight: int = 1
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark is {self.watermark}; it is a share, at least 0 and below 1")
+        if self.max_in_flight < 1:
+            raise ValueError("max_in_flight must be at least 1")
         if self.max_preemptions < 1:
             raise ValueError("max_preemptions must be at least 1; reserve=max_tokens never preempts")
         if self.batching is Batching.REQUEST_LEVEL and self.reserve is Reserve.ON_DEMAND:

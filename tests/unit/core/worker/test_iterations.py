@@ -10,7 +10,7 @@ from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows
+from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows, stream_of
 
 
 def row_of(commands: list[c.WorkerCommand], request_id: str) -> tuple[int, int]:
@@ -154,6 +154,43 @@ class TestScheduling:
         assert rows(commands) == ["later@1"]
         assert bench.pool.owners == 1
         assert bench.role.iterations == 1
+
+
+class TestPipeline:
+    """Several iterations in flight, one for each stage."""
+
+    @staticmethod
+    def bench() -> WorkerBench:
+        policy = WorkerPolicy(BatchLimits(2), Reserve.MAX_TOKENS, prefix_caching=False, max_in_flight=2)
+        return WorkerBench(policy=policy)
+
+    def test_who_comes_while_a_batch_is_in_flight_goes_into_another(self) -> None:
+        """And waits where as many are in flight as there are stages."""
+        bench = self.bench()
+        assert rows(bench.in_place("a")) == ["a@1"]
+        assert rows(bench.in_place("b")) == ["b@1"]
+        assert rows(bench.in_place("c")) == []
+        assert rows(bench.iterate(a=50)) == ["a@1", "c@1"]
+
+    def test_results_are_those_of_the_oldest_batch(self) -> None:
+        """What is in the other goes on; a failure ends the oldest batch alone."""
+        bench = self.bench()
+        bench.in_place("a")
+        bench.in_place("b")
+        commands = bench.feed(c.IterationFailed("broken"))
+        assert [delta.stream_id for delta in deltas(commands)] == [stream_of("a").stream_id]
+        assert rows(bench.iterate(b=50)) == ["b@1"]
+
+    def test_one_cancelled_in_flight_keeps_its_blocks_until_its_own_batch_ends(self) -> None:
+        """The end of another one does not free them."""
+        bench = self.bench()
+        bench.in_place("a")
+        bench.in_place("b")
+        bench.feed(m.CancelRequest("b", 1))
+        bench.iterate(a=STOP_TOKEN)
+        assert bench.pool.used_blocks == 3
+        assert bench.iterate() == [c.DropSequence("b@1")]
+        bench.assert_empty()
 
 
 class TestRequestLevelBatches:

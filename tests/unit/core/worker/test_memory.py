@@ -175,11 +175,16 @@ class TestPreemption:
         assert delta.queue_s is not None
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"watermark": 1.0}, {"watermark": -0.1}, {"max_preemptions": 0}, {"batching": Batching.REQUEST_LEVEL}],
-    ids=str,
-)
+CONTRADICTIONS: list[dict[str, object]] = [
+    {"watermark": 1.0},
+    {"watermark": -0.1},
+    {"max_preemptions": 0},
+    {"max_in_flight": 0},
+    {"batching": Batching.REQUEST_LEVEL},
+]
+
+
+@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
 def test_policies_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
     """At the worker's start, and not when memory is short."""
     with pytest.raises(ValueError, match=next(iter(settings))):
