@@ -117,7 +117,14 @@ class LiveMesh:
                 engine, load = status.engine, status.member_now.load
                 if engine is None or load is None:
                     continue
-                counts = (load.waiting, load.waiting_for_kv, load.running, load.migrating, load.owed_tokens)
+                counts = (
+                    load.waiting,
+                    load.waiting_for_kv,
+                    load.running,
+                    load.preempted,
+                    load.migrating,
+                    load.owed_tokens,
+                )
                 if any(counts) or load.kv_blocks_free != load.kv_blocks_total or engine.engine_sequences:
                     held.append(f"{status.member.id}: {load}, {engine.engine_sequences} in the engine")
             return not held

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spotwise.core import messages as m
+from spotwise.core.batching import Batch
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.record import RequestRecord
 from spotwise.core.worker.role import WorkerRole
@@ -20,6 +21,7 @@ class FakeWorker:
     """A role, and what its engine and its blocks hold.
 
     Attributes:
+        batches: ordered and not ended, the oldest first.
         windows: open reservations: (epoch, block ids) by request.
         inbox: what members sent to it while it stalled.
         waiting: what else would have happened on it meanwhile.
@@ -30,21 +32,24 @@ class FakeWorker:
     member: m.Member
     engine: dict[str, RequestRecord] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
-    blocks: dict[int, dict[int, tuple[str, int]]] = field(default_factory=lambda: defaultdict(dict))
+    blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    batches: deque[Batch] = field(default_factory=deque)
     windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     alive: bool = True
     stalled: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)
     waiting: list[Callable[[], None]] = field(default_factory=list)
 
-    def write(self, block_ids: tuple[int, ...], request_id: str, first: int, count: int) -> None:
-        for position in range(first, first + count):
-            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = (request_id, position)
+    def write(self, block_ids: tuple[int, ...], tokens: tuple[int, ...], first: int) -> None:
+        """Put the KV of `tokens` from position `first` on: that of a token depends on all tokens before it."""
+        for position in range(first, len(tokens)):
+            self.blocks[block_ids[position // BLOCK_SIZE]][position % BLOCK_SIZE] = tokens[: position + 1]
 
-    def check(self, block_ids: tuple[int, ...], request_id: str, count: int) -> None:
-        for position in range(count):
+    def check(self, block_ids: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+        """All of these have their KV there."""
+        for position in range(len(tokens)):
             found = self.blocks[block_ids[position // BLOCK_SIZE]].get(position % BLOCK_SIZE)
-            assert found == (request_id, position), f"KV of {request_id} at {position} is {found}"
+            assert found == tokens[: position + 1], f"KV of {tokens} at {position} is that of {found}"
 
     def wake(self, rng: random.Random) -> None:
         """Let all that waited happen: the inbox in order, the rest in any, mixed."""

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.batching import Batch, BatchLimits
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
@@ -27,6 +26,7 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 
@@ -49,10 +49,12 @@ class MeshWorld:
         pools: list[m.Pool],
         num_blocks: int,
         limits: SchedulerLimits,
+        policy: WorkerPolicy,
         iteration_s: float = 0.05,
         push_s: float = 0.1,
     ) -> None:
         self.rng = rng
+        self.policy = policy
         self.loss = 0.0
         self.iteration_s = iteration_s
         self.push_s = push_s
@@ -64,7 +66,8 @@ class MeshWorld:
         self.workers: dict[str, FakeWorker] = {}
         self.retired: list[FakeWorker] = []
         self.records: dict[str, RequestRecord] = {}
-        self.specs: dict[str, tuple[int, StopCriteria]] = {}
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        self.stops: dict[str, StopCriteria] = {}
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -110,7 +113,7 @@ class MeshWorld:
     def start_worker(self, worker_id: str, pool: m.Pool) -> None:
         incarnation = int(self.now * 1000)
         blocks = BlockPool(self.num_blocks, BLOCK_SIZE)
-        role = WorkerRole(worker_id, incarnation, worker_id, blocks, BatchLimits(max_num_seqs=4, max_prompt_tokens=12))
+        role = WorkerRole(worker_id, incarnation, worker_id, blocks, self.policy)
         kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
         member = m.Member(worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool)
         worker = FakeWorker(role, blocks, member)
@@ -162,13 +165,22 @@ class MeshWorld:
     # --- the client ---------------------------------------------------------------------------------------------------
 
     def request(self, request_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
-        self.specs[request_id] = (prompt_tokens, StopCriteria(max_new_tokens))
+        """A client comes; many prompts begin alike."""
+        family, shared = self.rng.randrange(3), self.rng.randint(0, prompt_tokens)
+        own = (self.rng.randrange(2) for _ in range(prompt_tokens - shared))
+        self.prompts[request_id] = (*(10 * family + position for position in range(shared)), *own)
+        self.stops[request_id] = StopCriteria(max_new_tokens)
         self.feed_gateway(g.RequestReceived(request_id, prompt_tokens, max_new_tokens))
 
     def close(self, request_id: str) -> None:
         if request_id not in self.ended:
             self.ended[request_id] = "closed"
             self.feed_gateway(g.RequestClosed(request_id))
+
+    def tokens(self, request_id: str, count: int) -> tuple[int, ...]:
+        """The first tokens of a request's prompt and right answer."""
+        prompt = self.prompts[request_id]
+        return (*prompt, *(expected_token(request_id, index) for index in range(count - len(prompt))))[:count]
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -194,7 +206,7 @@ class MeshWorld:
 
     def _submit(self, command: g.SubmitAttempt) -> None:
         self.attempts[command.request_id] = command.epoch
-        prompt_tokens, stop = self.specs[command.request_id]
+        prompt, stop = self.prompts[command.request_id], self.stops[command.request_id]
         committed = command.output_token_ids
         self.records[command.request_id] = RequestRecord(
             command.request_id,
@@ -202,14 +214,14 @@ class MeshWorld:
             "gateway",
             command.stream_id,
             "model",
-            (0,) * prompt_tokens,
+            prompt,
             committed,
             SamplingParams(),
             stop,
             self.now,
         )
         stream = m.StreamRef("gateway", command.stream_id)
-        tokens, owed = prompt_tokens + len(committed), stop.max_new_tokens - len(committed)
+        tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed)
         self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
 
@@ -260,7 +272,11 @@ class MeshWorld:
                 case c.ForgetKv(request_id):
                     worker.windows.pop(request_id, None)
                 case c.RunIteration(batch):
-                    self.at(0.001 + self.delay(self.iteration_s), lambda b=batch: self._iterate(worker, b))
+                    running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
+                    assert len(running) == len(set(running)), "a sequence in two iterations at once"
+                    worker.batches.append(batch)
+                    assert len(worker.batches) <= self.policy.max_in_flight
+                    self.at(0.001 + self.delay(self.iteration_s), lambda: self._iterate(worker))
                 case c.PushKv():
                     self.at(0.001 + self.delay(self.push_s), lambda p=command: self._push(worker, p))
                 case c.Leave():
@@ -284,20 +300,26 @@ class MeshWorld:
         worker.outputs[record.sequence_id] = len(record.output_token_ids)
         self.feed_worker(worker, c.RecordLoaded(record))
 
-    def _iterate(self, worker: FakeWorker, batch: Batch) -> None:
+    def _iterate(self, worker: FakeWorker) -> None:
+        """The oldest batch ends."""
         if not worker.alive:
             return
         if worker.stalled:
-            worker.waiting.append(lambda: self._iterate(worker, batch))
+            worker.waiting.append(lambda: self._iterate(worker))
             return
         sampled = []
-        for row in batch.rows:
+        for row in worker.batches.popleft().rows:
             record = worker.engine.get(row.sequence_id)
             assert record is not None, "a row of a sequence that the engine forgot"
             known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]
-            assert row.first_position + row.num_tokens == known
-            worker.check(row.block_ids, record.request_id, row.first_position)
-            worker.write(row.block_ids, record.request_id, row.first_position, row.num_tokens)
+            end = row.first_position + row.num_tokens
+            assert row.num_tokens > 0
+            assert end <= known
+            tokens = self.tokens(record.request_id, end)
+            worker.check(row.block_ids, tokens[: row.first_position])
+            worker.write(row.block_ids, tokens, row.first_position)
+            if end < known:
+                continue
             index = worker.outputs[row.sequence_id]
             worker.outputs[row.sequence_id] += 1
             sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
@@ -312,7 +334,7 @@ class MeshWorld:
                 end.waiting.append(lambda: self._push(worker, push))
                 return
         request_id, epoch, tokens = push.handoff.request_id, push.handoff.epoch, push.handoff.num_tokens
-        worker.check(push.source_block_ids, request_id, tokens)
+        worker.check(push.source_block_ids, self.tokens(request_id, tokens))
         assert sequence_id(request_id, epoch) in worker.engine
         refused = (
             target is None
@@ -323,7 +345,7 @@ class MeshWorld:
             self.feed_worker(worker, c.HandoffFailed(request_id, epoch, "refused"))
             return
         del target.windows[request_id]
-        target.write(push.target.block_ids, request_id, 0, tokens)
+        target.write(push.target.block_ids, self.tokens(request_id, tokens), 0)
         self.feed_worker(target, c.KvArrived(push.handoff, tokens, 0.0, "memory"))
         self.at(
             self.delay(), lambda: self._delivered(worker, c.HandoffDelivered(request_id, epoch, tokens, 0.0, "memory"))

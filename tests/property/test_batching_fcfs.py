@@ -24,8 +24,8 @@ def test_batches_are_first_come_first_served_within_limits(
                 decodes_left_out += 1
             else:
                 batch.add_decode(BatchRow(str(number), 9, 1, ()))
-        elif batch.takes_prompt(tokens):
-            batch.add_prompt(BatchRow(str(number), 0, tokens, ()))
+        elif taken := batch.room_for_prompt(tokens):
+            batch.add_prompt(BatchRow(str(number), 0, taken, ()))
     built = batch.build()
     rows = built.rows if built else ()
     numbers = [int(row.sequence_id) for row in rows]
@@ -37,3 +37,28 @@ def test_batches_are_first_come_first_served_within_limits(
     assert sum(prompts) <= max_prompt_tokens or len(prompts) == 1
     offered = [tokens for tokens in offers if tokens is not None]
     assert prompts == offered[: len(prompts)]
+
+
+@given(OFFERS, st.integers(1, 12), st.integers(1, 100), st.integers(0, 60))
+def test_parts_of_prompts_fill_what_the_decodes_leave(
+    offers: list[int | None], max_num_seqs: int, max_prompt_tokens: int, above_rows: int
+) -> None:
+    """No batch has more tokens than allowed; all prompts but the last are whole; the first offered gets a token."""
+    limits = BatchLimits(max_num_seqs, max_prompt_tokens, max_num_seqs + above_rows)
+    batch = BatchBuilder(limits, decodes=offers.count(None))
+    for number, tokens in enumerate(offers):
+        if batch.is_full:
+            break
+        if tokens is None:
+            batch.add_decode(BatchRow(str(number), 9, 1, ()))
+        elif taken := batch.room_for_prompt(tokens):
+            batch.add_prompt(BatchRow(str(number), 0, taken, ()))
+    rows = batch.rows
+    prompts = [(row.num_tokens, offers[int(row.sequence_id)]) for row in rows if row.first_position == 0]
+    assert sum(row.num_tokens for row in rows) <= max_num_seqs + above_rows
+    assert sum(taken for taken, _ in prompts) <= max_prompt_tokens
+    assert all(taken == wanted for taken, wanted in prompts[:-1])
+    offered = [number for number, tokens in enumerate(offers) if tokens is not None]
+    if offered and offered[0] < max_num_seqs:
+        assert prompts, "the first prompt got no token"
+        assert [wanted for _, wanted in prompts] == [offers[number] for number in offered[: len(prompts)]]

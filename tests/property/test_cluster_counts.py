@@ -91,7 +91,7 @@ class Reconciliation(RuleBasedStateMachine):
         if self.orders:
             self.seen = self.orders[-1].number
         self.the_worker_reports()
-        self.now += ASSIGNMENT_LOST_S
+        self.now += 2 * ASSIGNMENT_LOST_S
         for report in self.reports:
             self.view.heard(heartbeat(report), "s", self.now)
         assert self.view.unseen == []

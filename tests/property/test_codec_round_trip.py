@@ -29,11 +29,15 @@ LOADS = st.builds(
     owed_tokens=U64,
     kv_blocks_total=U32,
     kv_blocks_free=U32,
+    kv_blocks_kept=U32,
     kv_block_size=U32,
+    reserved_new_tokens=st.none() | U32,
     waiting=U32,
     waiting_for_kv=U32,
     running=U32,
+    preempted=U32,
     migrating=U32,
+    preemptions=U64,
     assignments_seen=st.dictionaries(TEXT, U64, max_size=3).map(lambda seen: tuple(sorted(seen.items()))),
 )
 
@@ -60,6 +64,7 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
         draw(U32),
         draw(st.none() | st.sampled_from(FinishReason)),
         queue_s=draw(st.none() | NUMBERS),
+        cached_tokens=draw(st.none() | U32),
         logprobs=draw(st.none() | logprobs()),
         prompt_logprobs=draw(st.none() | st.lists(st.none() | logprobs(), max_size=3).map(tuple)),
     )

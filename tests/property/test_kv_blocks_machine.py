@@ -1,6 +1,8 @@
-"""Block accounting never leaks, whatever is asked of it in whatever order."""
+"""Block accounting never leaks and never confuses contents, whatever is asked of it in whatever order."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -10,37 +12,94 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spotwise.core.kv_blocks import BlockPool, KvBlocksError
 
 OWNERS = st.sampled_from("abcdefgh")
+#: Texts over two letters, so that many begin alike; a full block is known by all the text up to its end.
+TEXTS = st.text("xy", max_size=40)
 
 
 class BlockAccounting(RuleBasedStateMachine):
-    """The pool beside the simplest account there is: a set of blocks for each owner."""
+    """The pool beside the simplest account there is: a table and a text for each owner, and what is written in each block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(1, 1)
         self.owned: dict[str, tuple[int, ...]] = {}
+        self.texts: dict[str, str] = {}
+        self.written: dict[int, str] = {}
 
     @initialize(num_blocks=st.integers(1, 24), block_size=st.integers(1, 5))
     def start(self, num_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks, block_size)
 
-    @rule(owner=OWNERS, tokens=st.integers(0, 60))
-    def allocate(self, owner: str, tokens: int) -> None:
+    def contents(self, text: str) -> list[str]:
+        """The texts that a text's full blocks are known by."""
+        size = self.pool.block_size
+        return [text[: end * size] for end in range(1, len(text) // size + 1)]
+
+    def find(self, text: str) -> tuple[int, ...]:
+        found = self.pool.find(content.encode() for content in self.contents(text))
+        assert [self.written[block_id] for block_id in found] == self.contents(text)[: len(found)]
+        return found
+
+    def write(self, owner: str, first_block: int) -> None:
+        """The owner's text is computed: all blocks from `first_block` on are written, the full ones made known."""
+        table, text = self.owned[owner], self.texts[owner]
+        for index, content in enumerate(self.contents(text)):
+            if index >= first_block:
+                self.written[table[index]] = content
+                self.pool.remember(owner, index, content.encode())
+        for block_id in table[max(first_block, len(self.contents(text))) :]:
+            self.written.pop(block_id, None)
+
+    @rule(owner=OWNERS, text=TEXTS, reuses=st.booleans(), spare=st.integers(0, 3))
+    def allocate(self, owner: str, text: str, reuses: bool, spare: int) -> None:
         """An allocation succeeds exactly where the pool said it would and the owner has nothing."""
-        if owner in self.owned or not self.pool.can_allocate(tokens):
+        reused = self.find(text) if reuses else ()
+        if owner in self.owned or not self.pool.can_allocate(len(text), reused):
             with pytest.raises(KvBlocksError):
-                self.pool.allocate(owner, tokens)
+                self.pool.allocate(owner, len(text), reused)
             return
-        blocks = self.pool.allocate(owner, tokens)
-        assert len(blocks) * self.pool.block_size >= tokens > (len(blocks) - 1) * self.pool.block_size
-        taken = {block for table in self.owned.values() for block in table}
-        assert list(blocks) == [block for block in range(self.pool.num_blocks) if block not in taken][: len(blocks)]
-        self.owned[owner] = blocks
+        leaves_spare = self.pool.can_allocate(len(text), reused, spare)
+        self.owned[owner] = blocks = self.pool.allocate(owner, len(text), reused)
+        self.texts[owner] = text
+        assert leaves_spare == (self.pool.free_blocks >= spare)
+        assert len(blocks) == self.pool.blocks_for(len(text))
+        assert blocks[: len(reused)] == reused
+        self.write(owner, len(reused))
+
+    @precondition(lambda self: self.owned)
+    @rule(data=st.data(), more=st.text("xy", max_size=8))
+    def extend(self, data: st.DataObject, more: str) -> None:
+        """A sequence grows by what it lacks; what it had stays where it was."""
+        owner = data.draw(st.sampled_from(sorted(self.owned)))
+        text = self.texts[owner] + more
+        if not self.pool.can_extend(owner, len(text)):
+            with pytest.raises(KvBlocksError):
+                self.pool.extend(owner, len(text))
+            return
+        before, full = self.owned[owner], len(self.contents(self.texts[owner]))
+        self.owned[owner], self.texts[owner] = self.pool.extend(owner, len(text)), text
+        assert self.owned[owner][: len(before)] == before
+        assert len(self.owned[owner]) == self.pool.blocks_for(len(text))
+        self.write(owner, full)
+
+    @rule(owner=OWNERS, text=TEXTS)
+    def reserve_and_reuse(self, owner: str, text: str) -> None:
+        """Reserved before its text is known, then begun with what others wrote."""
+        if owner in self.owned or not self.pool.can_allocate(len(text)):
+            return
+        reserved = self.pool.allocate(owner, len(text))
+        for block_id in reserved:
+            self.written.pop(block_id, None)
+        reused = self.find(text)
+        self.owned[owner], self.texts[owner] = self.pool.reuse(owner, reused), text
+        assert self.owned[owner] == reused + reserved[len(reused) :]
+        self.write(owner, len(reused))
 
     @rule(owner=OWNERS)
     def free(self, owner: str) -> None:
         """Whatever was given comes back, once."""
         if owner in self.owned:
+            del self.texts[owner]
             assert self.pool.free(owner) == len(self.owned.pop(owner))
         else:
             with pytest.raises(KvBlocksError):
@@ -55,16 +114,24 @@ class BlockAccounting(RuleBasedStateMachine):
         assert self.pool.can_allocate(self.pool.num_blocks * self.pool.block_size)
 
     @invariant()
-    def every_block_is_free_or_owned_once(self) -> None:
-        tables = [self.pool.owned_by(owner) for owner in "abcdefgh"]
-        blocks = [block for table in tables for block in table]
-        assert len(blocks) == len(set(blocks))
-        assert set(blocks) <= set(range(self.pool.num_blocks))
-        assert self.pool.free_blocks + len(blocks) == self.pool.num_blocks
-        assert self.pool.used_blocks == len(blocks)
+    def every_block_is_free_cached_or_referenced(self) -> None:
+        references = Counter(block for table in self.owned.values() for block in table)
+        assert set(references) <= set(range(self.pool.num_blocks))
+        assert self.pool.used_blocks == len(references)
+        assert self.pool.free_blocks == self.pool.num_blocks - len(references)
+        assert 0 <= self.pool.cached_blocks <= self.pool.free_blocks
         assert self.pool.owners == len(self.owned)
         assert {owner: self.pool.owned_by(owner) for owner in self.owned} == self.owned
 
+    @invariant()
+    def nobody_shares_what_is_not_the_same(self) -> None:
+        """A table's full blocks hold its own text, and its begun block is its own."""
+        for owner, text in self.texts.items():
+            full = self.contents(text)
+            assert [self.written.get(block_id) for block_id in self.owned[owner][: len(full)]] == full
+            for block_id in self.owned[owner][len(full) :]:
+                assert sum(block_id in table for table in self.owned.values()) == 1
+
 
 TestBlockAccounting = BlockAccounting.TestCase
-TestBlockAccounting.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockAccounting.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

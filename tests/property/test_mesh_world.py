@@ -8,8 +8,10 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Drain, Pool
 from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(
@@ -23,13 +25,25 @@ POOLS = st.sampled_from(
 )
 #: Longest iteration and longest push, seconds: a fast mesh, slow engines, slow links.
 PACES = st.sampled_from([(0.02, 0.05), (1.5, 0.1), (0.05, 1.5)])
-MAX_PROMPT, MAX_NEW = 20, 12
+#: Prompts whole and in parts, blocks on demand and all at once.
+POLICIES = st.builds(
+    WorkerPolicy,
+    st.builds(BatchLimits, st.just(4), st.just(12), st.none() | st.integers(4, 16)),
+    st.sampled_from([Reserve.ON_DEMAND, Reserve.ON_DEMAND, Reserve.MAX_TOKENS]),
+    watermark=st.sampled_from([0.0, 0.01, 0.2]),
+    max_preemptions=st.integers(1, 3),
+    prefix_caching=st.booleans(),
+    max_in_flight=st.sampled_from([1, 1, 3]),
+) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
+MAX_PROMPT, MAX_NEW = 20, 24
 
 
-def world_of(seed: int, pools: list[Pool], num_blocks: int, pace: tuple[float, float], count: int) -> MeshWorld:
+def world_of(
+    seed: int, pools: list[Pool], num_blocks: int, pace: tuple[float, float], policy: WorkerPolicy, count: int
+) -> MeshWorld:
     """A mesh into which `count` requests come within two seconds."""
     rng = random.Random(seed)
-    world = MeshWorld(rng, pools, num_blocks, SchedulerLimits(max_queue_s=1000.0), *pace)
+    world = MeshWorld(rng, pools, num_blocks, SchedulerLimits(max_queue_s=1000.0), policy, *pace)
     world.run_until(world.now + 1.0)
     for number in range(count):
         prompt, new = rng.randint(1, MAX_PROMPT), rng.randint(1, MAX_NEW)
@@ -60,16 +74,16 @@ def assert_served(world: MeshWorld) -> None:
     for request_id, ending in world.ended.items():
         assert ending in ("length", "no_workers")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.specs[request_id][1].max_new_tokens
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 24))
-def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, count):
+@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24))
+def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, policy, count):
     """Without failures every request ends by length, with exactly its tokens, in one attempt."""
-    world = world_of(seed, pools, num_blocks, pace, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count)
     settle(world, count)
-    for request_id, (_, stop) in world.specs.items():
+    for request_id, stop in world.stops.items():
         assert world.ended[request_id] == "length"
         assert len(world.delivered[request_id]) == stop.max_new_tokens
         assert world.attempts[request_id] == 1
@@ -77,27 +91,34 @@ def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_block
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 24))
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(seed, pools, num_blocks, pace, count):
+@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24))
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(seed, pools, num_blocks, pace, policy, count):
     """Half of the clients leave, in every phase of their requests; the others get every token."""
-    world = world_of(seed, pools, num_blocks, pace, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count)
     for number in range(0, count, 2):
-        world.at(world.rng.uniform(0.5, 5), lambda n=number: f"r{n}" in world.specs and world.close(f"r{n}"))
+        world.at(world.rng.uniform(0.5, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
     settle(world, count)
     for request_id, ending in world.ended.items():
         assert ending in ("length", "closed")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.specs[request_id][1].max_new_tokens
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
     assert_nothing_held(world)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.integers(0, 2**32), POOLS, st.integers(8, 24), PACES, st.integers(1, 16), st.integers(0, 4), st.integers(0, 1)
+    st.integers(0, 2**32),
+    POOLS,
+    st.integers(11, 24),
+    PACES,
+    POLICIES,
+    st.integers(1, 16),
+    st.integers(0, 4),
+    st.integers(0, 1),
 )
-def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, pace, count, kills, drains):
+def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, pace, policy, count, kills, drains):
     """Workers die without a word and come back, or leave by order; every request still gets every token."""
-    world = world_of(seed, pools, num_blocks, pace, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count)
     rng = world.rng
 
     def kill(number: int, back_s: float) -> None:
@@ -124,15 +145,16 @@ def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, 
 @given(
     st.integers(0, 2**32),
     POOLS,
-    st.integers(8, 24),
+    st.integers(11, 24),
     PACES,
+    POLICIES,
     st.integers(1, 16),
     st.integers(0, 4),
     st.sampled_from([0.0, 0.05, 0.3]),
 )
-def test_stalls_and_lost_messages_cost_nobody_a_token(seed, pools, num_blocks, pace, count, stalls, loss):
+def test_stalls_and_lost_messages_cost_nobody_a_token(seed, pools, num_blocks, pace, policy, count, stalls, loss):
     """Workers do nothing for up to 4 s and go on where they were; one message in three is lost at most, for 10 s."""
-    world = world_of(seed, pools, num_blocks, pace, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count)
     rng = world.rng
     world.loss = loss
     world.at(10.0, lambda: setattr(world, "loss", 0.0))

@@ -129,7 +129,7 @@ def _row(status_: MemberStatus) -> list[str]:
     used = load.kv_blocks_total - load.kv_blocks_free
     return [
         *cells,
-        f"{load.waiting} / {load.waiting_for_kv} / {load.running} / {load.migrating}",
+        f"{load.waiting + load.preempted} / {load.waiting_for_kv} / {load.running} / {load.migrating}",
         f"{load.pending_prompt_tokens:,}",
         f"{load.owed_tokens:,}",
         f"{used:,} of {load.kv_blocks_total:,} ({used / load.kv_blocks_total:.0%})",

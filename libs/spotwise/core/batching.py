@@ -2,10 +2,13 @@
 
 Law: iteration-level scheduling (Orca, section 4.1) with selective batching left to the engine: decode rows and prefill rows
 share one iteration. Prompts are first come, first served, at most `max_prompt_tokens` of them a batch (Splitwise, section
-4.3: throughput falls beyond 2,048); a longer prompt runs alone among prompts.
+4.3: throughput falls beyond 2,048); a longer prompt runs alone among prompts. Where `max_num_batched_tokens` is set, prompts
+are cut instead: decodes have their tokens first, the prompts in order of arrival what is left (chunked prefill:
+Sarathi-Serve, section 4), so that no iteration is longer than that, whatever prompts come.
 
 Invariants: rows come out in order of arrival; no batch holds more than `max_num_seqs` rows; a prompt is never passed over
-in favour of a later one.
+in favour of a later one; at most one prompt of a batch is cut short, and it is the last; the first prompt offered always
+gets a token, so that decodes cannot starve it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ class BatchRow:
     Attributes:
         sequence_id: the attempt.
         first_position: position of the first token computed, which is how many have their KV already.
-        num_tokens: tokens computed in this iteration: all that are uncomputed in a prefill, 1 in a decode.
+        num_tokens: tokens computed in this iteration: 1 in a decode, all that are uncomputed or a part of them in a prefill.
         block_ids: the sequence's block table; position p lives in block `block_ids[p // block_size]`.
     """
 
@@ -31,7 +34,7 @@ class BatchRow:
 
     @property
     def is_decode(self) -> bool:
-        """Whether this row computes a token that was sampled, and not a prompt."""
+        """Whether this row computes one token after others, as all decodes do."""
         return self.num_tokens == 1 and self.first_position > 0
 
 
@@ -48,15 +51,30 @@ class BatchLimits:
 
     Attributes:
         max_num_seqs: rows at most.
-        max_prompt_tokens: prompt tokens at most, unless one prompt alone is longer.
+        max_prompt_tokens: prompt tokens at most, unless one whole prompt alone is longer.
+        max_num_batched_tokens: tokens at most, decodes included; prompts are cut to fit. `None` runs prompts whole. At least
+            `max_num_seqs`, so that a full batch of decodes and a prompt always has a token for the prompt.
     """
 
     max_num_seqs: int = 256
     max_prompt_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1 or self.max_prompt_tokens < 1:
             raise ValueError("max_num_seqs and max_prompt_tokens must be at least 1")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs {self.max_num_seqs}; "
+                "an iteration needs a token for each of its sequences"
+            )
+
+    def prompt_budget(self, decodes: int) -> int:
+        """Return the prompt tokens of an iteration in which `decodes` sequences want to decode."""
+        if self.max_num_batched_tokens is None:
+            return self.max_prompt_tokens
+        # A prompt that has a row leaves the decodes one row less.
+        return min(self.max_prompt_tokens, self.max_num_batched_tokens - min(decodes, self.max_num_seqs - 1))
 
 
 @dataclass(slots=True)
@@ -64,9 +82,14 @@ class BatchBuilder:
     """Collects rows for one iteration; asked in order of arrival, it enforces the limits.
 
     Prompts are first come, first served: once one is turned away, later prompts are too, while decodes go on.
+
+    Attributes:
+        limits: of the iteration.
+        decodes: how many sequences want to decode; they have their tokens before any prompt.
     """
 
     limits: BatchLimits
+    decodes: int = 0
     rows: list[BatchRow] = field(default_factory=list)
     _prompt_tokens: int = 0
     _prompts_closed: bool = False
@@ -76,19 +99,24 @@ class BatchBuilder:
         """Whether no row of any kind has room."""
         return len(self.rows) >= self.limits.max_num_seqs
 
-    def takes_prompt(self, prompt_tokens: int) -> bool:
-        """Tell whether a prompt may join; a refusal closes the batch for all later prompts."""
-        fits = self._prompt_tokens == 0 or self._prompt_tokens + prompt_tokens <= self.limits.max_prompt_tokens
-        if self._prompts_closed or self.is_full or not fits:
-            self._prompts_closed = True
-        return not self._prompts_closed
+    def room_for_prompt(self, prompt_tokens: int) -> int:
+        """Return how many of a prompt's tokens may join: all, or where prompts are cut a first part, or none.
 
-    def close_for_prompts(self) -> None:
-        """Let no later prompt pass one that had no memory."""
+        A prompt that does not get all it wants closes the batch for later prompts.
+        """
+        if self._prompts_closed or self.is_full:
+            self._prompts_closed = True
+            return 0
+        room = self.limits.prompt_budget(self.decodes) - self._prompt_tokens
+        if prompt_tokens <= room:
+            return prompt_tokens
         self._prompts_closed = True
+        if self.limits.max_num_batched_tokens is not None:
+            return room
+        return prompt_tokens if self._prompt_tokens == 0 else 0
 
     def add_prompt(self, row: BatchRow) -> None:
-        """Add a prefill row that `takes_prompt` admitted."""
+        """Add a prefill row with the tokens that `room_for_prompt` gave."""
         self._prompt_tokens += row.num_tokens
         self.rows.append(row)
 

@@ -12,7 +12,8 @@ A worker's queue is what its last heartbeat reported plus what was assigned to i
 are derived from reports and cannot drift.
 
 Invariants: ties go to the smaller worker id; a worker that is not READY is never chosen; a token worker is chosen only if its
-known free blocks hold the whole request; prompts for another worker are computed in the prompt pool only.
+known free blocks hold what it reserves for the request, and all its blocks the whole request; prompts for another worker are
+computed in the prompt pool only.
 """
 
 from __future__ import annotations
@@ -73,12 +74,21 @@ class WorkerView:
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that nobody has been promised."""
-        return self.load.kv_blocks_free - sum(assignment.kv_blocks for assignment in self.unseen)
+        """KV blocks that a newcomer may have and that nobody has been promised."""
+        return (
+            self.load.kv_blocks_free
+            - self.load.kv_blocks_kept
+            - sum(assignment.kv_blocks for assignment in self.unseen)
+        )
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that `tokens` tokens fill on this worker."""
         return -(-tokens // self.load.kv_block_size)
+
+    def blocks_to_reserve(self, prompt_tokens: int, max_new_tokens: int) -> int:
+        """Blocks that this worker takes for a request when it reserves them."""
+        ahead = self.load.reserved_new_tokens
+        return self.blocks_for(prompt_tokens + (max_new_tokens if ahead is None else min(max_new_tokens, ahead)))
 
     def could_ever_hold(self, tokens: int) -> bool:
         """Tell whether the worker, empty, would hold the request."""
@@ -100,18 +110,23 @@ def _first_pool(workers: Iterable[WorkerView], order: tuple[Pool, ...]) -> list[
 
 
 def choose_workers(
-    workers: Iterable[WorkerView], prompt_tokens: int, kv_tokens: int, extra: Callable[[WorkerView], int]
+    workers: Iterable[WorkerView], prompt_tokens: int, max_new_tokens: int, extra: Callable[[WorkerView], int]
 ) -> tuple[WorkerView, WorkerView] | None:
     """Return the prompt worker and the token worker of a request, or `None` where none has room now.
 
     Args:
         workers: all of them.
         prompt_tokens: of the request; a prompt worker whose cache cannot hold them is passed over.
-        kv_tokens: what the token worker reserves.
+        max_new_tokens: of the request.
         extra: prompt tokens meant for a worker and not yet sent to it.
     """
     views = list(workers)
-    roomy = [w for w in _first_pool(views, _TOKEN_ORDER) if w.free_blocks >= w.blocks_for(kv_tokens)]
+    roomy = [
+        worker
+        for worker in _first_pool(views, _TOKEN_ORDER)
+        if worker.could_ever_hold(prompt_tokens + max_new_tokens)
+        and worker.free_blocks >= worker.blocks_to_reserve(prompt_tokens, max_new_tokens)
+    ]
     token_worker = min(roomy, key=lambda worker: (worker.owed_tokens, worker.member.id), default=None)
     if token_worker is None:
         return None

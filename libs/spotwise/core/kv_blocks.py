@@ -1,15 +1,22 @@
-"""Who owns which KV block.
+"""Who owns which KV block, and which blocks still hold something worth keeping.
 
 Law: the KV cache is cut into blocks of `block_size` tokens; a sequence owns whole blocks, listed in its block table (paged
-KV cache, as PagedAttention has it). Blocks are given lowest number first, so that tables tend to be contiguous runs.
+KV cache, as PagedAttention has it). A full block whose content is known by a hash may be in several tables at once; nobody
+writes into it any more. When its last owner lets it go it stays *cached*: free for whoever needs a block, and found again
+by its content until then. Cached blocks are given away after all others, the least recently used first.
 
-Invariants: every block is free or owned by exactly one owner; `free_blocks + sum of owned == num_blocks` always; giving back
-what is not owned raises.
+Source: automatic prefix caching as vLLM has it (hash of the block's tokens and of all before them, reference counts, LRU).
+
+Invariants: every block is free, cached or referenced; a block's references are the tables it is in; `free_blocks` are those
+that are free or cached; a content names one block at most; giving back what is not owned raises. Blocks without content are
+given lowest number first, so that tables tend to be contiguous runs.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 
 class KvBlocksError(RuntimeError):
@@ -25,17 +32,28 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()  #: least recently used first
+        self._references: Counter[int] = Counter()
         self._owned: dict[str, tuple[int, ...]] = {}
+        self._content_of: dict[int, bytes] = {}
+        self._block_with: dict[bytes, int] = {}
+
+    # --- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody owns."""
-        return len(self._free)
+        """Blocks that nobody owns, cached ones included."""
+        return len(self._free) + len(self._cached)
 
     @property
     def used_blocks(self) -> int:
         """Blocks that somebody owns."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.free_blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks that nobody owns and that can still be found by their content."""
+        return len(self._cached)
 
     @property
     def owners(self) -> int:
@@ -46,32 +64,92 @@ class BlockPool:
         """Blocks that `tokens` tokens of KV fill."""
         return -(-tokens // self.block_size)
 
-    def can_allocate(self, tokens: int) -> bool:
-        """Tell whether blocks for `tokens` tokens are free now."""
-        return self.blocks_for(tokens) <= len(self._free)
-
     def could_ever_fit(self, tokens: int) -> bool:
         """Tell whether an empty pool would hold `tokens` tokens."""
         return self.blocks_for(tokens) <= self.num_blocks
 
-    def allocate(self, owner: str, tokens: int) -> tuple[int, ...]:
-        """Give `owner` blocks for `tokens` tokens and return their ids.
+    def can_allocate(self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0) -> bool:
+        """Tell whether `reused` and blocks that are free now hold `tokens` tokens, and `spare` blocks stay free."""
+        taken = sum(block_id in self._cached for block_id in reused)
+        return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks - taken
 
-        Raises:
-            KvBlocksError: not enough are free (ask `can_allocate` first), or the owner has blocks already.
-        """
-        needed = self.blocks_for(tokens)
-        if owner in self._owned:
-            raise KvBlocksError(f"{owner} owns blocks already")
-        if needed > len(self._free):
-            raise KvBlocksError(f"{needed} blocks asked, {len(self._free)} free")
-        block_ids = tuple(heapq.heappop(self._free) for _ in range(needed))
-        self._owned[owner] = block_ids
-        return block_ids
+    def can_extend(self, owner: str, tokens: int) -> bool:
+        """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
+        return self.blocks_for(tokens) - len(self.owned_by(owner)) <= self.free_blocks
 
     def owned_by(self, owner: str) -> tuple[int, ...]:
         """Return the owner's block table; empty where it owns nothing."""
         return self._owned.get(owner, ())
+
+    def find(self, contents: Iterable[bytes]) -> tuple[int, ...]:
+        """Return the blocks that hold these contents, up to the first content that no block holds."""
+        found: list[int] = []
+        for content in contents:
+            block_id = self._block_with.get(content)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return tuple(found)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, owner: str, tokens: int, reused: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Give `owner` blocks for `tokens` tokens, `reused` (from `find`) the first of them, and return their ids.
+
+        Raises:
+            KvBlocksError: not enough are free (ask `can_allocate` first), or the owner has blocks already.
+        """
+        if owner in self._owned:
+            raise KvBlocksError(f"{owner} owns blocks already")
+        if not self.can_allocate(tokens, reused):
+            raise KvBlocksError(f"{self.blocks_for(tokens)} blocks asked, {self.free_blocks} free")
+        self._share(reused)
+        self._owned[owner] = reused + self._take(self.blocks_for(tokens) - len(reused))
+        return self._owned[owner]
+
+    def extend(self, owner: str, tokens: int) -> tuple[int, ...]:
+        """Give an owner the blocks that it lacks for `tokens` tokens, and return its block table.
+
+        Raises:
+            KvBlocksError: not enough are free (ask `can_extend` first), or the owner has none yet.
+        """
+        if owner not in self._owned:
+            raise KvBlocksError(f"{owner} owns no blocks")
+        if not self.can_extend(owner, tokens):
+            raise KvBlocksError(f"{owner} lacks blocks for {tokens} tokens, {self.free_blocks} are free")
+        missing = self.blocks_for(tokens) - len(self._owned[owner])
+        if missing > 0:
+            self._owned[owner] += self._take(missing)
+        return self._owned[owner]
+
+    def reuse(self, owner: str, reused: tuple[int, ...]) -> tuple[int, ...]:
+        """Give an owner these blocks (from `find`) in place of its first ones, and return its block table.
+
+        Raises:
+            KvBlocksError: the owner has fewer blocks.
+        """
+        table = self.owned_by(owner)
+        if len(table) < len(reused):
+            raise KvBlocksError(f"{owner} owns {len(table)} blocks, {len(reused)} are to take their place")
+        self._share(reused)
+        self._let_go(table[: len(reused)])
+        self._owned[owner] = reused + table[len(reused) :]
+        return self._owned[owner]
+
+    def remember(self, owner: str, index: int, content: bytes) -> None:
+        """Note what block `index` of the owner's table holds: all its positions are written, and will not be again.
+
+        Where another block holds the same, that one stays the one to be found.
+
+        Raises:
+            KvBlocksError: the block holds something else already.
+        """
+        block_id = self._owned[owner][index]
+        if self._content_of.get(block_id, content) != content:
+            raise KvBlocksError(f"block {block_id} of {owner} holds something else already")
+        if content not in self._block_with:
+            self._content_of[block_id] = content
+            self._block_with[content] = block_id
 
     def free(self, owner: str) -> int:
         """Take all blocks of `owner` back and return how many they were.
@@ -83,6 +161,32 @@ class BlockPool:
             block_ids = self._owned.pop(owner)
         except KeyError:
             raise KvBlocksError(f"{owner} owns no blocks") from None
-        for block_id in block_ids:
-            heapq.heappush(self._free, block_id)
+        self._let_go(block_ids)
         return len(block_ids)
+
+    def _share(self, block_ids: tuple[int, ...]) -> None:
+        for block_id in block_ids:
+            self._cached.pop(block_id, None)
+            self._references[block_id] += 1
+
+    def _let_go(self, block_ids: tuple[int, ...]) -> None:
+        """Drop one reference each; the last block is forgotten first, because it is of no use without those before it."""
+        for block_id in reversed(block_ids):
+            self._references[block_id] -= 1
+            if self._references[block_id]:
+                continue
+            del self._references[block_id]
+            if block_id in self._content_of:
+                self._cached[block_id] = None
+            else:
+                heapq.heappush(self._free, block_id)
+
+    def _take(self, needed: int) -> tuple[int, ...]:
+        taken = [heapq.heappop(self._free) for _ in range(min(needed, len(self._free)))]
+        while len(taken) < needed:
+            block_id, _ = self._cached.popitem(last=False)
+            del self._block_with[self._content_of.pop(block_id)]
+            taken.append(block_id)
+        for block_id in taken:
+            self._references[block_id] = 1
+        return tuple(taken)

@@ -102,7 +102,7 @@ class ReserveKv:
     Attributes:
         scheduler_id: who asks, and gets `KvReserved` or `KvRefused`.
         assignment: the scheduler's running number; heartbeats echo the last one seen, so that its view can be reconciled.
-        kv_tokens: tokens to hold at most: prompt and all new ones.
+        kv_tokens: tokens to hold at most: prompt and all new ones; for how many blocks are held at once, the worker decides.
         owed_tokens: new tokens at most.
         lease_s: the reservation is dropped that long after its last renewal.
     """
@@ -198,6 +198,7 @@ class TokenDelta:
         error: says why, where `finish_reason` is ERROR.
         retryable: another attempt may succeed.
         queue_s: with a sequence's first token here: seconds from the order to its prefill.
+        cached_tokens: with a sequence's first token here: tokens of its prompt that needed no computing.
         logprobs, prompt_logprobs: where the client asked for them.
     """
 
@@ -208,6 +209,7 @@ class TokenDelta:
     error: str = ""
     retryable: bool = False
     queue_s: float | None = None
+    cached_tokens: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
@@ -264,7 +266,10 @@ class WorkerLoad:
         pending_prompt_tokens: prompt tokens not yet computed.
         owed_tokens: new tokens that reserved and running sequences may still produce.
         kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each.
-        waiting, waiting_for_kv, running, migrating: sequences by state.
+        kv_blocks_kept: of the free ones, how many a new reservation must leave to those that wait or grow.
+        reserved_new_tokens: of a request's new tokens, how many a reservation has blocks for at most; `None` for all.
+        waiting, waiting_for_kv, running, preempted, migrating: sequences by state.
+        preemptions: how many there were since the worker's start.
         assignments_seen: (scheduler id, last assignment number received) pairs.
     """
 
@@ -272,11 +277,15 @@ class WorkerLoad:
     owed_tokens: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
+    kv_blocks_kept: int = 0
     kv_block_size: int = 16
+    reserved_new_tokens: int | None = None
     waiting: int = 0
     waiting_for_kv: int = 0
     running: int = 0
+    preempted: int = 0
     migrating: int = 0
+    preemptions: int = 0
     assignments_seen: tuple[tuple[str, int], ...] = ()
 
 
@@ -320,7 +329,8 @@ class LedgerEntry:
     """One line of a request's ledger: what a member did for it.
 
     Attributes:
-        stage: `assigned`, `prefilled`, `handed_off`, `kv_received`, `decoded`, `failed`, `attempt_lost` or `completed`.
+        stage: `assigned`, `prefilled`, `handed_off`, `kv_received`, `preempted`, `decoded`, `failed`, `attempt_lost` or
+            `completed`.
         at_s: Unix time.
         facts: (name, value) pairs; names carry their unit.
     """

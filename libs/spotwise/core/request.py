@@ -24,6 +24,7 @@ class RequestState(StrEnum):
     WAITING = "waiting"  #: accepted; none of its iterations has run here
     WAITING_FOR_KV = "waiting_for_kv"  #: blocks are reserved here under a lease; its KV is computed elsewhere
     RUNNING = "running"  #: takes part in iterations here
+    PREEMPTED = "preempted"  #: lost its blocks to an earlier one; is computed again when there is room
     MIGRATING = "migrating"  #: its KV is on the way to another worker
     HANDED_OFF = "handed_off"  #: this holder's part is done; the request lives on elsewhere
     FINISHED_STOPPED = "finished_stopped"  #: a stop token, a stop string or the end of sequence
@@ -40,6 +41,8 @@ class RequestEvent(StrEnum):
     HANDOFF_STARTED = "handoff_started"
     HANDOFF_DELIVERED = "handoff_delivered"
     KV_ARRIVED = "kv_arrived"
+    PREEMPTED = "preempted"
+    RESUMED = "resumed"
     STOPPED = "stopped"
     LENGTH_REACHED = "length_reached"
     ABORTED = "aborted"
@@ -71,9 +74,11 @@ TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = Mappin
         _S.RUNNING: {
             **_ENDINGS,
             _E.HANDOFF_STARTED: _S.MIGRATING,
+            _E.PREEMPTED: _S.PREEMPTED,
             _E.STOPPED: _S.FINISHED_STOPPED,
             _E.LENGTH_REACHED: _S.FINISHED_LENGTH,
         },
+        _S.PREEMPTED: {**_ENDINGS, _E.RESUMED: _S.RUNNING},
         _S.MIGRATING: {**_ENDINGS, _E.HANDOFF_DELIVERED: _S.HANDED_OFF},
         _S.HANDED_OFF: {},
         _S.FINISHED_STOPPED: {},

@@ -184,7 +184,7 @@ class SchedulerRole:
         order = entry.order
         kv_tokens = order.prompt_tokens + order.max_new_tokens
         views = [self._workers[worker_id] for worker_id in sorted(self._workers)]
-        chosen = choose_workers(views, order.prompt_tokens, kv_tokens, self._intended_prompt_tokens)
+        chosen = choose_workers(views, order.prompt_tokens, order.max_new_tokens, self._intended_prompt_tokens)
         if chosen is None:
             return False
         prompt_worker, token_worker = chosen
@@ -192,8 +192,9 @@ class SchedulerRole:
         entry.reserving_since_s = now
         del self._queue[order.request_id]
         self._reserving[order.request_id] = None
+        kv_blocks = token_worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
         entry.reservation = self._next_assignment(
-            token_worker, now, owed_tokens=order.max_new_tokens, kv_blocks=token_worker.blocks_for(kv_tokens)
+            token_worker, now, owed_tokens=order.max_new_tokens, kv_blocks=kv_blocks
         )
         reservation = m.ReserveKv(
             request_id=order.request_id,

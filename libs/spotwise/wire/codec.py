@@ -79,14 +79,19 @@ def _target_from(target: worker.KvTarget) -> KvTarget:
 
 
 def _load_to(load: m.WorkerLoad) -> cluster.WorkerLoad:
-    proto = cluster.WorkerLoad(**{name: getattr(load, name) for name in _LOAD_COUNTS})
+    counts = {name: getattr(load, name) for name in _LOAD_COUNTS}
+    proto = cluster.WorkerLoad(**counts, reserved_new_tokens=load.reserved_new_tokens)
     proto.assignments_seen.update(dict(load.assignments_seen))
     return proto
 
 
 def _load_from(proto: cluster.WorkerLoad) -> m.WorkerLoad:
     counts = {name: getattr(proto, name) for name in _LOAD_COUNTS}
-    return m.WorkerLoad(**counts, assignments_seen=tuple(sorted(proto.assignments_seen.items())))
+    return m.WorkerLoad(
+        **counts,
+        reserved_new_tokens=proto.reserved_new_tokens if proto.HasField("reserved_new_tokens") else None,
+        assignments_seen=tuple(sorted(proto.assignments_seen.items())),
+    )
 
 
 _LOAD_COUNTS = (
@@ -94,11 +99,14 @@ _LOAD_COUNTS = (
     "owed_tokens",
     "kv_blocks_total",
     "kv_blocks_free",
+    "kv_blocks_kept",
     "kv_block_size",
     "waiting",
     "waiting_for_kv",
     "running",
+    "preempted",
     "migrating",
+    "preemptions",
 )
 
 

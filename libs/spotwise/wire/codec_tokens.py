@@ -119,6 +119,7 @@ def batch_from(proto: pb.TokenBatch) -> TokenBatch:
             error=extra.error,
             retryable=extra.retryable,
             queue_s=extra.queue_s if extra.HasField("queue_s") else None,
+            cached_tokens=extra.cached_tokens if extra.HasField("cached_tokens") else None,
             logprobs=_logprobs_from(extra.logprobs) if extra.HasField("logprobs") else None,
             prompt_logprobs=tuple(_logprobs_from(entry) for entry in extra.prompt_logprobs)
             if extra.has_prompt_logprobs
@@ -132,6 +133,7 @@ def _has_extra(delta: TokenDelta) -> bool:
         delta.finish_reason is not None
         or delta.token_id is None
         or delta.queue_s is not None
+        or delta.cached_tokens is not None
         or delta.logprobs is not None
         or delta.prompt_logprobs is not None
     )
@@ -145,6 +147,7 @@ def _extra_to(position: int, delta: TokenDelta) -> pb.TokenExtra:
         error=delta.error,
         retryable=delta.retryable,
         queue_s=delta.queue_s,
+        cached_tokens=delta.cached_tokens,
         logprobs=_logprobs_to(delta.logprobs) if delta.logprobs else None,
         has_prompt_logprobs=delta.prompt_logprobs is not None,
         prompt_logprobs=[_logprobs_to(entry) for entry in delta.prompt_logprobs or ()],

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import psutil
 
-from spotwise.core.batching import BatchLimits
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import Member, RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import (
@@ -38,15 +38,15 @@ class WorkerRuntime:
         host: this member.
         engine: its engine.
         transport: its KV listener, not started yet.
-        limits: of one iteration.
+        policy: how it batches and gives memory.
     """
 
-    def __init__(self, host: ServiceHost, engine: EngineThread, transport: KvTransport, limits: BatchLimits) -> None:
+    def __init__(self, host: ServiceHost, engine: EngineThread, transport: KvTransport, policy: WorkerPolicy) -> None:
         self._host = host
         self._engine = engine
         self._transport = transport
         pool = BlockPool(engine.engine.num_blocks, engine.engine.block_size)
-        self.role = WorkerRole(host.id, host.member.incarnation, transport.address, pool, limits)
+        self.role = WorkerRole(host.id, host.member.incarnation, transport.address, pool, policy)
         self._loop = RoleLoop(
             self.role,
             host.clock,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 
-from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import MemberKind, Pool
 from spotwise.engine.engine import EngineConfig
 from spotwise.engine.errors import ModelError
@@ -44,8 +43,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         await transport.start()
         stack.push_async_callback(transport.close)
         host.introduce(transfer_address=transport.address)
-        limits = BatchLimits(settings.max_num_seqs, settings.max_prompt_tokens)
-        runtime = WorkerRuntime(host, engine, transport, limits)
+        runtime = WorkerRuntime(host, engine, transport, settings.policy())
         await runtime.start()
         await host.run()
 

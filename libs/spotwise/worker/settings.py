@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Pool
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from spotwise.mesh.settings import ModelServiceSettings
 
 
@@ -24,9 +26,41 @@ class WorkerSettings(ModelServiceSettings):
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
     max_prompt_tokens: int = Field(2048, ge=1, description="prompt tokens of one batch at most")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="tokens of one iteration at most, prompts are cut to fit; whole prompts where unset"
+    )
+    reserve: Reserve = Field(
+        Reserve.ON_DEMAND,
+        description="blocks for tokens to come: on_demand (with preemption) or max_tokens (all at once)",
+    )
+    kv_watermark: float = Field(
+        0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where other sequences run"
+    )
+    max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
+    prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
+    batching: Batching = Field(
+        Batching.ITERATION_LEVEL,
+        description="iteration_level, or request_level: a batch runs until all of it has ended (to compare with)",
+    )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
+
+    @model_validator(mode="after")
+    def _policy_fits(self) -> Self:
+        self.policy()
+        return self
+
+    def policy(self) -> WorkerPolicy:
+        """Return how the worker batches and gives memory.
+
+        Raises:
+            ValueError: settings contradict one another.
+        """
+        limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
+        return WorkerPolicy(
+            limits, self.reserve, self.kv_watermark, self.max_preemptions, self.prefix_caching, self.batching
+        )
 
     @property
     def core_ids(self) -> frozenset[int]:

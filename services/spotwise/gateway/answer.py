@@ -24,6 +24,9 @@ from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
 from spotwise.gateway.text import ChatText
 
+#: Tokens of an answer, in the API's words.
+Usage = dict[str, int | dict[str, int]]
+
 
 @dataclass(slots=True)
 class WholeChoice:
@@ -58,10 +61,10 @@ class Wording(Protocol):
     def delta(self, index: int, piece: Piece) -> bytes:
         """Return the event of a piece of choice `index`."""
 
-    def usage(self, usage: dict[str, int]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """Return the event that ends a stream whose client wants the usage."""
 
-    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, int]) -> bytes:
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """Return the body of an answer that is not streamed."""
 
 
@@ -161,13 +164,16 @@ class GenerationResponse(Response):
     def _answer_headers(self) -> dict[str, str]:
         return {"X-Request-Id": self._plan.api_id}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> Usage:
+        """Count tokens: a prompt once, however many choices answer it, and as cached what its first choice found cached."""
+        first_choices = {id(choice.prompt): choice for choice in reversed(self._choices)}
         prompt_tokens = self._plan.prompt_tokens
         completion_tokens = sum(choice.output_tokens for choice in self._choices)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first_choices.values())},
         }
 
 

@@ -69,6 +69,7 @@ class Choice:
 
     Attributes:
         output_tokens: counted so far.
+        cached_tokens: prompt tokens whose KV was there already.
         prompt: what it answers.
     """
 
@@ -81,12 +82,13 @@ class Choice:
         "_started",
         "_text",
         "_with_logprobs",
+        "cached_tokens",
         "output_tokens",
         "prompt",
     )
 
     def __init__(self, text: ChatText, rules: TextRules, prompt: PromptTokens, with_logprobs: bool) -> None:
-        self.output_tokens = 0
+        self.output_tokens = self.cached_tokens = 0
         self.prompt = prompt
         self._text = text
         self._rules = rules
@@ -117,6 +119,7 @@ class Choice:
 
     def _begin(self, piece: Piece, batch: GeneratedTokens) -> None:
         self._started = piece.is_first = True
+        self.cached_tokens = batch.cached_tokens
         if self.prompt.echo is None:
             return
         piece.text = self.prompt.echo

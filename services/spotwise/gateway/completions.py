@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from spotwise.gateway.answer import WholeChoice
+from spotwise.gateway.answer import Usage, WholeChoice
 from spotwise.gateway.choice import Piece, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import bad_request
@@ -115,11 +115,11 @@ class CompletionWording:
                 choice["prompt_token_ids"] = self._plan.sequences[index].prompt.token_ids
         return event(self._chunk([choice]))
 
-    def usage(self, usage: dict[str, int]) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """Return the chunk without choices that holds the usage."""
         return event(self._chunk([]) | {"usage": usage})
 
-    def whole(self, choices: Sequence[WholeChoice], usage: dict[str, int]) -> bytes:
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         """Return the `text_completion` object."""
         worded = []
         for index, choice in enumerate(choices):

@@ -39,10 +39,12 @@ class GeneratedTokens:
     Attributes:
         tokens: one or more; none in a first item that only says that the mesh accepted the sequence.
         finish_reason: set on the last item.
+        cached_tokens: with the first token: prompt tokens whose KV was there already.
     """
 
     tokens: tuple[SampledToken, ...]
     finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,9 +129,7 @@ class MeshGeneration:
 
     async def _tick(self) -> None:
         self._loop.feed(Tick())
-        loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
-        if total := sum(load.kv_blocks_total for load in loads):
-            self._metrics.kv_cache_usage.set(1 - sum(load.kv_blocks_free for load in loads) / total)
+        self._metrics.observe_workers(self._role.membership.workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -198,7 +196,15 @@ class MeshGeneration:
             for delta in command.tokens
             if delta.token_id is not None
         )
-        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason))
+        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason, self._cached_tokens(command)))
+
+    def _cached_tokens(self, command: g.Deliver) -> int:
+        """Prompt tokens that needed no computing; later attempts compute tokens that the client has, and do not count."""
+        stream, first = self._streams.get(command.request_id), command.tokens[0]
+        if stream is None or first.token_index > 0 or first.cached_tokens is None:
+            return 0
+        self._metrics.count_cached(len(stream.spec.prompt_token_ids), first.cached_tokens)
+        return first.cached_tokens
 
     def _observe_queue_time(self, command: g.Deliver) -> None:
         """The wait for workers, measured here, and the wait on the prompt worker, measured there."""

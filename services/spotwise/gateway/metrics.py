@@ -8,8 +8,11 @@ who hears from the workers.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from spotwise.core.messages import Member
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -35,8 +38,6 @@ class GatewayMetrics:
     Attributes:
         registry: as given.
         queue_time_s: histogram; seconds that a sequence waited before its prefill began.
-        kv_cache_usage: gauge; share of the workers' KV blocks in use, 0 to 1.
-        preemptions: counter of sequences that had to leave a batch.
     """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
@@ -58,10 +59,13 @@ class GatewayMetrics:
         self.queue_time_s = histogram("vllm:request_queue_time_seconds", "Arrival to prefill.", _REQUEST_BUCKETS)
         self._running = gauge("vllm:num_requests_running", "Sequences that have tokens and want more.")
         self._waiting = gauge("vllm:num_requests_waiting", "Sequences without a token yet.")
-        self.kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens that clients got.")
-        self.preemptions = counter("vllm:num_preemptions", "Sequences that had to leave a batch.")
+        self._preemptions = counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one.")
+        self._preemptions_heard: dict[str, tuple[int, int]] = {}
+        self._prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
+        self._prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens whose KV was there already.")
         self._model_name = model_name
         self._success = Counter(
             "vllm:request_success", "Sequences by their end.", ("model_name", "finished_reason"), registry=registry
@@ -73,6 +77,22 @@ class GatewayMetrics:
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""
         self._prompt_tokens.inc(prompt_tokens)
+
+    def count_cached(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count a sequence's prompt tokens, and those of them that needed no computing."""
+        self._prefix_queries.inc(prompt_tokens)
+        self._prefix_hits.inc(cached_tokens)
+
+    def observe_workers(self, workers: Iterable[Member]) -> None:
+        """Take in the last heartbeats of the workers that are there."""
+        loads = [(worker, worker.load) for worker in workers if worker.load is not None]
+        if total := sum(load.kv_blocks_total for _, load in loads):
+            self._kv_cache_usage.set(1 - sum(load.kv_blocks_free for _, load in loads) / total)
+        for worker, load in loads:
+            incarnation, heard = self._preemptions_heard.get(worker.id, (None, 0))
+            if incarnation == worker.incarnation:
+                self._preemptions.inc(load.preemptions - heard)
+            self._preemptions_heard[worker.id] = (worker.incarnation, load.preemptions)
 
     def count_error(self, code: str) -> None:
         """Count an error that a client was told."""

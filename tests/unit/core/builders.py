@@ -18,6 +18,8 @@ def worker_member(
     state: m.MemberState = m.MemberState.READY,
     blocks: int = 100,
     free: int | None = None,
+    kept: int = 0,
+    reserved_new_tokens: int | None = None,
     pending: int = 0,
     owed: int = 0,
     seen: tuple[tuple[str, int], ...] = (),
@@ -28,7 +30,9 @@ def worker_member(
         owed_tokens=owed,
         kv_blocks_total=blocks,
         kv_blocks_free=blocks if free is None else free,
+        kv_blocks_kept=kept,
         kv_block_size=16,
+        reserved_new_tokens=reserved_new_tokens,
         assignments_seen=seen,
     )
     kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER

@@ -19,10 +19,14 @@ def builder(max_num_seqs: int = 8, max_prompt_tokens: int = 100) -> BatchBuilder
     return BatchBuilder(BatchLimits(max_num_seqs, max_prompt_tokens))
 
 
-def offer(batch: BatchBuilder, name: str, tokens: int) -> bool:
-    """Ask, and add where welcome."""
-    if taken := batch.takes_prompt(tokens):
-        batch.add_prompt(prompt(name, tokens))
+def cutting(max_num_batched_tokens: int, decodes: int = 0, max_prompt_tokens: int = 100) -> BatchBuilder:
+    return BatchBuilder(BatchLimits(8, max_prompt_tokens, max_num_batched_tokens), decodes)
+
+
+def offer(batch: BatchBuilder, name: str, tokens: int) -> int:
+    """Ask, and add what is welcome."""
+    if taken := batch.room_for_prompt(tokens):
+        batch.add_prompt(prompt(name, taken))
     return taken
 
 
@@ -80,14 +84,6 @@ def test_once_a_prompt_is_refused_later_ones_are_too_while_decodes_go_on() -> No
     assert [row.sequence_id for row in batch.rows] == ["a", "d"]
 
 
-def test_a_prompt_without_memory_holds_back_later_prompts() -> None:
-    """The order holds whatever the reason that a prompt waits."""
-    batch = builder()
-    batch.close_for_prompts()
-    assert not batch.takes_prompt(1)
-    assert not batch.is_full
-
-
 def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
     """Decodes and prompts count alike."""
     batch = builder(max_num_seqs=2)
@@ -95,7 +91,39 @@ def test_no_row_of_any_kind_beyond_max_num_seqs() -> None:
     assert not batch.is_full
     assert offer(batch, "b", 5)
     assert batch.is_full
-    assert not batch.takes_prompt(1)
+    assert not batch.room_for_prompt(1)
+
+
+def test_prompts_are_cut_to_what_the_decodes_leave() -> None:
+    """Three decodes of ten tokens leave seven; who comes after the one that was cut gets nothing."""
+    batch = cutting(10, decodes=3)
+    assert offer(batch, "a", 4) == 4
+    assert offer(batch, "b", 5) == 3
+    assert offer(batch, "c", 1) == 0
+
+
+def test_a_prompt_that_fits_exactly_is_whole_and_the_last() -> None:
+    """Nothing is left for the next."""
+    batch = cutting(10)
+    assert offer(batch, "a", 10) == 10
+    assert offer(batch, "b", 1) == 0
+
+
+def test_the_prompt_cap_holds_for_parts_of_prompts_too() -> None:
+    """A cap below the tokens of an iteration is the size of the parts."""
+    batch = cutting(50, decodes=5, max_prompt_tokens=20)
+    assert offer(batch, "long", 90) == 20
+
+
+def test_a_prompt_gets_a_token_however_many_want_to_decode() -> None:
+    """It has one of the rows, so one decode less has a token."""
+    assert offer(cutting(8, decodes=100), "a", 9) == 1
+
+
+def test_fewer_tokens_than_rows_are_refused() -> None:
+    """A full batch of decodes would leave a prompt nothing, for ever."""
+    with pytest.raises(ValueError, match="max_num_batched_tokens is 7 and max_num_seqs 8"):
+        BatchLimits(max_num_seqs=8, max_num_batched_tokens=7)
 
 
 @pytest.mark.parametrize(

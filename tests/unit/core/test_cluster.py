@@ -13,9 +13,9 @@ def choice(
     *members: Member, prompt_tokens: int = 16, kv_tokens: int = 32, extra: dict[str, int] | None = None
 ) -> tuple[str, str] | None:
     """Ids of the workers chosen."""
-    intended = extra or {}
+    intended, views = extra or {}, [WorkerView(member) for member in members]
     chosen = choose_workers(
-        [WorkerView(member) for member in members], prompt_tokens, kv_tokens, lambda w: intended.get(w.member.id, 0)
+        views, prompt_tokens, kv_tokens - prompt_tokens, lambda worker: intended.get(worker.member.id, 0)
     )
     return None if chosen is None else (chosen[0].member.id, chosen[1].member.id)
 
@@ -85,13 +85,24 @@ class TestPools:
 
 
 class TestRoom:
-    """A token worker is chosen only with room for the whole request."""
+    """A token worker is chosen only with room for what it reserves."""
 
     def test_the_shortest_queue_without_room_is_passed_over(self) -> None:
         """33 tokens fill 3 blocks of 16."""
         workers = [worker_member("p", Pool.PROMPT), worker_member("t1", free=2), worker_member("t2", free=3, owed=900)]
         assert choice(*workers, kv_tokens=33) == ("p", "t2")
         assert choice(*workers, kv_tokens=49) is None
+
+    def test_a_worker_that_reserves_on_demand_needs_room_for_the_first_token_only(self) -> None:
+        """16 prompt tokens and one more fill 2 blocks of 16, whatever comes later; its whole cache must hold all of it."""
+        assert choice(worker_member("t", free=2, reserved_new_tokens=1), kv_tokens=900) == ("t", "t")
+        assert choice(worker_member("t", free=1, reserved_new_tokens=1), kv_tokens=900) is None
+        assert choice(worker_member("t", blocks=3, reserved_new_tokens=1), kv_tokens=49) is None
+
+    def test_what_a_worker_keeps_for_those_it_has_is_no_room(self) -> None:
+        """Sequences that wait there for blocks, or grow, come before a newcomer."""
+        assert choice(worker_member("t", free=4, kept=2)) == ("t", "t")
+        assert choice(worker_member("t", free=4, kept=3)) is None
 
     def test_a_prompt_worker_that_could_never_hold_the_prompt_is_passed_over(self) -> None:
         """A busy one may wait for blocks; a small one would wait for ever."""

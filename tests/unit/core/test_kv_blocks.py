@@ -58,3 +58,95 @@ def test_misuse_raises_and_changes_nothing() -> None:
     with pytest.raises(KvBlocksError, match="a owns no blocks"):
         pool.free("a")
     assert pool.free_blocks == 4
+
+
+def pool_with(contents: dict[str, tuple[bytes, ...]], num_blocks: int = 4) -> BlockPool:
+    """A pool whose owners' first blocks have these contents."""
+    pool = BlockPool(num_blocks, 16)
+    for owner, known in contents.items():
+        pool.allocate(owner, 16 * len(known))
+        for index, content in enumerate(known):
+            pool.remember(owner, index, content)
+    return pool
+
+
+def test_a_block_with_content_is_found_while_it_is_owned_and_after() -> None:
+    """Freed, it counts as free, and is found until somebody else gets it."""
+    pool = pool_with({"a": (b"1", b"12")})
+    assert pool.find([b"1", b"12", b"123"]) == (0, 1)
+    assert pool.find([b"2", b"1"]) == ()
+    pool.free("a")
+    assert (pool.free_blocks, pool.cached_blocks) == (4, 2)
+    assert pool.allocate("b", 48, pool.find([b"1", b"12"])) == (0, 1, 2)
+    assert (pool.free_blocks, pool.cached_blocks) == (1, 0)
+
+
+def test_a_shared_block_is_free_when_its_last_owner_is_gone() -> None:
+    """Two owners, one block, two ways out."""
+    pool = pool_with({"a": (b"1",)})
+    pool.allocate("b", 32, pool.find([b"1"]))
+    assert (pool.used_blocks, pool.owned_by("b")) == (2, (0, 1))
+    pool.free("a")
+    assert pool.used_blocks == 2
+    pool.free("b")
+    assert (pool.used_blocks, pool.cached_blocks) == (0, 1)
+
+
+def test_blocks_without_content_are_given_away_first_then_the_least_recently_used() -> None:
+    """And of a sequence the last block before those it builds on."""
+    pool = pool_with({"old": (b"1", b"12"), "new": (b"2",)})
+    pool.free("old")
+    pool.free("new")
+    assert pool.allocate("x", 16) == (3,)
+    assert pool.allocate("y", 16) == (1,)
+    assert pool.find([b"1", b"12"]) == (0,)
+    assert pool.allocate("z", 32) == (0, 2)
+    assert pool.find([b"1"]) == pool.find([b"2"]) == ()
+
+
+def test_cached_blocks_that_are_reused_are_no_room_for_others() -> None:
+    """Two of the four free blocks are what is reused, so two are left for the rest."""
+    pool = pool_with({"a": (b"1", b"12")})
+    pool.free("a")
+    reused = pool.find([b"1", b"12"])
+    assert pool.can_allocate(64, reused)
+    assert not pool.can_allocate(65, reused)
+    assert not pool.can_allocate(64, reused, spare=1)
+
+
+def test_of_two_blocks_with_the_same_content_the_first_is_found() -> None:
+    """The other one is an ordinary block; freed, it holds nothing."""
+    pool = pool_with({"a": (b"1",), "b": (b"1",)})
+    pool.free("b")
+    assert (pool.find([b"1"]), pool.cached_blocks) == ((0,), 0)
+
+
+def test_a_block_does_not_change_its_content() -> None:
+    """Others may be reading it."""
+    pool = pool_with({"a": (b"1",)})
+    with pytest.raises(KvBlocksError, match="holds something else"):
+        pool.remember("a", 0, b"2")
+
+
+def test_reused_blocks_take_the_place_of_reserved_ones() -> None:
+    """Which are free again; more than there are to replace is a mistake."""
+    pool = pool_with({"a": (b"1",)})
+    pool.allocate("r", 32)
+    assert pool.reuse("r", pool.find([b"1"])) == (0, 2)
+    assert (pool.used_blocks, pool.free_blocks) == (2, 2)
+    pool.allocate("small", 0)
+    with pytest.raises(KvBlocksError, match="small owns 0 blocks, 1 are to take their place"):
+        pool.reuse("small", (0,))
+
+
+def test_growing_takes_what_is_missing_and_no_more() -> None:
+    """Nothing where the begun block has room; an error where nothing is owned or not enough is free."""
+    pool = BlockPool(3, 16)
+    pool.allocate("a", 10)
+    assert pool.extend("a", 16) == (0,)
+    assert pool.extend("a", 17) == (0, 1)
+    assert not pool.can_extend("a", 49)
+    with pytest.raises(KvBlocksError, match="a lacks blocks for 49 tokens, 1 are free"):
+        pool.extend("a", 49)
+    with pytest.raises(KvBlocksError, match="b owns no blocks"):
+        pool.extend("b", 1)

@@ -33,6 +33,7 @@ class FakeMesh:
     hung: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  #: the choices that wait so
     announces: bool = False  #: say at once that the sequence was accepted
     ready: bool = True
+    cached: dict[int, int] = field(default_factory=dict)  #: prompt tokens whose KV was there already, by choice
     specs: dict[str, SequenceSpec] = field(default_factory=dict)
     tokens_sent: dict[str, int] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
@@ -69,7 +70,8 @@ class FakeMesh:
                 if reason is not None or len(batch) == self.batch_tokens:
                     self.tokens_sent[request_id] += len(batch)
                     finished = reason is not None
-                    yield GeneratedTokens(tuple(batch), reason)
+                    is_first = self.tokens_sent[request_id] == len(batch)
+                    yield GeneratedTokens(tuple(batch), reason, self.cached.get(index, 0) if is_first else 0)
                     batch = []
                 if finished:
                     return

@@ -46,8 +46,16 @@ async def test_chat_completion(client: httpx.AsyncClient, mesh: FakeMesh) -> Non
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,
             "total_tokens": prompt_tokens + output_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
+
+
+async def test_cached_tokens_are_those_of_each_prompts_first_choice(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """A prompt counts once, so what its other choices found cached, from the first one perhaps, does not count."""
+    mesh.cached = {0: 16, 1: 32, 2: 48, 3: 64}
+    answer = await complete(client, prompt=["Hi", "Ho"], n=2)
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16 + 48}
 
 
 async def test_text_completion(client: httpx.AsyncClient) -> None:

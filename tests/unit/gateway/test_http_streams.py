@@ -102,6 +102,7 @@ async def test_usage_ends_the_stream_on_request(
     client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, Any]
 ) -> None:
     """One last event without choices; in all others usage is null."""
+    mesh.cached = {0: 16}
     events = await stream(client, path, body | {"n": 2, "stream_options": {"include_usage": True}})
     prompt_tokens = len(next(iter(mesh.specs.values())).prompt_token_ids)
     output_tokens = 2 * len(mesh.reply)
@@ -110,6 +111,7 @@ async def test_usage_ends_the_stream_on_request(
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": 16},
     }
     assert all(event["usage"] is None for event in events[:-1])
 

@@ -93,7 +93,7 @@ async def test_a_request_without_its_record_fails_and_may_be_tried_again(
     if written:
         await mesh.write("r", PROMPT, 3, stream_id=1)
     stream = m.StreamRef("gateway", 1)
-    await mesh.order("w", m.ReserveKv("r", 2, stream, "scheduler", 1, 9, 9, 5.0))
+    await mesh.order("w", m.ReserveKv("r", 2, stream, "scheduler", 1, 9, 3, 5.0))
     end = await mesh.end_of(1)
     assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, True)
     assert "record is gone" in end.error
@@ -110,7 +110,7 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
 
     with monkeypatch.context() as patch:
         patch.setattr(mesh.store, "get_record", away)
-        await mesh.reserve("w", "r", 9, stream_id=1)
+        await mesh.reserve("w", "r", 6, 3, stream_id=1)
         end = await mesh.end_of(1)
     assert (end.error, end.retryable) == ("Redis: connection refused", True)
     await mesh.write("next", PROMPT, 3, stream_id=2)
@@ -121,7 +121,7 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
 async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It would be refused everywhere."""
     await mesh.write("r", (1, 255), 3, stream_id=1)
-    await mesh.reserve("w", "r", 5, stream_id=1)
+    await mesh.reserve("w", "r", 4, 1, stream_id=1)
     end = await mesh.end_of(1)
     assert (end.error, end.retryable) == ("a token id outside 0..254", False)
     await worker.idle()
@@ -180,7 +180,7 @@ async def test_a_cancelled_request_is_dropped_wherever_it_is(
 async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
     """The blocks are free again and the gateway may try again."""
     await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.reserve("w", "r", 9, stream_id=1)
+    await mesh.reserve("w", "r", 6, 3, stream_id=1)
     await mesh.heard_of(m.KvReserved, "r")
     mesh.clock.advance(5.0)
     end = await mesh.end_of(1)
@@ -196,7 +196,7 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     requests = {"a": (1, SamplingParams()), "b": (2, scored), "c": (3, SamplingParams())}
     for request_id, (stream_id, sampling) in requests.items():
         await mesh.write(request_id, PROMPT, 3, stream_id, sampling=sampling)
-        await mesh.reserve("w", request_id, len(PROMPT) + 3, stream_id)
+        await mesh.reserve("w", request_id, len(PROMPT), 3, stream_id)
     await until(lambda: worker.engine.num_sequences == 3)
     await mesh.prefill("w", "a", PROMPT, 1)
     await until(worker.engine.at_work.is_set)
@@ -230,7 +230,7 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
     await mesh.assign("w", "w", "r", PROMPT, 4, stream_id=1)
     await drain(mesh, "w", in_s=60.0)
     await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
-    await mesh.reserve("w", "late", 5, stream_id=2)
+    await mesh.reserve("w", "late", 4, 1, stream_id=2)
     assert (await mesh.heard_of(m.KvRefused, "late")).reason == "draining"
     worker.engine.gate.set()
     await mesh.end_of(1)
@@ -244,7 +244,7 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
 async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: TwinWorker) -> None:
     """To be tried again elsewhere; the worker does not wait for it."""
     await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.reserve("w", "r", 9, stream_id=1)
+    await mesh.reserve("w", "r", 6, 3, stream_id=1)
     await mesh.heard_of(m.KvReserved, "r")
     await drain(mesh, "w", in_s=3.0)
     await until(lambda: worker.runtime.role.state is m.MemberState.DRAINING)

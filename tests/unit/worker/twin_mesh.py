@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spotwise.core import messages as m
-from spotwise.core.batching import Batch, BatchLimits
+from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
+from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.engine.engine import Engine
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
@@ -197,11 +198,12 @@ class TwinMesh:
         record = RequestRecord(request_id, 1, "gateway", stream_id, "sums", prompt, (), sampling, stop, 0.0)
         await self.store.put_record(record)
 
-    async def reserve(self, worker_id: str, request_id: str, tokens: int, stream_id: int) -> None:
+    async def reserve(self, worker_id: str, request_id: str, prompt_tokens: int, new: int, stream_id: int) -> None:
         """Order a reservation."""
         self._assignments += 1
         stream = m.StreamRef("gateway", stream_id)
-        order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, tokens, LEASE_S)
+        tokens = prompt_tokens + new
+        order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
         await self.order(worker_id, order)
 
     async def prefill(self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], stream_id: int) -> None:
@@ -222,7 +224,7 @@ class TwinMesh:
         stream_id: int,
     ) -> None:
         """Do for a request, whose record may be written, what a scheduler does."""
-        await self.reserve(token_worker, request_id, len(prompt) + count, stream_id)
+        await self.reserve(token_worker, request_id, len(prompt), count, stream_id)
         await self.prefill(prompt_worker, request_id, prompt, stream_id)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
@@ -277,7 +279,7 @@ class TwinWorker:
         )
         await self.transport.start()
         stack.push_async_callback(self.transport.close)
-        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, BatchLimits())
+        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, WorkerPolicy())
         await self.runtime.start()
         self.served = asyncio.create_task(self.host.run())
         stack.push_async_callback(self.stop)

@@ -41,14 +41,14 @@ class RecordUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class IterationFinished:
-    """The engine ran the batch; rows that reached the end of their known tokens have a token each."""
+    """The engine ran the oldest batch ordered; rows that reached the end of their known tokens have a token each."""
 
     sampled: tuple[SampledToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IterationFailed:
-    """The engine raised; nothing of the batch counts."""
+    """The engine raised in the oldest batch ordered; nothing of it counts."""
 
     reason: str
 
@@ -125,7 +125,7 @@ class AppendToken:
 
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """Run the batch; one is in flight at a time."""
+    """Run the batch; batches end in the order in which they were ordered."""
 
     batch: Batch
 

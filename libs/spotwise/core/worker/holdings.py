@@ -11,6 +11,7 @@ answer to a load can be taken for no other holding of the same attempt.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 from spotwise.core import messages as m
@@ -27,7 +28,7 @@ class Holdings:
     def __init__(self, worker_id: str, pool: BlockPool) -> None:
         self.worker_id = worker_id
         self.pool = pool
-        self.in_iteration: frozenset[str] = frozenset()
+        self._iterations: deque[dict[str, int]] = deque()
         self._sequences: dict[str, Sequence] = {}
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
@@ -37,6 +38,9 @@ class Holdings:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._sequences.values())
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -59,9 +63,22 @@ class Holdings:
         self._sequences[sequence.sequence_id] = sequence
         return sequence
 
-    def allocate(self, sequence: Sequence, tokens: int) -> None:
-        """Give the sequence blocks for `tokens` tokens; ask the pool first."""
-        sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens)
+    def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
+        """Give the sequence blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
+        sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
+
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
+        sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
+
+    def reuse(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
+        """Give the sequence these blocks in place of its first ones, which hold nothing yet."""
+        sequence.block_ids = self.pool.reuse(sequence.sequence_id, reused)
+
+    def take_blocks(self, sequence: Sequence) -> None:
+        """Take the blocks of a sequence that stays."""
+        self.pool.free(sequence.sequence_id)
+        sequence.block_ids = ()
 
     # --- its record ---------------------------------------------------------------------------------------------------
 
@@ -78,6 +95,30 @@ class Holdings:
         """Note that a load was answered; return its sequence if it is still wanted."""
         self._loading.discard(sequence_id(request_id, epoch))
         return self.get(request_id, epoch)
+
+    # --- iterations ---------------------------------------------------------------------------------------------------
+
+    @property
+    def iterations_in_flight(self) -> int:
+        """Iterations ordered and not ended."""
+        return len(self._iterations)
+
+    def in_iteration(self, sequence: Sequence) -> bool:
+        """Tell whether an iteration in flight computes tokens of the sequence."""
+        return any(sequence.sequence_id in tokens for tokens in self._iterations)
+
+    def begin_iteration(self, tokens: dict[str, int]) -> None:
+        """Note which sequences take part in an iteration that is about to be ordered, with how many tokens."""
+        self._iterations.append(tokens)
+
+    def end_iteration(self) -> list[tuple[Sequence, int]]:
+        """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
+        took_part = self._iterations.popleft()
+        members = [sequence for sequence in self if sequence.sequence_id in took_part]
+        for sequence in members:
+            if sequence.condemned:
+                self.release(sequence)
+        return [(sequence, took_part[sequence.sequence_id]) for sequence in members if not sequence.condemned]
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -148,21 +189,12 @@ class Holdings:
 
     def release(self, sequence: Sequence) -> None:
         """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
-        if sequence.push_in_flight or sequence.sequence_id in self.in_iteration:
+        if sequence.push_in_flight or self.in_iteration(sequence):
             return
         del self._sequences[sequence.sequence_id]
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
         self.say(c.DropSequence(sequence.sequence_id))
-
-    def end_iteration(self) -> list[Sequence]:
-        """Note that no iteration runs; return the wanted sequences that took part, in order of arrival."""
-        took_part, self.in_iteration = self.in_iteration, frozenset()
-        members = [sequence for sequence in self if sequence.sequence_id in took_part]
-        for sequence in members:
-            if sequence.condemned:
-                self.release(sequence)
-        return [sequence for sequence in members if not sequence.condemned]
 
     def push_ended(self, request_id: str, epoch: int) -> Sequence | None:
         """Note that a push ended; return its sequence if it is still wanted."""

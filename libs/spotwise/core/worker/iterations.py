@@ -1,20 +1,25 @@
 """What the engine runs next, and what its results mean.
 
-Law: iteration-level scheduling (Orca, section 4.1): one iteration in flight; between iterations finished sequences leave and
-waiting ones join. Decode rows and prefill rows share an iteration.
+Law: iteration-level scheduling (Orca, section 4.1): between iterations finished sequences leave and waiting ones join. As many
+iterations are in flight as the engine's pipeline has stages, one without a pipeline; they end in the order in which they were
+ordered, and a sequence is in one of them at most. Decode rows and prefill rows share an iteration; a prompt may take several,
+and its first token comes with the last of them.
 
-Invariants: FCFS: of two prompts the earlier never waits for the later; every runnable decode takes part as long as there are
-rows.
+Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
+as many iterations as the later, or has ended; who has no blocks yet is not passed by a later one that has none either, while
+a reservation is a place in memory already given; every runnable decode takes part as long as there are rows and blocks.
 """
 
 from __future__ import annotations
 
-from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+from spotwise.core.batching import Batch, BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.sequence import Sequence
 
@@ -22,51 +27,76 @@ from spotwise.core.worker.sequence import Sequence
 class Iterations:
     """Builds batches and takes their results."""
 
-    def __init__(self, holdings: Holdings, prompt_side: PromptSide, limits: BatchLimits) -> None:
+    def __init__(self, holdings: Holdings, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy) -> None:
         self.finished = 0
         self._holdings = holdings
+        self._memory = memory
         self._prompt_side = prompt_side
-        self._limits = limits
-        self._in_flight = False
+        self._policy = policy
+        self._members: frozenset[str] = frozenset()
 
     def run_next(self, now: float) -> None:
-        """Order the next iteration, where none is in flight and something can run."""
-        if self._in_flight:
-            return
-        builder = BatchBuilder(self._limits)
-        for sequence in self._holdings:
-            if builder.is_full:
-                break
-            if not sequence.is_runnable:
-                continue
-            if sequence.state is RequestState.RUNNING:
-                builder.add_decode(_row(sequence))
-            else:
-                self._offer_prompt(builder, sequence, now)
-        batch = builder.build()
-        if batch is not None:
-            self._in_flight = True
-            self._holdings.in_iteration = frozenset(row.sequence_id for row in batch.rows)
+        """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
+        while self._holdings.iterations_in_flight < self._policy.max_in_flight:
+            batch = self._next_batch(now)
+            if batch is None:
+                return
+            self._holdings.begin_iteration({row.sequence_id: row.num_tokens for row in batch.rows})
             self._holdings.say(c.RunIteration(batch))
 
+    def _next_batch(self, now: float) -> Batch | None:
+        candidates = self._candidates()
+        builder = BatchBuilder(self._policy.limits, decodes=sum(sequence.is_decoding for sequence in candidates))
+        self._memory.start_round()
+        for sequence in candidates:
+            if builder.is_full:
+                break
+            if sequence.is_decoding:
+                if self._memory.grow(sequence, now):
+                    builder.add_decode(_row(sequence, 1))
+            else:
+                self._offer_prompt(builder, sequence, now)
+        return builder.build()
+
+    def _candidates(self) -> list[Sequence]:
+        """Return who may take part, in order of arrival: all that can run, or the members of a batch until all have ended.
+
+        Nobody takes part in two iterations at once. A batch of requests is who could run when the last one was over. The
+        slots of those that end early stay empty; their tokens go out at once all the same, so the baseline is a little better
+        than its model.
+        """
+        runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
+        if self._policy.batching is Batching.REQUEST_LEVEL:
+            members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
+            if not any(sequence.block_ids for sequence in members):
+                members = runnable[: self._policy.limits.max_num_seqs]
+                self._members = frozenset(sequence.sequence_id for sequence in members)
+            runnable = members
+        return [sequence for sequence in runnable if not self._holdings.in_iteration(sequence)]
+
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
-        if not builder.takes_prompt(sequence.uncomputed_tokens):
+        reused = self._memory.prefixes.reusable_blocks(sequence)
+        if not self._memory.can_admit(sequence, reused):
             return
-        if not sequence.block_ids:
-            if not self._holdings.pool.can_allocate(sequence.known_tokens):
-                builder.close_for_prompts()
-                return
-            self._holdings.allocate(sequence, sequence.known_tokens)
-        sequence.advance(RequestEvent.PREFILL_STARTED)
-        sequence.started_s, sequence.prefilled_here = now, True
-        builder.add_prompt(_row(sequence))
+        cached_tokens = len(reused) * self._holdings.pool.block_size
+        tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens)
+        if tokens == 0:
+            return
+        self._memory.admit(sequence, reused)
+        if sequence.state is RequestState.WAITING:
+            sequence.advance(RequestEvent.PREFILL_STARTED)
+            sequence.started_s, sequence.prefilled_here = now, True
+            sequence.cached_tokens = cached_tokens
+        elif sequence.state is RequestState.PREEMPTED:
+            sequence.advance(RequestEvent.RESUMED)
+        builder.add_prompt(_row(sequence, tokens))
 
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
-        self._in_flight = False
         self.finished += 1
-        for sequence in self._holdings.end_iteration():
-            sequence.computed_tokens = sequence.known_tokens
+        for sequence, tokens in self._holdings.end_iteration():
+            sequence.computed_tokens += tokens
+            self._memory.prefixes.enter_computed(sequence)
         for sampled in event.sampled:
             sequence_or_none = self._holdings.by_id(sampled.sequence_id)
             if sequence_or_none is not None:
@@ -74,8 +104,7 @@ class Iterations:
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
-        self._in_flight = False
-        for sequence in self._holdings.end_iteration():
+        for sequence, _ in self._holdings.end_iteration():
             self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
@@ -84,6 +113,7 @@ class Iterations:
         sequence.output_tokens += 1
         sequence.produced_here += 1
         sequence.known_tokens += 1
+        sequence.token_ids.append(sampled.token_id)
         finish_reason = sequence.stop.finish_reason(sampled.token_id, sequence.output_tokens)
         prefilled_now = sequence.prefilled_here and sequence.produced_here == 1
         queue_s = (sequence.started_s or now) - sequence.arrived_s if prefilled_now else None
@@ -95,6 +125,7 @@ class Iterations:
                 token_id=sampled.token_id,
                 finish_reason=finish_reason,
                 queue_s=queue_s,
+                cached_tokens=sequence.cached_tokens if prefilled_now else None,
                 logprobs=sampled.logprobs,
                 prompt_logprobs=sampled.prompt_logprobs,
             ),
@@ -113,6 +144,7 @@ class Iterations:
             "prefilled",
             now,
             prompt_tokens=sequence.computed_tokens,
+            cached_tokens=sequence.cached_tokens,
             queue_s=sequence.started_s - sequence.arrived_s,
             prefill_s=now - sequence.started_s,
         )
@@ -130,5 +162,5 @@ class Iterations:
         self._holdings.end(sequence, finish_reason)
 
 
-def _row(sequence: Sequence) -> BatchRow:
-    return BatchRow(sequence.sequence_id, sequence.computed_tokens, sequence.uncomputed_tokens, sequence.block_ids)
+def _row(sequence: Sequence, tokens: int) -> BatchRow:
+    return BatchRow(sequence.sequence_id, sequence.computed_tokens, tokens, sequence.block_ids)

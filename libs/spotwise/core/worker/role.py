@@ -1,8 +1,8 @@
 """One worker: what it accepts, what it runs next, when it leaves.
 
 Law: a worker computes prompts, tokens, or both; its pool is a home role and no restriction (mixed machines: Splitwise,
-section 4.1). Four parts share one set of holdings: the token side (reservations), the prompt side (hand-offs), the
-iterations, and the drain below.
+section 4.1). Five parts share one set of holdings: the token side (reservations), the prompt side (hand-offs), the memory
+(blocks), the iterations, and the drain below.
 
 Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
 a draining worker accepts no reservation and leaves when it holds nothing.
@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.iterations import Iterations
+from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.token_side import TokenSide
 
@@ -36,17 +37,19 @@ class WorkerRole:
         incarnation: of this process.
         address: its KV listener, `host:port`.
         pool: its blocks.
-        limits: of one iteration.
+        policy: how it batches and gives memory.
     """
 
     def __init__(
-        self, worker_id: str, incarnation: int, address: str, pool: BlockPool, limits: BatchLimits | None = None
+        self, worker_id: str, incarnation: int, address: str, pool: BlockPool, policy: WorkerPolicy | None = None
     ) -> None:
         self.worker_id = worker_id
+        self._policy = policy or WorkerPolicy()
         self._holdings = Holdings(worker_id, pool)
-        self._token_side = TokenSide(self._holdings, incarnation, address)
+        self._memory = Memory(self._holdings, self._policy)
+        self._token_side = TokenSide(self._holdings, self._memory, incarnation, address)
         self._prompt_side = PromptSide(self._holdings)
-        self._iterations = Iterations(self._holdings, self._prompt_side, limits or BatchLimits())
+        self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
@@ -92,14 +95,18 @@ class WorkerRole:
         decoding = [s for s in held if s.decodes_here and not s.condemned]
         return m.WorkerLoad(
             pending_prompt_tokens=sum(s.uncomputed_tokens for s in held if s.awaits_prefill),
-            owed_tokens=sum(max(0, s.owed_tokens - s.produced_here) for s in decoding),
+            owed_tokens=sum(s.tokens_to_come for s in decoding),
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.free_blocks,
+            kv_blocks_kept=self._memory.kept_blocks(),
+            reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
             waiting=states[RequestState.WAITING],
             waiting_for_kv=states[RequestState.WAITING_FOR_KV],
             running=states[RequestState.RUNNING],
+            preempted=states[RequestState.PREEMPTED],
             migrating=states[RequestState.MIGRATING],
+            preemptions=self._memory.preemptions,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
         )
 

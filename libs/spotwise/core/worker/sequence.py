@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spotwise.core.messages import StreamRef
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
@@ -27,6 +27,13 @@ class Sequence:
         push_in_flight: its blocks are being read for a hand-off.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
         prefilled_here: its prompt phase ran on this worker.
+        preemptions: how often it lost its blocks here.
+        model: from the record; KV of another model is another.
+        token_ids: from the record on, all known tokens.
+        may_reuse: its prompt may begin with blocks that are computed already; known from the record on.
+        cached_tokens: prompt tokens that needed no computing, once the prompt has begun.
+        block_hashes: of its first full blocks, as far as they were asked for.
+        entered_blocks: how many of its first blocks are in the prefix cache.
     """
 
     request_id: str
@@ -48,6 +55,13 @@ class Sequence:
     push_in_flight: bool = False
     prefilled_here: bool = False
     started_s: float | None = None
+    preemptions: int = 0
+    model: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    may_reuse: bool = False
+    cached_tokens: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+    entered_blocks: int = 0
     block_ids: tuple[int, ...] = ()
 
     @property
@@ -61,6 +75,11 @@ class Sequence:
         return self.known_tokens - self.computed_tokens
 
     @property
+    def tokens_to_come(self) -> int:
+        """New tokens that this worker may still sample for it at most."""
+        return max(0, self.owed_tokens - self.produced_here)
+
+    @property
     def decodes_here(self) -> bool:
         """Whether this worker runs its token phase."""
         return self.target is None
@@ -68,13 +87,29 @@ class Sequence:
     @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
-        runs = self.state in (RequestState.WAITING, RequestState.RUNNING)
+        runs = self.state in (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
         return runs and self.stop is not None and not self.condemned
 
     @property
+    def is_preemptible(self) -> bool:
+        """Whether it could lose its blocks and be computed again on this worker."""
+        return self.state is RequestState.RUNNING and self.decodes_here and not self.condemned
+
+    @property
+    def waits_for_blocks(self) -> bool:
+        """Whether it is to be computed here, wholly or again, and owns no block."""
+        waits = self.state in (RequestState.WAITING, RequestState.PREEMPTED)
+        return waits and not self.block_ids and not self.condemned
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all its known tokens but the last have their KV."""
+        return self.computed_tokens > 0 and self.uncomputed_tokens == 1
+
+    @property
     def awaits_prefill(self) -> bool:
-        """Whether its prompt is still to be computed here."""
-        return not self.condemned and self.computed_tokens == 0 and self.known_tokens > 0
+        """Whether its prompt, or a part of it, is still to be computed here."""
+        return not self.condemned and self.known_tokens > 0 and not self.is_decoding
 
     def advance(self, event: RequestEvent) -> None:
         """Move along the transition table."""
@@ -82,5 +117,7 @@ class Sequence:
 
     def load(self, record: RequestRecord) -> None:
         """Take over what the record says."""
-        self.stop = record.stop
+        self.stop, self.model = record.stop, record.model
+        self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
+        self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)

@@ -1,8 +1,8 @@
 """The token worker's half: reservations, leases, and KV that arrives.
 
-Law: blocks are reserved before the prompt starts and held under a lease that the prompt worker renews; a lease that runs out
-ends the attempt and says so to the gateway, which tries again. KV is accepted into a standing reservation of the same epoch
-and nowhere else (the transfer plane asks before it writes).
+Law: blocks are reserved before the prompt starts (how many is `memory.py`'s) and held under a lease that the prompt worker
+renews; a lease that runs out ends the attempt and says so to the gateway, which tries again. KV is accepted into a standing
+reservation of the same epoch and nowhere else (the transfer plane asks before it writes).
 
 Source: joint assignment of both machines, Splitwise section 4.2; leases against what breaks elsewhere: blocks held for a
 dead peer.
@@ -15,14 +15,16 @@ from spotwise.core.record import KvTarget, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.sequence import Sequence
 
 
 class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
 
-    def __init__(self, holdings: Holdings, incarnation: int, address: str) -> None:
+    def __init__(self, holdings: Holdings, memory: Memory, incarnation: int, address: str) -> None:
         self._holdings = holdings
+        self._memory = memory
         self._incarnation = incarnation
         self._address = address
 
@@ -37,7 +39,7 @@ class TokenSide:
         sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.owed_tokens = order.owed_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + order.lease_s
-        holdings.allocate(sequence, order.kv_tokens)
+        holdings.allocate(sequence, self._memory.reservation_tokens(order.kv_tokens, order.owed_tokens))
         holdings.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
         target = KvTarget(holdings.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.request_id, order.epoch, order.assignment, target)
@@ -45,16 +47,13 @@ class TokenSide:
         holdings.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, draining: bool) -> str | None:
-        pool = self._holdings.pool
         if draining:
             return "draining"
         if sequence_id(order.request_id, order.epoch) in self._holdings:
             return "reserved already"
         if self._holdings.is_loading(order.request_id, order.epoch):
             return "an earlier reservation is still being undone"
-        if not pool.can_allocate(order.kv_tokens):
-            return f"{pool.blocks_for(order.kv_tokens)} blocks asked, {pool.free_blocks} free"
-        return None
+        return self._memory.reservation_refusal(order.kv_tokens, order.owed_tokens)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
         """Extend the reservations that their prompt workers still work on."""
@@ -98,4 +97,6 @@ class TokenSide:
         """Tell the engine the token that the prompt worker sampled, once the engine knows the sequence."""
         if sequence.handed_token_id is not None and sequence.stop is not None:
             self._holdings.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
+            sequence.token_ids.append(sequence.handed_token_id)
+            self._memory.prefixes.enter_computed(sequence)
             sequence.handed_token_id = None

@@ -214,6 +214,10 @@ class WorkerLoad(_message.Message):
     RUNNING_FIELD_NUMBER: _builtins.int
     MIGRATING_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_SEEN_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_KEPT_FIELD_NUMBER: _builtins.int
+    RESERVED_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
     owed_tokens: _builtins.int
     kv_blocks_total: _builtins.int
@@ -223,6 +227,10 @@ class WorkerLoad(_message.Message):
     waiting_for_kv: _builtins.int
     running: _builtins.int
     migrating: _builtins.int
+    kv_blocks_kept: _builtins.int
+    reserved_new_tokens: _builtins.int
+    preempted: _builtins.int
+    preemptions: _builtins.int
     @_builtins.property
     def assignments_seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -238,12 +246,18 @@ class WorkerLoad(_message.Message):
         running: _builtins.int = ...,
         migrating: _builtins.int = ...,
         assignments_seen: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        kv_blocks_kept: _builtins.int = ...,
+        reserved_new_tokens: _builtins.int | None = ...,
+        preempted: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_seen", b"assignments_seen", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "running", b"running", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_total", b"kv_blocks_total", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reserved_new_tokens: _TypeAlias = _typing.Literal["reserved_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reserved_new_tokens: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reserved_new_tokens) -> _WhichOneofReturnType__reserved_new_tokens | None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 

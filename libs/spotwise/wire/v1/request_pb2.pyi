@@ -228,6 +228,7 @@ class TokenExtra(_message.Message):
     HAS_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     without_token: _builtins.bool
     finish_reason: Global___FinishReason.ValueType
@@ -235,6 +236,7 @@ class TokenExtra(_message.Message):
     retryable: _builtins.bool
     has_prompt_logprobs: _builtins.bool
     queue_s: _builtins.float
+    cached_tokens: _builtins.int
     @_builtins.property
     def logprobs(self) -> Global___TokenLogprobs: ...
     @_builtins.property
@@ -251,13 +253,19 @@ class TokenExtra(_message.Message):
         has_prompt_logprobs: _builtins.bool = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         queue_s: _builtins.float | None = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_s", b"_queue_s", "logprobs", b"logprobs", "queue_s", b"queue_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "queue_s", b"queue_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_s", b"_queue_s", "error", b"error", "finish_reason", b"finish_reason", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "retryable", b"retryable", "without_token", b"without_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "retryable", b"retryable", "without_token", b"without_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
     _WhichOneofReturnType__queue_s: _TypeAlias = _typing.Literal["queue_s"]  # noqa: Y015
     _WhichOneofArgType__queue_s: _TypeAlias = _typing.Literal["_queue_s", b"_queue_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_s) -> _WhichOneofReturnType__queue_s | None: ...
 
 Global___TokenExtra: _TypeAlias = TokenExtra  # noqa: Y015

@@ -9,6 +9,7 @@ from spotwise.core.record import KvHandoff, KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from tests.unit.core.builders import only
 
@@ -24,12 +25,24 @@ def stream_of(request_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRe
 
 
 class WorkerBench:
-    """A role named `w` and a clock; feeding it checks that blocks are where the law says they are."""
+    """A role named `w` and a clock; unless told otherwise it reserves all blocks at once and reuses none: counts are plain.
 
-    def __init__(self, *, blocks: int = 20, limits: BatchLimits | None = None) -> None:
+    Attributes:
+        prompt_tokens: by request, where it is not the 30 that the methods assume.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 20,
+        limits: BatchLimits | None = None,
+        policy: WorkerPolicy | None = None,
+    ) -> None:
         self.now = 1000.0
         self.pool = BlockPool(blocks, BLOCK_SIZE)
-        self.role = WorkerRole("w", 9, "w:2", self.pool, limits)
+        plain = WorkerPolicy(limits or BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False)
+        self.prompt_tokens: dict[str, int] = {}
+        self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain)
 
     def feed(self, event: c.WorkerEvent, after_s: float = 0.0) -> list[c.WorkerCommand]:
         """Let time pass, then the event happen."""
@@ -59,21 +72,31 @@ class WorkerBench:
         lease_s: float = LEASE_S,
     ) -> list[c.WorkerCommand]:
         stream = stream_of(request_id, epoch, gateway)
+        self.prompt_tokens[request_id] = prompt
         return self.feed(m.StartPrefill(request_id, epoch, stream, "s", number, prompt, target, lease_s))
 
     def load(
-        self, request_id: str, epoch: int = 1, *, committed: tuple[int, ...] = (), max_new: int = 10
+        self,
+        request_id: str,
+        epoch: int = 1,
+        *,
+        committed: tuple[int, ...] = (),
+        max_new: int = 10,
+        prompt: tuple[int, ...] | None = None,
+        sampling: SamplingParams | None = None,
     ) -> list[c.WorkerCommand]:
-        """The engine has the record."""
+        """The engine has the record; no two requests' prompts begin alike, unless the test says how they begin."""
+        others = (ord(request_id[0]) + 128 * position for position in range(self.prompt_tokens.get(request_id, 30)))
+        known = prompt or tuple(others)
         record = RequestRecord(
             request_id,
             epoch,
             "g",
             1,
             "model",
-            (1, 1),
+            known[: len(known) - len(committed)],
             committed,
-            SamplingParams(),
+            sampling or SamplingParams(),
             StopCriteria(max_new, (STOP_TOKEN,)),
             self.now,
         )
@@ -89,14 +112,20 @@ class WorkerBench:
             request_id, epoch, max_new=max_new
         )
 
-    def decode(self, request_id: str, epoch: int = 1, *, prompt: int = 30, gateway: str = "g") -> list[c.WorkerCommand]:
+    def decode(
+        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
+    ) -> list[c.WorkerCommand]:
         """A sequence handed off to this worker, known to the engine."""
-        commands = self.reserve(request_id, epoch, gateway=gateway) + self.load(request_id, epoch)
+        commands = self.reserve(request_id, epoch, tokens=prompt + max_new, new=max_new, gateway=gateway)
+        commands += self.load(request_id, epoch, max_new=max_new)
         return commands + self.arrive(request_id, epoch, tokens=prompt)
 
-    def in_place(self, request_id: str, epoch: int = 1, *, prompt: int = 30) -> list[c.WorkerCommand]:
+    def in_place(
+        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10
+    ) -> list[c.WorkerCommand]:
         """Both phases here, known to the engine."""
-        commands = self.reserve(request_id, epoch) + self.load(request_id, epoch)
+        commands = self.reserve(request_id, epoch, tokens=prompt + max_new, new=max_new)
+        commands += self.load(request_id, epoch, max_new=max_new)
         (granted,) = only(commands, m.KvReserved)
         return commands + self.start(request_id, epoch, prompt=prompt, target=granted.target)
 

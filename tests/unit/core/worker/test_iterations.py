@@ -8,8 +8,20 @@ from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
 from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows
+from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows, stream_of
+
+
+def row_of(commands: list[c.WorkerCommand], request_id: str) -> tuple[int, int]:
+    """Where the row of a request's first attempt begins in the iteration ordered, and how many tokens it has."""
+    ((first, tokens),) = [
+        (row.first_position, row.num_tokens)
+        for order in only(commands, c.RunIteration)
+        for row in order.batch.rows
+        if row.sequence_id == f"{request_id}@1"
+    ]
+    return first, tokens
 
 
 class TestScheduling:
@@ -70,6 +82,41 @@ class TestScheduling:
         assert bench.pool.used_blocks == 2
         assert rows(bench.delivered("a")) == ["large@1", "small@1"]
 
+    def test_a_long_prompt_is_computed_in_parts(self) -> None:
+        """Each part goes on where the last one ended; the first token and the hand-off come after the last part."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
+        bench.decode("d")
+        bench.prefill("p", prompt=40)
+        for first, tokens in ((0, 15), (15, 15)):
+            commands = bench.iterate(d=51)
+            assert row_of(commands, "p") == (first, tokens)
+            assert only(commands, c.PushKv) == []
+            assert bench.role.load().pending_prompt_tokens == 40 - first
+        assert row_of(bench.iterate(d=51), "p") == (30, 10)
+        commands = bench.iterate(d=51, p=50)
+        assert [delta.token_id for delta in deltas(commands)] == [51, 50]
+        assert only(commands, c.PushKv)[0].handoff.num_tokens == 40
+        assert ledger(commands, "prefilled")[0]["prompt_tokens"] == 40
+        assert bench.role.load().pending_prompt_tokens == 0
+
+    def test_the_next_prompt_gets_what_the_last_part_leaves(self) -> None:
+        """And not more than that; nobody joins before the prompt ahead is whole."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
+        assert rows(bench.prefill("a", prompt=30)) == ["a@1"]
+        bench.prefill("b", prompt=10)
+        commands = bench.iterate()
+        assert (row_of(commands, "a"), row_of(commands, "b")) == ((16, 14), (0, 2))
+        assert row_of(bench.iterate(a=50), "b") == (2, 8)
+
+    def test_a_part_cancelled_in_mid_iteration_is_not_followed_by_another(self) -> None:
+        """Its blocks come free with the part."""
+        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
+        bench.prefill("r", prompt=40)
+        bench.feed(m.CancelRequest("r", 1))
+        assert bench.pool.used_blocks == 3
+        assert bench.iterate() == [c.DropSequence("r@1")]
+        bench.assert_empty()
+
     def test_one_message_goes_to_each_gateway_an_iteration(self) -> None:
         """With all its tokens, before any other command."""
         bench = WorkerBench()
@@ -107,6 +154,83 @@ class TestScheduling:
         assert rows(commands) == ["later@1"]
         assert bench.pool.owners == 1
         assert bench.role.iterations == 1
+
+
+class TestPipeline:
+    """Several iterations in flight, one for each stage."""
+
+    @staticmethod
+    def bench() -> WorkerBench:
+        policy = WorkerPolicy(BatchLimits(2), Reserve.MAX_TOKENS, prefix_caching=False, max_in_flight=2)
+        return WorkerBench(policy=policy)
+
+    def test_who_comes_while_a_batch_is_in_flight_goes_into_another(self) -> None:
+        """And waits where as many are in flight as there are stages."""
+        bench = self.bench()
+        assert rows(bench.in_place("a")) == ["a@1"]
+        assert rows(bench.in_place("b")) == ["b@1"]
+        assert rows(bench.in_place("c")) == []
+        assert rows(bench.iterate(a=50)) == ["a@1", "c@1"]
+
+    def test_results_are_those_of_the_oldest_batch(self) -> None:
+        """What is in the other goes on; a failure ends the oldest batch alone."""
+        bench = self.bench()
+        bench.in_place("a")
+        bench.in_place("b")
+        commands = bench.feed(c.IterationFailed("broken"))
+        assert [delta.stream_id for delta in deltas(commands)] == [stream_of("a").stream_id]
+        assert rows(bench.iterate(b=50)) == ["b@1"]
+
+    def test_one_cancelled_in_flight_keeps_its_blocks_until_its_own_batch_ends(self) -> None:
+        """The end of another one does not free them."""
+        bench = self.bench()
+        bench.in_place("a")
+        bench.in_place("b")
+        bench.feed(m.CancelRequest("b", 1))
+        bench.iterate(a=STOP_TOKEN)
+        assert bench.pool.used_blocks == 3
+        assert bench.iterate() == [c.DropSequence("b@1")]
+        bench.assert_empty()
+
+
+class TestRequestLevelBatches:
+    """The baseline: a batch runs until all of it has ended."""
+
+    @staticmethod
+    def bench(max_num_seqs: int = 8, max_prompt_tokens: int = 2048) -> WorkerBench:
+        limits = BatchLimits(max_num_seqs, max_prompt_tokens)
+        policy = WorkerPolicy(limits, Reserve.MAX_TOKENS, prefix_caching=False, batching=Batching.REQUEST_LEVEL)
+        return WorkerBench(policy=policy)
+
+    def test_nobody_joins_before_all_have_ended(self) -> None:
+        """Not even into the place of one that has."""
+        bench = self.bench()
+        assert rows(bench.in_place("a")) == ["a@1"]
+        bench.in_place("b")
+        bench.in_place("c")
+        assert rows(bench.iterate(a=50)) == ["a@1"]
+        assert rows(bench.iterate(a=STOP_TOKEN)) == ["b@1", "c@1"]
+        bench.in_place("d")
+        assert rows(bench.iterate(b=50, c=STOP_TOKEN)) == ["b@1"]
+        assert rows(bench.iterate(b=STOP_TOKEN)) == ["d@1"]
+
+    def test_a_batch_is_as_many_as_there_are_rows_for(self) -> None:
+        """Its prompts may take several iterations, beside the decodes of the first."""
+        bench = self.bench(max_num_seqs=3, max_prompt_tokens=60)
+        bench.in_place("a")
+        for name in "bcde":
+            bench.in_place(name)
+        assert rows(bench.iterate(a=STOP_TOKEN)) == ["b@1", "c@1"]
+        assert rows(bench.iterate(b=50, c=50)) == ["b@1", "c@1", "d@1"]
+        assert rows(bench.iterate(b=STOP_TOKEN, c=STOP_TOKEN, d=50)) == ["d@1"]
+        assert rows(bench.iterate(d=STOP_TOKEN)) == ["e@1"]
+
+    def test_prompts_for_another_worker_end_with_their_hand_off(self) -> None:
+        """The next batch need not wait until the KV has arrived."""
+        bench = self.bench()
+        bench.prefill("a")
+        bench.prefill("b")
+        assert rows(bench.iterate(a=50)) == ["b@1"]
 
 
 class TestCondemned:

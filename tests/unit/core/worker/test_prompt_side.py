@@ -81,7 +81,7 @@ class TestHandoff:
         bench.now += 2.0
         bench.load("r")
         commands = bench.iterate(after_s=0.5, r=50)
-        delta = m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=2.0)
+        delta = m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=2.0, cached_tokens=0)
         assert commands[0] == m.Send("g", m.TokenBatch("w", (delta,)))
         assert only(commands, c.PushKv) == [c.PushKv(KvHandoff("r", 1, 30, 50), TARGET, (0, 1))]
         assert rows(commands) == []
@@ -102,7 +102,7 @@ class TestHandoff:
         bench.now += 2.0
         bench.load("r")
         assert ledger(bench.iterate(after_s=0.5, r=50), "prefilled") == [
-            {"prompt_tokens": 30, "queue_s": 2.0, "prefill_s": 0.5}
+            {"prompt_tokens": 30, "cached_tokens": 0, "queue_s": 2.0, "prefill_s": 0.5}
         ]
 
     def test_a_delivered_hand_off_is_recorded_and_let_go(self) -> None:
@@ -224,7 +224,7 @@ class TestInPlace:
         (row,) = order.batch.rows
         assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1, 2))
         commands = bench.iterate(after_s=0.5, r=50)
-        assert deltas(commands) == [m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=0.0)]
+        assert deltas(commands) == [m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=0.0, cached_tokens=0)]
         assert only(commands, c.PushKv) == []
         assert rows(commands) == ["r@1"]
         assert len(ledger(commands, "prefilled")) == 1

@@ -28,9 +28,12 @@ class TestReservation:
     def test_without_room_it_is_refused_and_nothing_is_held(self) -> None:
         """The reason gives both numbers."""
         bench = WorkerBench(blocks=2)
-        refusal = m.KvRefused("r", 1, 4, "w", "3 blocks asked, 2 free")
+        refusal = m.KvRefused("r", 1, 4, "w", "3 blocks may be needed, there are 2")
         assert bench.reserve("r", tokens=40, number=4) == [m.Send("s", refusal)]
         bench.assert_empty()
+        bench.reserve("small", tokens=10)
+        refusal = m.KvRefused("r", 1, 5, "w", "2 blocks asked, 1 free")
+        assert bench.reserve("r", tokens=30, number=5) == [m.Send("s", refusal)]
 
     def test_what_is_reserved_already_is_refused(self) -> None:
         """The first reservation stands."""

@@ -1,0 +1,68 @@
+"""How a worker batches its sequences and gives them memory.
+
+Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
+place each: rows in `batching.py`, who may have one in `iterations.py`, blocks in `memory.py`, their reuse in `prefix_cache.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from spotwise.core.batching import BatchLimits
+
+
+class Reserve(StrEnum):
+    """For how many of its new tokens a sequence has blocks before it needs them."""
+
+    ON_DEMAND = "on_demand"  #: the first; further blocks as it grows, preemption where there are none (vLLM's way)
+    MAX_TOKENS = "max_tokens"  #: all that it may ever have (Orca, section 4.1)
+
+
+class Batching(StrEnum):
+    """When a sequence may join those that run."""
+
+    ITERATION_LEVEL = "iteration_level"  #: before any iteration (Orca, section 4.1)
+    REQUEST_LEVEL = (
+        "request_level"  #: when all that run have ended (FasterTransformer's way): the baseline to compare with
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    """What a worker was told to do.
+
+    Attributes:
+        limits: of one iteration.
+        reserve: blocks for tokens to come.
+        watermark: share of the blocks that a newcomer leaves free where others run, so that these may grow a while; 0 to 1.
+        max_preemptions: after so many, a sequence comes back with blocks for all that it may ever have, and stays.
+        prefix_caching: prompts begin with the blocks that others computed already.
+        batching: who may join a batch; `REQUEST_LEVEL` goes with `reserve=MAX_TOKENS`.
+        max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
+    """
+
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    reserve: Reserve = Reserve.ON_DEMAND
+    watermark: float = 0.01
+    max_preemptions: int = 3
+    prefix_caching: bool = True
+    batching: Batching = Batching.ITERATION_LEVEL
+    max_in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark is {self.watermark}; it is a share, at least 0 and below 1")
+        if self.max_in_flight < 1:
+            raise ValueError("max_in_flight must be at least 1")
+        if self.max_preemptions < 1:
+            raise ValueError("max_preemptions must be at least 1; reserve=max_tokens never preempts")
+        if self.batching is Batching.REQUEST_LEVEL and self.reserve is Reserve.ON_DEMAND:
+            raise ValueError(
+                "batching=request_level needs reserve=max_tokens: who waits outside a batch keeps its blocks"
+            )
+
+    @property
+    def reserved_new_tokens(self) -> int | None:
+        """Of a request's new tokens, how many a reservation has blocks for at most; `None` for all."""
+        return 1 if self.reserve is Reserve.ON_DEMAND else None

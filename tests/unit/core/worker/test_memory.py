@@ -1,0 +1,191 @@
+"""Blocks on demand: who grows, who loses its blocks, who comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from tests.unit.core.builders import ledger, only
+from tests.unit.core.worker.bench import WorkerBench, deltas, rows
+
+NO_SPARE = WorkerPolicy(watermark=0.0, prefix_caching=False)
+
+
+def bench_of(blocks: int, policy: WorkerPolicy = NO_SPARE) -> WorkerBench:
+    return WorkerBench(blocks=blocks, policy=policy)
+
+
+def preempted(blocks: int = 4, policy: WorkerPolicy = NO_SPARE) -> tuple[WorkerBench, list[c.WorkerCommand]]:
+    """Two sequences of 30 prompt tokens fill 4 blocks; at their 33rd token the first takes the second one's."""
+    bench = bench_of(blocks, policy)
+    bench.decode("a")
+    bench.decode("b")
+    bench.iterate(a=51)
+    return bench, bench.iterate(a=52, b=51)
+
+
+class TestReservation:
+    """What is reserved, and what a newcomer must leave."""
+
+    def test_blocks_for_the_prompt_and_the_first_token_are_reserved(self) -> None:
+        """Not for the ten that may come: 32 prompt tokens and one more take 3 blocks of 16."""
+        bench = bench_of(20)
+        (granted,) = only(bench.reserve("r", tokens=42, new=10), m.KvReserved)
+        assert len(granted.target.block_ids) == 3
+
+    def test_with_max_tokens_all_that_may_ever_come_is_reserved(self) -> None:
+        """Orca's way."""
+        bench = bench_of(20, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
+        (granted,) = only(bench.reserve("r", tokens=132, new=100), m.KvReserved)
+        assert len(granted.target.block_ids) == 9
+        assert bench.role.load().reserved_new_tokens is None
+
+    def test_what_would_not_fit_alone_is_refused(self) -> None:
+        """Its prompt would fit; its last tokens never would."""
+        bench = bench_of(4)
+        (refused,) = only(bench.reserve("r", tokens=65, new=60), m.KvRefused)
+        assert refused.reason == "5 blocks may be needed, there are 4"
+        bench.assert_empty()
+
+    def test_a_newcomer_leaves_the_others_room_to_grow(self) -> None:
+        """A tenth of the blocks, once somebody is there; alone it may have them all."""
+        bench = bench_of(10, WorkerPolicy(watermark=0.1))
+        assert bench.role.load().kv_blocks_kept == 0
+        bench.reserve("a", tokens=130, new=10)
+        load = bench.role.load()
+        assert (load.kv_blocks_free, load.kv_blocks_kept, load.reserved_new_tokens) == (2, 1, 1)
+        (refused,) = only(bench.reserve("b", tokens=30, new=10), m.KvRefused)
+        assert refused.reason == "2 blocks asked, 2 free, 1 of them kept"
+        assert only(bench.reserve("c", tokens=20, new=10), m.KvReserved) != []
+
+    def test_a_newcomer_leaves_what_a_preempted_one_waits_for(self) -> None:
+        """It would else wait for ever while newcomers come."""
+        bench, _ = preempted()
+        assert bench.role.load().kv_blocks_kept == 2
+        (refused,) = only(bench.reserve("new", tokens=11, new=10), m.KvRefused)
+        assert refused.reason == "1 blocks asked, 1 free, 2 of them kept"
+
+
+class TestPreemption:
+    """Who came last gives its blocks to who came first, and is computed again."""
+
+    def test_the_last_one_gives_its_blocks_to_one_that_came_before(self) -> None:
+        """It leaves the batch, keeps its tokens, and its gateway hears nothing of it."""
+        bench, commands = preempted()
+        assert rows(commands) == ["a@1"]
+        assert ledger(commands, "preempted") == [{"computed_tokens": 31, "preemptions": 1}]
+        assert [delta.token_id for delta in deltas(commands)] == [52, 51]
+        load = bench.role.load()
+        assert (load.running, load.preempted, load.preemptions) == (1, 1, 1)
+        assert (load.pending_prompt_tokens, load.kv_blocks_free) == (32, 1)
+
+    def test_it_is_computed_again_from_its_tokens_and_goes_on_counting(self) -> None:
+        """One row computes all that it knows; the next token has the next number."""
+        bench, _ = preempted()
+        commands = bench.iterate(a=2)
+        (order,) = only(commands, c.RunIteration)
+        (row,) = order.batch.rows
+        assert (row.sequence_id, row.first_position, row.num_tokens) == ("b@1", 0, 32)
+        assert only(commands, c.AppendToken) == []
+        commands = bench.iterate(b=52)
+        assert [(delta.token_index, delta.queue_s) for delta in deltas(commands)] == [(2, None)]
+        assert ledger(commands, "prefilled") == []
+        commands = bench.iterate(b=2)
+        assert ledger(commands, "decoded")[0]["tokens"] == 3
+        bench.assert_empty()
+
+    def test_the_first_is_never_a_victim(self) -> None:
+        """The last one waits for blocks itself, and keeps what it has."""
+        bench = bench_of(5)
+        bench.decode("a")
+        bench.decode("b")
+        bench.iterate(a=51)
+        assert rows(bench.iterate(a=52, b=51)) == ["a@1", "b@1"]
+        commands = bench.iterate(a=53, b=52)
+        assert rows(commands) == ["a@1"]
+        assert ledger(commands, "preempted") == []
+        assert bench.pool.used_blocks == 5
+        assert rows(bench.iterate(a=2)) == ["b@1"]
+
+    def test_a_reservation_is_no_victim(self) -> None:
+        """Its KV is on the way; who needs a block waits until it has come."""
+        bench = bench_of(4)
+        bench.decode("a")
+        bench.reserve("r", tokens=31, new=10)
+        bench.iterate(a=51)
+        assert rows(bench.iterate(a=52)) == []
+        bench.load("r")
+        commands = bench.arrive("r", tokens=21)
+        assert ledger(commands, "preempted") == [{"computed_tokens": 21, "preemptions": 1}]
+        assert rows(commands) == ["a@1"]
+
+    def test_who_has_a_reservation_may_pass_one_that_waits_for_blocks(self) -> None:
+        """Were it to wait behind, the one ahead would wait for its blocks for ever."""
+        bench = bench_of(6)
+        bench.decode("a", max_new=30)
+        bench.decode("b")
+        bench.in_place("c", prompt=20)
+        bench.iterate(a=51)
+        commands = bench.iterate(a=52, b=51, c=50)
+        assert ledger(commands, "preempted") == [{"computed_tokens": 20, "preemptions": 1}]
+        assert rows(commands) == ["a@1", "b@1"]
+
+    def test_after_some_preemptions_it_comes_back_with_all_its_blocks_and_stays(self) -> None:
+        """It waits for blocks for its prompt and all ten tokens, and whoever needs blocks then waits for it."""
+        bench, _ = preempted(policy=WorkerPolicy(watermark=0.0, max_preemptions=1, prefix_caching=False))
+        assert bench.role.load().kv_blocks_kept == 3
+        assert rows(bench.iterate(a=2)) == ["b@1"]
+        assert bench.pool.used_blocks == 3
+
+    def test_a_preempted_one_can_be_cancelled(self) -> None:
+        """It holds nothing but its place."""
+        bench, _ = preempted()
+        assert bench.feed(m.CancelRequest("b", 1)) == [c.DropSequence("b@1")]
+        bench.iterate(a=2)
+        bench.assert_empty()
+
+    def test_with_max_tokens_nobody_is_preempted(self) -> None:
+        """The second is not let in before there is room for all of it."""
+        bench = bench_of(4, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
+        bench.decode("a")
+        assert only(bench.reserve("b"), m.KvRefused) != []
+        for _ in range(8):
+            assert rows(bench.iterate(a=51)) == ["a@1"]
+        bench.iterate(a=51)
+        bench.assert_empty()
+
+    def test_part_of_a_prompt_is_preempted_too(self) -> None:
+        """What was computed of it is computed again; its first token is still its first."""
+        limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=4)
+        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0, prefix_caching=False))
+        bench.decode("a", prompt=31)
+        bench.in_place("p", prompt=30)
+        assert rows(bench.iterate(a=51)) == ["p@1"]
+        commands = bench.iterate()
+        assert ledger(commands, "preempted") == [{"computed_tokens": 3, "preemptions": 1}]
+        commands = bench.iterate(a=2)
+        assert rows(commands) == ["p@1"]
+        for _ in range(7):
+            commands = bench.iterate()
+        (delta,) = deltas(bench.iterate(p=50))
+        assert delta.token_index == 0
+        assert delta.queue_s is not None
+
+
+CONTRADICTIONS: list[dict[str, object]] = [
+    {"watermark": 1.0},
+    {"watermark": -0.1},
+    {"max_preemptions": 0},
+    {"max_in_flight": 0},
+    {"batching": Batching.REQUEST_LEVEL},
+]
+
+
+@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
+def test_policies_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
+    """At the worker's start, and not when memory is short."""
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        WorkerPolicy(**settings)  # type: ignore[arg-type]

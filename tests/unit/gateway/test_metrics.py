@@ -1,0 +1,41 @@
+"""What the gateway makes of the workers' heartbeats."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.gateway.metrics import GatewayMetrics
+
+
+def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
+    return Member(
+        worker_id, MemberKind.TOKEN_WORKER, incarnation, MemberState.READY, "host", 1, "", pool=Pool.TOKEN, load=load
+    )
+
+
+def test_kv_use_is_that_of_all_workers_together() -> None:
+    """A worker that has not said yet what it holds does not count."""
+    registry = CollectorRegistry()
+    loads = (WorkerLoad(kv_blocks_total=30, kv_blocks_free=20), WorkerLoad(kv_blocks_total=10, kv_blocks_free=0), None)
+    GatewayMetrics(registry, "m").observe_workers(worker(f"w{n}", 1, load) for n, load in enumerate(loads))
+    assert registry.get_sample_value("vllm:kv_cache_usage_perc", {"model_name": "m"}) == 0.5
+
+
+def test_cached_prompt_tokens_are_counted_beside_all_that_were_looked_up() -> None:
+    """Their ratio is the hit rate."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m")
+    metrics.count_cached(40, 32)
+    metrics.count_cached(10, 0)
+    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    assert [registry.get_sample_value(name, {"model_name": "m"}) for name in names] == [50, 32]
+
+
+def test_preemptions_are_counted_from_one_heartbeat_to_the_next() -> None:
+    """A gateway that joins later counts none of before, and a worker that restarts begins again at zero."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m")
+    for incarnation, preemptions in ((1, 7), (1, 9), (1, 9), (2, 0), (2, 1)):
+        metrics.observe_workers([worker("w", incarnation, WorkerLoad(preemptions=preemptions))])
+    assert registry.get_sample_value("vllm:num_preemptions_total", {"model_name": "m"}) == 3
