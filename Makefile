@@ -19,7 +19,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed
 
-.PHONY: help setup up down check proto-check test test-compose proto lock bench clean distclean
+.PHONY: help setup up down check proto-check test test-compose proto lock bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,10 @@ bench: setup ## Measure a mesh of its own on this machine: TTFT, TPOT, throughpu
 	@$(BIN)/spotwise up --detach --name bench --port 0
 	@trap '$(BIN)/spotwise down --name bench' EXIT; \
 	$(BIN)/spotwise bench load --name bench --json bench-results/load.json $(ARGS)
+
+bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is installed first where it is missing; options in ARGS
+	@scripts/peer.sh
+	@$(BIN)/spotwise bench peer --json bench-results/peer.json $(ARGS)
 
 clean: ## Remove caches and build outputs
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -55,7 +55,7 @@ def test_a_mesh_with_keys_can_be_measured(
     """SPOTWISE_API_KEY is sent, and the URL may end in /v1, as for `chat`; the report's folder is made."""
     monkeypatch.setenv("SPOTWISE_API_KEY", KEY)
     report = tmp_path / "results" / "load.json"
-    options = ("--streams", "1", "--requests", "1", "--json", str(report))
+    options = ("--streams", "1", "--requests", "1", "--output-tokens", "2", "--json", str(report))
     ended = spotwise("bench", "load", "--url", gateway_url + suffix, *options)
     assert ended.status == 0, ended.stderr
     assert {row["name"] for row in json.loads(report.read_text())["rows"]} >= {"1 streams: TTFT p50, ms"}

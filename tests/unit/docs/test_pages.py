@@ -57,9 +57,14 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     assert isinstance(commands, TyperGroup)
     for line in shown:
         for call in re.findall(r"(?:^|[\s/])spotwise ((?:[a-z]+)(?: [^|;&#]*)?)", line):
-            name, *words = call.split()
+            # What stands in quotes is another command's, or a prompt.
+            name, *words = re.sub(r'"[^"]*"', "QUOTED", call).split()
             assert name in commands.commands, line
-            options = {option for parameter in commands.commands[name].params for option in parameter.opts}
+            command = commands.commands[name]
+            if isinstance(command, TyperGroup) and words:
+                assert words[0] in command.commands, line
+                command = command.commands[words[0]]
+            options = {option for parameter in command.params for option in parameter.opts}
             for word in words:
                 option = word.strip("\"'.,").split("=")[0]
                 if option.startswith("--") and len(option) > 2:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import random
 import statistics
 import time
@@ -17,19 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
-import orjson
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from spotwise.cli.bench.report import Row, environment, require_writable, write_report
-from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.gateway_access import client_options, find_gateway
+from spotwise.cli.bench.completion import Answer, ask, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.percentile import percentile
+from spotwise.cli.bench.progress import progress_bar
+from spotwise.cli.bench.report import Row, environment, report_console, require_writable, write_report
+from spotwise.cli.errors import OptionError
+from spotwise.cli.gateway_access import find_gateway
 from spotwise.cli.run_folder import DEFAULT_NAME
-
-#: Ids that every tokenizer has beyond its special tokens.
-_TOKEN_IDS = range(100, 10_000)
 
 
 @dataclass(slots=True)
@@ -50,6 +45,13 @@ class Measured:
     elapsed_s: float = 0.0
     output_tokens: int = 0
 
+    def add(self, answer: Answer) -> None:
+        """Count one more answer."""
+        self.output_tokens += answer.output_tokens
+        self.ttft_s.append(answer.ttft_s)
+        self.tpot_s.append(answer.tpot_s)
+        self.itl_s += answer.itl_s
+
 
 def load(
     streams: Annotated[str, typer.Option(help="Numbers of streams, one round each.")] = "1,4,16",
@@ -65,10 +67,9 @@ def load(
     rounds = _parse_streams(streams)
     require_writable(json)
     base_url = find_gateway(name, url)
-    console = Console()
+    console = report_console()
     rows: list[Row] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         for count in rounds:
             task = progress.add_task(f"{count} streams", total=count * requests)
             shape = Shape(count, requests, input_tokens, output_tokens, seed)
@@ -96,15 +97,14 @@ async def run_round(url: str, shape: Shape, answered: Callable[[], Any]) -> Meas
         CommandError: the gateway does not answer, or answers with an error.
     """
     rng = random.Random(shape.seed)
-    limits = httpx.Limits(max_connections=None)
-    try:
-        async with httpx.AsyncClient(**client_options(url), timeout=600.0, limits=limits) as client:
+    with told_plainly(url):
+        async with open_client(url) as client:
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
             async def stream(count: int, into: Measured) -> None:
                 for _ in range(count):
-                    prompt = [rng.choice(_TOKEN_IDS) for _ in range(shape.input_tokens)]
-                    await _ask(client, model, prompt, shape.output_tokens, into)
+                    prompt = random_prompt(rng, shape.input_tokens)
+                    into.add(await ask(client, model, prompt, shape.output_tokens))
                     if into is measured:
                         answered()
 
@@ -115,43 +115,6 @@ async def run_round(url: str, shape: Shape, answered: Callable[[], Any]) -> Meas
             await asyncio.gather(*(stream(shape.requests, measured) for _ in range(shape.streams)))
             measured.elapsed_s = time.perf_counter() - started_s
             return measured
-    except httpx.HTTPStatusError as error:
-        raise CommandError(f"{url} answers {error.response.status_code}: {error.response.text}") from error
-    except httpx.HTTPError as error:
-        raise CommandError(f"{url} does not answer: {error or type(error).__name__}") from error
-
-
-async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int, into: Measured) -> None:
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    sent_s = time.perf_counter()
-    arrivals_s: list[float] = []
-    produced = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.is_error:
-            await response.aread()
-            response.raise_for_status()
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = orjson.loads(line[6:])
-            if "error" in event:
-                raise CommandError(f"a stream failed: {event['error']['message']}")
-            if event["choices"]:
-                arrivals_s.append(time.perf_counter())
-            elif event["usage"]:
-                produced = event["usage"]["completion_tokens"]
-    into.output_tokens += produced
-    into.ttft_s.append(arrivals_s[0] - sent_s)
-    into.tpot_s.append((arrivals_s[-1] - arrivals_s[0]) / (produced - 1))
-    into.itl_s += [later - earlier for earlier, later in itertools.pairwise(arrivals_s)]
 
 
 def _rows(streams: int, measured: Measured) -> list[Row]:
@@ -160,17 +123,11 @@ def _rows(streams: int, measured: Measured) -> list[Row]:
 
     return [
         row("TTFT p50, ms", 1000 * statistics.median(measured.ttft_s)),
-        row("TTFT p99, ms", 1000 * _percentile(measured.ttft_s, 99)),
+        row("TTFT p99, ms", 1000 * percentile(measured.ttft_s, 99)),
         row("TPOT p50, ms", 1000 * statistics.median(measured.tpot_s)),
-        row("ITL p99, ms", 1000 * _percentile(measured.itl_s, 99)),
+        row("ITL p99, ms", 1000 * percentile(measured.itl_s, 99)),
         row("output tokens/s", measured.output_tokens / measured.elapsed_s),
     ]
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    """Nearest-rank percentile: a value that was really seen."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def _parse_streams(text: str) -> list[int]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.errors import OptionError
+
+_PIPE_WIDTH = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,15 @@ class Row:
         ours: our figure.
         reference: the peer's or the paper's, where there is one.
         target: what the ratio ours / reference should be.
+        ours_spread, ratio_spread: smallest and largest over the rounds, where there were several.
     """
 
     name: str
     ours: float
     reference: float | None = None
     target: Target | None = None
+    ours_spread: tuple[float, float] | None = None
+    ratio_spread: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -64,7 +70,12 @@ class Row:
         return self.target.holds(self.ratio) if self.target is not None and self.ratio is not None else None
 
 
-def environment(**more: str | int | float) -> dict[str, Any]:
+def spread_of(values: Collection[float]) -> tuple[float, float] | None:
+    """Smallest and largest of several rounds; a single one has no spread."""
+    return (min(values), max(values)) if len(values) > 1 else None
+
+
+def environment(**more: Any) -> dict[str, Any]:
     """Describe the machine and the versions, and whatever a benchmark adds."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
@@ -73,6 +84,7 @@ def environment(**more: str | int | float) -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("spotwise", "torch", "transformers", "ucxx-cu12")},
@@ -96,31 +108,50 @@ def require_writable(path: Path | None) -> None:
         raise OptionError(f"--json {path}: no file can be written there")
 
 
+def report_console() -> Console:
+    """Where a benchmark reports; a pipe has no width to fit into, and what reads it wants whole rows."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
 def write_report(
-    rows: Sequence[Row], about: dict[str, Any], path: Path | None, console: Console, cell: Callable[[float], str]
+    rows: Sequence[Row],
+    about: dict[str, Any],
+    path: Path | None,
+    console: Console,
+    cell: Callable[[float], str],
+    **more: Any,
 ) -> None:
-    """Print the table, and write the JSON where a path is given."""
+    """Print the table, and write the JSON where a path is given; `more` stands in it beside the rows."""
+    console.print(_table(rows, cell))
+    if path is not None:
+        document = {"environment": about, "rows": [_as_dict(row) for row in rows], **more}
+        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        console.print(f"written to {path}", style="dim")
+
+
+def _table(rows: Sequence[Row], cell: Callable[[float], str]) -> Table:
+    def ranged(text: str, spread: tuple[float, float] | None, shown: Callable[[float], str]) -> str:
+        return text if spread is None else f"{text} ({shown(spread[0])}–{shown(spread[1])})"
+
     compares = any(row.reference is not None for row in rows)
     table = Table(header_style="bold")
     table.add_column("figure")
     for heading in ("ours", *(("reference", "ratio", "target", "holds") if compares else ())):
         table.add_column(heading, justify="right")
     for row in rows:
-        cells = [row.name, cell(row.ours)]
+        cells = [row.name, ranged(cell(row.ours), row.ours_spread, cell)]
         if compares:
             cells += [
                 "" if row.reference is None else cell(row.reference),
-                "" if row.ratio is None else f"{row.ratio:.2f}x",
+                ""
+                if row.ratio is None
+                else ranged(f"{row.ratio:.2f}x", row.ratio_spread, lambda ratio: f"{ratio:.2f}"),
                 str(row.target or ""),
                 {None: "", True: "[green]yes", False: "[red]no"}[row.holds],
             ]
         table.add_row(*cells)
-    console.print(table)
-    if path is not None:
-        path.write_bytes(
-            orjson.dumps({"environment": about, "rows": list(map(_as_dict, rows))}, option=orjson.OPT_INDENT_2)
-        )
-        console.print(f"written to {path}", style="dim")
+    return table
 
 
 def _as_dict(row: Row) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""One completion as a client sees it, timed; any OpenAI-compatible server will do.
+
+Prompts are random token ids, so that every server gets the same work and none answers from an earlier prompt's cache. Outputs
+run to their full length (`ignore_eos`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import orjson
+
+from spotwise.cli.errors import CommandError
+from spotwise.cli.gateway_access import client_options
+
+#: Ids that every tokenizer has beyond its special tokens.
+_TOKEN_IDS = range(100, 10_000)
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back of one streamed completion.
+
+    Attributes:
+        sent_s: when the request was sent, on this process's monotonic clock.
+        arrivals_s: when each chunk with output came; at least one.
+        output_tokens: as the answer's usage says.
+    """
+
+    sent_s: float
+    arrivals_s: tuple[float, ...]
+    output_tokens: int
+
+    @property
+    def ttft_s(self) -> float:
+        """From sending to the first chunk."""
+        return self.arrivals_s[0] - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean time of each further token (the papers' TBT)."""
+        return (self.arrivals_s[-1] - self.arrivals_s[0]) / max(1, self.output_tokens - 1)
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Gaps between chunks."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.arrivals_s)]
+
+
+def random_prompt(rng: random.Random, tokens: int) -> list[int]:
+    """A prompt of so many random token ids."""
+    return [rng.choice(_TOKEN_IDS) for _ in range(tokens)]
+
+
+def open_client(url: str) -> httpx.AsyncClient:
+    """A client that opens as many connections as it is asked for, and waits long."""
+    return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
+
+
+async def ask(
+    client: httpx.AsyncClient,
+    model: str,
+    prompt: list[int],
+    output_tokens: int,
+    arrived: Callable[[], Any] = lambda: None,
+) -> Answer:
+    """Stream one completion to its end; `arrived` is called at each chunk with output.
+
+    Raises:
+        CommandError: the stream carried an error, or not the tokens that were asked for.
+        httpx.HTTPError: the server did not answer, or with an error.
+    """
+    body = _body(model, prompt, output_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
+    sent_s = time.perf_counter()
+    arrivals_s: list[float] = []
+    produced = 0
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.is_error:
+            await response.aread()
+            response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = orjson.loads(line[6:])
+            if "error" in event:
+                raise CommandError(f"a stream failed: {event['error']['message']}")
+            if event["choices"]:
+                arrivals_s.append(time.perf_counter())
+                arrived()
+            elif event["usage"]:
+                produced = event["usage"]["completion_tokens"]
+    if not arrivals_s or produced != output_tokens:
+        raise CommandError(f"a stream brought {produced} tokens where {output_tokens} were asked for")
+    return Answer(sent_s, tuple(arrivals_s), produced)
+
+
+async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> None:
+    """Ask for one completion in one piece.
+
+    Raises:
+        CommandError: not the tokens that were asked for.
+        httpx.HTTPError: the server did not answer, or with an error.
+    """
+    response = await client.post("/v1/completions", json=_body(model, prompt, output_tokens))
+    produced = response.raise_for_status().json()["usage"]["completion_tokens"]
+    if produced != output_tokens:
+        raise CommandError(f"an answer brought {produced} tokens where {output_tokens} were asked for")
+
+
+@contextmanager
+def told_plainly(url: str) -> Iterator[None]:
+    """Turn the client's errors into a sentence.
+
+    Raises:
+        CommandError: instead of any `httpx.HTTPError`.
+    """
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        raise CommandError(f"{url} answers {error.response.status_code}: {error.response.text}") from error
+    except httpx.HTTPError as error:
+        raise CommandError(f"{url} does not answer: {error or type(error).__name__}") from error
+
+
+def _body(model: str, prompt: list[int], output_tokens: int) -> dict[str, object]:
+    return {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}

@@ -1,0 +1,71 @@
+"""Servers of a benchmark: they end with their block, and say why they did not come up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotwise.cli.bench.servers import running_mesh, running_vllm
+from spotwise.cli.errors import CommandError
+from spotwise.mesh.child_process import identify
+
+#: Serves /health, starts a process of its own that ignores requests to leave, and records both.
+FAKE_VLLM = """#!/usr/bin/env python3
+import http.server, pathlib, subprocess, sys
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+assert sys.argv[1:3] == ["serve", "/models/tiny"], sys.argv
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+engine = subprocess.Popen([sys.executable, "-c", stubborn])
+pathlib.Path(__file__).with_name("pid").write_text(str(engine.pid))
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Health).serve_forever()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("spotwise.cli.bench.servers._GRACE_S", 1.0)
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "vllm"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_peer_ends_with_every_process_it_started(tmp_path: Path) -> None:
+    """Also one that does not leave when asked: it would take the other side's cores. Its folder goes as well."""
+    with running_vllm(program(tmp_path, FAKE_VLLM), Path("/models/tiny"), ["--more"]) as endpoint:
+        engine = int((tmp_path / "pid").read_text())
+        assert identify(engine) is not None
+        assert endpoint.url.startswith("http://127.0.0.1:")
+    assert identify(engine) is None
+    assert list((tmp_path / "home" / "run").iterdir()) == []
+
+
+def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
+    """And the log stays."""
+    broken = program(tmp_path, "#!/bin/sh\necho no such device >&2\nexit 3\n")
+    with (
+        pytest.raises(CommandError, match=r"vLLM did not come up(.|\n)*no such device"),
+        running_vllm(broken, Path("/models/tiny"), []),
+    ):
+        pass
+    assert len(list((tmp_path / "home" / "run").rglob("vllm.log"))) == 1
+
+
+def test_a_mesh_that_does_not_start_shows_its_output(tmp_path: Path) -> None:
+    """In the words of `spotwise up`."""
+    nowhere = str(tmp_path / "nowhere")
+    with (
+        pytest.raises(CommandError, match=r"the mesh did not come up(.|\n)*nowhere"),
+        running_mesh(["--model", nowhere]),
+    ):
+        pass

@@ -1,0 +1,79 @@
+"""One completion, timed, against an answer made here."""
+
+from __future__ import annotations
+
+import random
+
+import httpx
+import orjson
+import pytest
+
+from spotwise.cli.bench.completion import Answer, ask, random_prompt, told_plainly
+from spotwise.cli.errors import CommandError
+
+TOKEN = {"choices": [{"text": "a"}], "usage": None}
+
+
+def stream_of(*events: dict[str, object]) -> httpx.AsyncClient:
+    """A client whose server streams these events, a comment first."""
+    body = (
+        b": hello\n\n" + b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+    )
+    answer = httpx.Response(200, content=body, headers={"content-type": "text/event-stream"})
+    return httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
+
+
+def usage(tokens: int) -> dict[str, object]:
+    return {"choices": [], "usage": {"completion_tokens": tokens}}
+
+
+async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
+    """A chunk may carry several tokens; only chunks with output count."""
+    answer = await ask(stream_of(TOKEN, TOKEN, usage(3)), "m", [1], 3)
+    assert len(answer.arrivals_s) == 2
+    assert answer.sent_s <= answer.arrivals_s[0] <= answer.arrivals_s[1]
+    assert answer.output_tokens == 3
+
+
+async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
+    """So is a stream without any."""
+    with pytest.raises(CommandError, match="brought 2 tokens where 3"):
+        await ask(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
+    with pytest.raises(CommandError, match="brought 0 tokens where 3"):
+        await ask(stream_of(), "m", [1], 3)
+
+
+async def test_an_error_in_the_stream_is_told() -> None:
+    """In the server's words."""
+    with pytest.raises(CommandError, match="a stream failed: worker lost"):
+        await ask(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
+
+
+async def test_refusals_are_told_plainly() -> None:
+    """Status and text, or that nobody answers."""
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, text="full")
+
+    def hang_up(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    for server, message in ((refuse, "http://server answers 429: full"), (hang_up, "does not answer: refused")):
+        client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(server))
+        with pytest.raises(CommandError, match=message), told_plainly("http://server"):
+            await ask(client, "m", [1], 3)
+
+
+def test_times_of_an_answer() -> None:
+    """First chunk, mean of the further tokens, gaps; one token has no gap and no time of its own."""
+    answer = Answer(1.0, (1.5, 2.5, 4.5), 4)
+    assert (answer.ttft_s, answer.tpot_s, answer.itl_s) == (0.5, 1.0, [1.0, 2.0])
+    single = Answer(1.0, (1.5,), 1)
+    assert (single.tpot_s, single.itl_s) == (0.0, [])
+
+
+def test_prompts_are_their_seed() -> None:
+    """And as long as asked for."""
+    assert random_prompt(random.Random("a"), 50) == random_prompt(random.Random("a"), 50)
+    assert random_prompt(random.Random("a"), 50) != random_prompt(random.Random("b"), 50)
+    assert len(random_prompt(random.Random("a"), 50)) == 50

@@ -1,0 +1,33 @@
+"""Percentiles."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.cli.bench.percentile import percentile
+
+
+@pytest.mark.parametrize(
+    ("count", "percent", "expected"),
+    [(1, 99, 1), (2, 50, 1), (100, 99, 99), (101, 99, 100), (10, 90, 9), (10, 100, 10)],
+)
+def test_nearest_rank(count: int, percent: int, expected: int) -> None:
+    """The smallest value that so many percent do not exceed."""
+    assert percentile(list(range(count, 0, -1)), percent) == expected
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
+def test_it_was_seen_and_enough_do_not_exceed_it(values: list[float], percent: int) -> None:
+    """And no smaller value has that."""
+    found = percentile(values, percent)
+    assert found in values
+    assert 100 * sum(value <= found for value in values) >= percent * len(values)
+    assert 100 * sum(value < found for value in values) < percent * len(values)
+
+
+def test_of_nothing_there_is_none() -> None:
+    """An error, not a zero."""
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 50)

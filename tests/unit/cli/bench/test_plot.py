@@ -1,0 +1,33 @@
+"""Curves as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotwise.cli.bench.curve import Point
+from spotwise.cli.bench.plot import plot_curves, require_plotting
+from spotwise.cli.errors import CommandError
+
+
+def test_a_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
+    """The folder is made where it is missing; an SVG names every line."""
+    curves = {
+        "iteration_level": [Point(1, 1.0, 0.1, 0.2, 5, 0), Point(2, 2.0, 0.2, 0.3, 9, 0)],
+        "request_level": [Point(1, 0.9, 0.3, 0.9, 5, 0)],
+    }
+    picture, drawing = tmp_path / "plots" / "curve.png", tmp_path / "plots" / "curve.svg"
+    for path in (picture, drawing):
+        require_plotting(path)
+        plot_curves(curves, path)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = drawing.read_text()
+    for label in ("iteration_level, median", "iteration_level, p90", "request_level, median"):
+        assert label in text
+
+
+def test_a_name_without_a_format_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """And the formats are named."""
+    with pytest.raises(CommandError, match=r"\.png, \.svg"):
+        require_plotting(tmp_path / "curve")

@@ -1,0 +1,45 @@
+"""Options that are wrong whatever runs here: exit status 2, one line, nothing started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from spotwise.cli.bench.servers import up_arguments
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("peer", "--workloads", "w7"),
+        ("peer", "--skip-peer", "nowhere.json"),
+        ("batching", "--rates", "-1"),
+        ("batching", "--plot", "curve.txt"),
+        ("memory", "--up-args", "--kv-cache '1GiB"),
+        ("memory", "--json", "."),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str, value: str
+) -> None:
+    """With what was given for it, or what may be."""
+    monkeypatch.chdir(tmp_path)
+    ended = spotwise("bench", command, f"{option}={value}")
+    assert ended.status == 2, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"error: {option}")
+
+
+def test_a_peer_that_is_absent_is_told_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Exit status 1, and how to install it."""
+    ended = spotwise("bench", "peer", "--vllm", str(tmp_path / "vllm"))
+    assert ended.status == 1
+    assert "scripts/peer.sh" in ended.stderr
+
+
+def test_arguments_for_up_are_words_of_a_shell() -> None:
+    """Quoted ones stay whole."""
+    assert up_arguments("") == []
+    assert up_arguments("--kv-cache 1GiB --model 'my model'") == ["--kv-cache", "1GiB", "--model", "my model"]
