@@ -27,20 +27,22 @@ class WorkerSettings(ModelServiceSettings):
     max_num_seqs: int = Field(256, ge=1)
     max_prompt_tokens: int = Field(2048, ge=1, description="prompt tokens of one batch at most")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="tokens of one iteration at most, prompts are cut to fit; whole prompts where unset"
+        None,
+        ge=1,
+        description="tokens of one iteration at most, decodes included; prompts are cut to fit, and run whole where unset",
     )
     reserve: Reserve = Field(
         Reserve.ON_DEMAND,
-        description="blocks for tokens to come: on_demand (with preemption) or max_tokens (all at once)",
+        description="blocks for tokens to come: on_demand (as they come, with preemption) or max_tokens (all at once)",
     )
     kv_watermark: float = Field(
-        0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where other sequences run"
+        0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where others run; with on_demand"
     )
     max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
     prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
     batching: Batching = Field(
         Batching.ITERATION_LEVEL,
-        description="iteration_level, or request_level: a batch runs until all of it has ended (to compare with)",
+        description="iteration_level, or request_level to compare with: a batch runs to its end; needs reserve=max_tokens",
     )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")

@@ -103,6 +103,8 @@ class Memory:
 
     def grow(self, sequence: Sequence, now: float) -> bool:
         """See to it that a sequence has blocks for all its known tokens; tell whether it has."""
+        if self._pool.blocks_for(sequence.known_tokens) <= len(sequence.block_ids):
+            return True
         while not self._pool.can_extend(sequence.sequence_id, sequence.known_tokens):
             self._is_short = True
             victim = self._victim(sequence)
