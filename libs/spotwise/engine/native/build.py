@@ -74,8 +74,17 @@ def variant_for_this_processor() -> Variant:
     return next(variant for variant in VARIANTS if variant.needs <= flags)
 
 
+def variants_for_this_architecture() -> tuple[Variant, ...]:
+    """Return the variants that a compiler here can make: an ARM one knows no AVX."""
+    return tuple(variant for variant in VARIANTS if _is_x86() or not variant.needs)
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def _processor_flags() -> frozenset[str]:
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if not _is_x86():
         return frozenset()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -156,8 +165,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m spotwise.engine.native.build", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--all", action="store_true", help="for all kinds of processor")
-    chosen = VARIANTS if parser.parse_args().all else (variant_for_this_processor(),)
+    parser.add_argument("--all", action="store_true", help="for all kinds of processor of this architecture")
+    chosen = variants_for_this_architecture() if parser.parse_args().all else (variant_for_this_processor(),)
     try:
         for variant in chosen:
             sys.stdout.write(f"{ensure_library(variant)}\n")
