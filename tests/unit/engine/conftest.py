@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.engine.engine import Engine
 from spotwise.engine.native import build
-from spotwise.engine.native.library import Kernels
+from spotwise.engine.native.library import Kernels, load_kernels
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
 
@@ -35,6 +35,16 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     kernels.set_threads(1)
     yield kernels
     kernels.set_threads(1)  # the best variant is also the engine's
+
+
+@pytest.fixture
+def best_kernels() -> Kernels:
+    """The kernels that an engine uses here, on one thread."""
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("the kernels cannot be compiled here")
+    kernels.set_threads(1)
+    return kernels
 
 
 @cache
