@@ -108,6 +108,13 @@ def test_a_library_is_compiled_once_and_anew_when_sources_change(sources: Path, 
     assert set((sources / "_build").glob("*.so")) == {second, other}
 
 
+def test_a_compiler_may_have_arguments(sources: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CXX as make understands it."""
+    monkeypatch.setenv("CXX", f"env LANG=C {compiler.path}")
+    build.ensure_library(GENERIC)
+    assert len(compiler.calls) == 1 and "-O3" in compiler.calls[0]
+
+
 def test_a_library_is_named_alike_in_every_folder(sources: Path, compiler: Compiler, tmp_path: Path) -> None:
     """An image's build stage compiles for the worker's: same sources, same name."""
     first = build.ensure_library(GENERIC)

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -136,20 +137,21 @@ def _writable_folder() -> Path:
 
 
 def _compile(variant: Variant, library: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
+    # CXX may hold arguments, as in make: "ccache g++"
+    compiler = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "")
+    if not compiler:
         raise NoKernelsError("there is no C++ compiler; on Debian and Ubuntu: apt-get install g++")
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:
-        command = [compiler, *_FLAGS, *variant.flags, str(_SOURCES / _MAIN), "-o", temporary]
+        command = [*compiler, *_FLAGS, *variant.flags, str(_SOURCES / _MAIN), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         if done.returncode != 0:
-            raise NoKernelsError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
+            raise NoKernelsError(f"{shlex.join(compiler)} failed: {done.stderr.strip()[:2000]}")
         Path(temporary).chmod(0o755)
         Path(temporary).replace(library)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernelsError(f"{compiler} failed: {error}") from error
+        raise NoKernelsError(f"{shlex.join(compiler)} failed: {error}") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 
