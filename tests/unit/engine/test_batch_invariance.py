@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from spotwise.core.sampling import SamplingParams
 from spotwise.engine.engine import Engine
@@ -25,6 +26,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "three layers": {},
     "heads of 64": {"hidden_size": 576, "intermediate_size": 176, "num_attention_heads": 9, "num_key_value_heads": 3},
 }
+NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SEEDED = SamplingParams(temperature=0.8, seed=11)
 
 
@@ -110,6 +112,41 @@ def test_threads_change_no_bit(engine: Engine, best_kernels: Kernels, monkeypatc
         finally:
             best_kernels.set_threads(1)
         assert_same(logits, expected)
+
+
+UNFUSED = {
+    "gpt2": {"n_positions": 1024, "n_embd": 96, "n_layer": 2, "n_head": 6, "initializer_range": 0.5},
+    "gemma2": {
+        "hidden_size": 96,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.5,
+        "sliding_window": 12,
+        "attn_logit_softcapping": 3.0,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", UNFUSED)
+def test_layers_that_are_not_fused_keep_their_bits(
+    model_type: str, best_kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their products and their attention are the kernels'; what torch computes between goes token by token."""
+    config = AutoConfig.for_model(model_type, vocab_size=VOCAB_SIZE, **NO_TOKENS, **UNFUSED[model_type])
+    engine = load_engine(save_model(config, tmp_path), "bfloat16")
+    assert engine.is_native and engine.fused_layers == 0
+    expected, _ = run_alone(engine, monkeypatch)
+    watch = Watch(engine, monkeypatch, chunk_tokens=29)
+    for index in range(len(LENGTHS)):
+        ask(watch, index)
+        watch.step()
+    watch.finish()
+    assert_same(watch.logits, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
