@@ -18,13 +18,15 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed
+NATIVE := libs/spotwise/engine/native
+COMPILED := .venv/.compiled
 
 .PHONY: help setup up down check proto-check test test-compose proto lock bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) ## Make .venv and install everything; fast when nothing changed
+setup: $(INSTALLED) $(COMPILED) ## Make .venv and install everything; fast when nothing changed
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -40,6 +42,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@echo "installing spotwise ..."
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# Without a compiler everything works, on torch alone; the next `make` looks for one again.
+$(COMPILED): $(INSTALLED) $(NATIVE)/build.py $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h)
+	@echo "compiling kernels ..."
+	@if $(BIN)/python -m spotwise.engine.native.build >/dev/null; then touch $@; fi
 
 up: setup ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwise up --help)
 	@$(BIN)/spotwise up $(ARGS)
@@ -84,7 +91,7 @@ bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is i
 	@$(BIN)/spotwise bench peer --json bench-results/peer.json $(ARGS)
 
 clean: ## Remove caches and build outputs
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build $(NATIVE)/_build $(COMPILED)
 	find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well

@@ -2,7 +2,8 @@
 # Make, without an image registry, the images that docker-compose.yml and deploy/Dockerfile start from:
 #
 #     spotwise-base        Debian bookworm with its Python          for BASE_IMAGE
-#     spotwise-build-base  the same, with every wheel needed        for BUILD_BASE_IMAGE
+#     spotwise-build-base  the same, with g++ and every wheel       for BUILD_BASE_IMAGE
+#     spotwise-compiler    what that one is made of
 #     spotwise-servers     Debian's redis-server, and nats-server   for REDIS_IMAGE and NATS_IMAGE
 #
 # Wheels are gathered with .venv's pip, so with this machine's pip configuration, into ./wheelhouse. Images that are there are
@@ -67,16 +68,17 @@ case ${1:-} in
 esac
 [ -x .venv/bin/python ] || fail "there is no .venv; run: make setup"
 docker info >/dev/null 2>&1 || fail "no Docker engine answers; start one"
-there spotwise-base && there spotwise-servers || {
+there spotwise-base && there spotwise-compiler && there spotwise-servers || {
   [ "$(id -u)" = 0 ] || fail "making images from Debian packages needs root"
   command -v debootstrap >/dev/null || fail "debootstrap is missing; on Debian and Ubuntu: apt-get install debootstrap"
 }
 
 there spotwise-base || import_debian spotwise-base ca-certificates,python3,python3-venv add_python_names
+there spotwise-compiler || import_debian spotwise-compiler ca-certificates,g++,python3,python3-venv add_python_names
 there spotwise-servers || import_debian spotwise-servers redis-server,wget add_nats_server
 gather_wheels
 docker build --tag spotwise-build-base --file - wheelhouse >"$folder/log" 2>&1 <<'END' || fail "$(tail -n 3 "$folder/log")"
-FROM spotwise-base
+FROM spotwise-compiler
 COPY . /wheelhouse
 ENV PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheelhouse
 END

@@ -40,6 +40,16 @@ def test_compose_sets_only_what_its_service_reads(service: str) -> None:
     assert {name for name, info in fields.items() if info.is_required()} <= given
 
 
+def test_worker_images_carry_kernels_that_were_compiled_in_their_build() -> None:
+    """For all kinds of processor, beside the sources; libraries of the machine that builds stay out of the context."""
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    folder = "spotwise/engine/native/_build"
+    assert f"libs/{folder}" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert "-m spotwise.engine.native.build --all\n" in dockerfile
+    worker = dockerfile.partition("FROM runtime AS worker\n")[2].partition("\nFROM ")[0]
+    assert f"COPY --from=kernels /opt/spotwise/{folder} /opt/spotwise/{folder}" in worker
+
+
 def test_every_service_is_built_for_itself() -> None:
     """A service's image is built with SERVICE naming its package, and the Dockerfile has a stage of that name."""
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()

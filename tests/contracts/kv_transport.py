@@ -23,8 +23,9 @@ MakeTransport: TypeAlias = Callable[[KvMemory, str, int, HandoffHandler], KvTran
 class ArrayMemory:
     """Paged KV in one numpy array."""
 
-    def __init__(self, seed: int, cell_bytes: int = CELL_BYTES) -> None:
+    def __init__(self, seed: int, cell_bytes: int = CELL_BYTES, layout: str = "tiled") -> None:
         self.num_layers = LAYERS
+        self.layout = layout
         self.layer_block_bytes = cell_bytes
         self.cells = np.random.default_rng(seed).integers(0, 256, (LAYERS, BLOCKS, cell_bytes), dtype=np.uint8)
 
@@ -43,8 +44,8 @@ class ArrayMemory:
 class Peer:
     """One worker: a transport, its memory, and the hand-offs it was given."""
 
-    def __init__(self, make: MakeTransport, name: str, incarnation: int, cell_bytes: int = CELL_BYTES) -> None:
-        self.memory = ArrayMemory(incarnation, cell_bytes)
+    def __init__(self, make: MakeTransport, name: str, incarnation: int, **memory: Any) -> None:
+        self.memory = ArrayMemory(incarnation, **memory)
         self.handoffs: list[KvHandoff] = []
         self.reports: list[TransferReport] = []
         self.name = name
@@ -67,8 +68,8 @@ class Peer:
 class StartPeer(Protocol):
     """Starts a worker, which is closed when the test ends."""
 
-    async def __call__(self, name: str, incarnation: int, cell_bytes: int = CELL_BYTES) -> Peer:
-        """Return it, listening."""
+    async def __call__(self, name: str, incarnation: int, **memory: Any) -> Peer:
+        """Return it, listening, over a memory of this kind."""
 
 
 class KvTransportContract:
@@ -79,8 +80,8 @@ class KvTransportContract:
         """Starts workers."""
         peers: list[Peer] = []
 
-        async def start(name: str, incarnation: int, cell_bytes: int = CELL_BYTES) -> Peer:
-            peers.append(Peer(make, name, incarnation, cell_bytes))
+        async def start(name: str, incarnation: int, **memory: Any) -> Peer:
+            peers.append(Peer(make, name, incarnation, **memory))
             await peers[-1].transport.start()
             return peers[-1]
 
@@ -177,6 +178,19 @@ class KvTransportContract:
         with pytest.raises(KvTransferError, match="do not fit"):
             await sender.transport.push(same.target(1, 2), HANDOFF, (1, 2))
         assert receiver.handoffs == same.handoffs == []
+
+    async def test_workers_that_read_bytes_differently_do_not_hand_over(self, peer: StartPeer) -> None:
+        """Blocks of one size in two orders: both workers are named, nothing is written, and a worker that is alike may push."""
+        sender, receiver = await peer("p", 1), await peer("t", 2, layout="plain")
+        before = receiver.memory.cells.copy()
+        receiver.transport.expect("r", 1, (1, 2))
+        for _ in range(2):
+            with pytest.raises(KvTransferError, match=r"to t at .*: p and t keep KV in different layouts; give"):
+                await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        assert np.array_equal(receiver.memory.cells, before)
+        alike = await peer("q", 3, layout="plain")
+        await alike.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        assert receiver.handoffs == [HANDOFF]
 
     async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender(self, peer: StartPeer) -> None:
         """Where on_handoff raises, the sender is told and the receiver's loop reports it."""

@@ -14,7 +14,15 @@ from ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running,
 
 from spotwise.mesh.ucx_link import ReceiveBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
-from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, KvFrame, LinkHello, NackReason, encode_handoff
+from spotwise.wire.kv_frames import (
+    FRAME_BYTES,
+    FrameKind,
+    KvFrame,
+    LinkHello,
+    NackReason,
+    encode_handoff,
+    layout_fingerprint,
+)
 
 pytestmark = pytest.mark.mesh
 
@@ -26,7 +34,8 @@ class RawPeer:
         self.receiver = receiver
         self.answers: list[KvFrame] = []
         self.lost: list[str] = []
-        self.links = UcxLinks(LinkHello(0, "raw", 9), ReceiveBuffers(4096, 1), 4, self._heard, self._lost)
+        me = LinkHello(0, "raw", 9, layout_fingerprint(receiver.memory.layout))
+        self.links = UcxLinks(me, ReceiveBuffers(4096, 1), 4, self._heard, self._lost)
 
     def _heard(self, link: UcxLink, frame: KvFrame, payload: object, arrived: object) -> None:
         self.answers.append(frame)

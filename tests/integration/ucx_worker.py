@@ -28,6 +28,7 @@ class ArrayMemory:
 
     num_layers = LAYERS
     layer_block_bytes = CELL_BYTES
+    layout = "cells of random bytes"
 
     def __init__(self, seed: int, gate: threading.Event | None = None) -> None:
         self.cells = np.random.default_rng(seed).integers(0, 256, (LAYERS, BLOCKS, CELL_BYTES), dtype=np.uint8)

@@ -106,9 +106,7 @@ def _watch(url: str, console: Console) -> None:
 
 
 def _table(members: list[MemberStatus]) -> Table:
-    table = Table(
-        header_style="bold", caption="sequences: waiting / waiting for KV / running / moving", caption_justify="left"
-    )
+    table = Table(header_style="bold", caption="\n".join(_legend(members)), caption_justify="left")
     for heading in ("member", "service", "pool", "health", "pid"):
         table.add_column(heading, no_wrap=True)
     for heading in ("sequences", "prompt queue", "tokens owed", "KV blocks used", "memory"):
@@ -117,6 +115,16 @@ def _table(members: list[MemberStatus]) -> Table:
     for status_ in sorted(members, key=lambda s: (order.index(s.member.kind), s.member.id)):
         table.add_row(*_row(status_))
     return table
+
+
+def _legend(members: list[MemberStatus]) -> list[str]:
+    """Say what a column means, and once for all workers that compute alike, how they do."""
+    alike: dict[str, list[str]] = {}
+    for status_ in sorted(members, key=lambda s: s.member.id):
+        if status_.engine is not None:
+            alike.setdefault(status_.engine.engine, []).append(status_.member.id)
+    lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
+    return ["sequences: waiting / waiting for KV / running / moving", *lines]
 
 
 def _row(status_: MemberStatus) -> list[str]:

@@ -71,12 +71,17 @@ class PackedLinear(torch.nn.Module):
         weight: `[outputs, inputs]`.
         bias: `[outputs]`, or none.
         float_output: give float32 whatever the type (logits); not with a bias.
+
+    Raises:
+        ValueError: the weight cannot be packed, or `float_output` with a bias.
     """
 
     def __init__(
         self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, *, float_output: bool = False
     ) -> None:
         super().__init__()
+        if float_output and bias is not None:
+            raise ValueError("the kernel gives float32 only without a bias")
         self._linear = kernels.linear
         self._weight = PackedWeight(kernels, [weight])
         self._bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()

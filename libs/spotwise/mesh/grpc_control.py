@@ -24,7 +24,7 @@ class EngineDescription:
         engine_sequences: sequences the engine holds; the role's own count when nothing leaks.
         resident_bytes: memory of the process.
         iterations: run since the start.
-        engine: dtype, device and threads, for people.
+        engine: dtype, device and kernels, for people.
     """
 
     member: Member

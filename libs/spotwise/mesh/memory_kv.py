@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,10 @@ class MemoryKvTransport:
         try:
             if self._closed:
                 raise KvTransferError("this transport is closed")
-            kv_bytes = self._network.reach(target.address)._take(target, handoff, self._memory, source_block_ids)
+            receiver = self._network.reach(target.address)
+            if receiver._memory.layout != self._memory.layout:
+                raise layouts_differ(self._worker_id, receiver._worker_id)
+            kv_bytes = receiver._take(target, handoff, self._memory, source_block_ids)
         except KvTransferError as error:
             where = f"KV of {handoff.request_id} epoch {handoff.epoch} to {target.worker_id} at {target.address}"
             raise KvTransferError(f"{where}: {error}") from None

@@ -125,6 +125,14 @@ class MeshStore(Protocol):
         """Disconnect; idempotent."""
 
 
+def layouts_differ(worker_id: str, peer_id: str) -> KvTransferError:
+    """Return the error of a hand-off between workers to which the same bytes mean different keys and values."""
+    return KvTransferError(
+        f"{worker_id} and {peer_id} keep KV in different layouts; give both the same model, --dtype, KV block size and kind "
+        "of --device"
+    )
+
+
 class KvMemory(Protocol):
     """Paged KV as the transfer sees it: bytes by layer and block. Implemented by the engine."""
 
@@ -135,6 +143,10 @@ class KvMemory(Protocol):
     @property
     def layer_block_bytes(self) -> int:
         """Bytes of one block in one layer, K and V together."""
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of a block mean; only memories that say the same may exchange blocks."""
 
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
         """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.mesh.ports import KvTransferError
+from spotwise.mesh.ports import KvTransferError, layouts_differ
 from spotwise.mesh.ucx_reactor import UcxReactor, transport_name
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
@@ -103,11 +104,9 @@ class UcxLink:
         """Exchange hellos and start reading.
 
         Raises:
-            KvTransferError: the peer is unreachable, silent, or speaks something else.
+            KvTransferError: the peer is unreachable, silent, speaks something else, or keeps its KV in another layout.
         """
-        mine = encode_hello(
-            LinkHello(receive_tag=self._receive_tag, worker_id=hello.worker_id, incarnation=hello.incarnation)
-        )
+        mine = encode_hello(replace(hello, receive_tag=self._receive_tag))
         theirs = bytearray(HELLO_BYTES)
         try:
             async with asyncio.timeout(timeout_s):
@@ -122,6 +121,8 @@ class UcxLink:
             raise KvTransferError(f"the peer did not answer a connection within {timeout_s:g} s") from None
         except (self._reactor.ucx.UCXError, KvFrameError) as error:
             raise KvTransferError(f"no connection: {error}") from None
+        if self.peer.kv_layout != hello.kv_layout:
+            raise layouts_differ(hello.worker_id, self.peer.worker_id)
         self.transport = transport_name(self._endpoint)
         self._reading = asyncio.create_task(self._read(), name="kv-link-read")
 

@@ -29,7 +29,15 @@ from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, Trans
 from spotwise.mesh.ucx_inbox import KvInbox
 from spotwise.mesh.ucx_link import ReceiveBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
-from spotwise.wire.kv_frames import FrameKind, KvFrame, LinkHello, NackReason, encode_frame, encode_handoff
+from spotwise.wire.kv_frames import (
+    FrameKind,
+    KvFrame,
+    LinkHello,
+    NackReason,
+    encode_frame,
+    encode_handoff,
+    layout_fingerprint,
+)
 
 _COPY_THREADS = 2
 
@@ -83,7 +91,7 @@ class UcxKvTransport:
         self._chunk_bytes = chunk_bytes
         self._copies = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kv-copy")
         self._inbox = KvInbox(memory, incarnation, on_handoff, self._copies)
-        me = LinkHello(receive_tag=0, worker_id=worker_id, incarnation=incarnation)
+        me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout))
         buffers = ReceiveBuffers(chunk_bytes, keep=2 * in_flight)
         self._links = UcxLinks(me, buffers, in_flight, self._on_frame, self._on_lost)
         self._push_ids = itertools.count(1)

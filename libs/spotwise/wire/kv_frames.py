@@ -16,7 +16,7 @@ import xxhash
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
-VERSION = 1
+VERSION = 2
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
 #: Longest worker id, in utf-8 bytes.
@@ -28,8 +28,8 @@ _FRAME_MAGIC = b"SWKV"
 _HELLO_MAGIC = b"SWHI"
 # magic, version, kind, reason, id length, epoch, push, sender and target incarnation, layers, blocks, chunks, payload, id
 _FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
-# magic, version, id length, receive tag, incarnation, worker id
-_HELLO = struct.Struct("!4sBBxxQQ128s")
+# magic, version, id length, receive tag, incarnation, KV layout, worker id
+_HELLO = struct.Struct("!4sBBxxQQQ128s")
 _HANDOFF = struct.Struct("!QQ")
 _CHECKSUM = struct.Struct("!Q")
 
@@ -115,11 +115,18 @@ class LinkHello:
         receive_tag: tag under which this end listens for headers; payloads come under the next one.
         worker_id: who this end is, at most `MAX_WORKER_ID_BYTES` in utf-8.
         incarnation: of that worker.
+        kv_layout: what the bytes of its KV blocks mean, as `layout_fingerprint` of the memory's description.
     """
 
     receive_tag: int
     worker_id: str
     incarnation: int
+    kv_layout: int
+
+
+def layout_fingerprint(layout: str) -> int:
+    """Return 64 bits that two workers have in common when their KV memories describe their layout in the same words."""
+    return xxhash.xxh3_64_intdigest(layout.encode())
 
 
 def encode_frame(frame: KvFrame) -> bytes:
@@ -181,7 +188,9 @@ def encode_hello(hello: LinkHello) -> bytes:
     """
     worker_id = _encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
     try:
-        body = _HELLO.pack(_HELLO_MAGIC, VERSION, len(worker_id), hello.receive_tag, hello.incarnation, worker_id)
+        body = _HELLO.pack(
+            _HELLO_MAGIC, VERSION, len(worker_id), hello.receive_tag, hello.incarnation, hello.kv_layout, worker_id
+        )
     except struct.error as error:
         raise ValueError(f"the hello does not fit its fields: {error}") from None
     return _seal(body)
@@ -193,9 +202,10 @@ def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
     Raises:
         KvFrameError: not such a hello, damaged, or of another version.
     """
-    _, _, id_bytes, receive_tag, incarnation, worker_id = _HELLO.unpack(_unseal(data, HELLO_BYTES, _HELLO_MAGIC))
+    body = _unseal(data, HELLO_BYTES, _HELLO_MAGIC)
+    _, _, id_bytes, receive_tag, incarnation, kv_layout, worker_id = _HELLO.unpack(body)
     try:
-        return LinkHello(receive_tag=receive_tag, worker_id=_decode_id(worker_id, id_bytes), incarnation=incarnation)
+        return LinkHello(receive_tag, _decode_id(worker_id, id_bytes), incarnation, kv_layout)
     except ValueError as error:
         raise KvFrameError(f"the hello's worker id cannot be read: {error}") from None
 

@@ -13,6 +13,8 @@ from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
+from spotwise.engine.engine import Engine
+from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import (
     BusMessage,
@@ -128,8 +130,18 @@ class WorkerRuntime:
             engine_sequences=engine.num_sequences,
             resident_bytes=psutil.Process().memory_info().rss,
             iterations=self.role.iterations,
-            engine=f"{engine.dtype} on {engine.device}",
+            engine=_computes_with(engine),
         )
+
+
+def _computes_with(engine: Engine) -> str:
+    """Say in a few words what the engine computes with."""
+    words = [f"{engine.dtype} on {engine.device}"]
+    if engine.is_native:
+        words += [f"native {variant_for_this_processor().name}", f"{engine.fused_layers} fused layers"]
+    elif engine.device == "cpu":
+        words.append("no native kernels")
+    return ", ".join(words)
 
 
 def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from spotwise.engine.engine import Engine
+from spotwise.engine.native import build
+from spotwise.engine.native.library import Kernels, load_kernels
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
 
@@ -16,3 +20,33 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(llama_folder: Path) -> Engine:
     return load_engine(llama_folder)
+
+
+@pytest.fixture(params=build.VARIANTS, ids=lambda variant: variant.name)
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    """The kernels of each kind of processor that this one can pass for, compiled for real; on one thread at first."""
+    variant: build.Variant = request.param
+    if missing := variant.needs - build._processor_flags():
+        pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
+    try:
+        kernels = compiled(variant)
+    except build.NoKernelsError as error:
+        pytest.skip(str(error))
+    kernels.set_threads(1)
+    yield kernels
+    kernels.set_threads(1)  # the best variant is also the engine's
+
+
+@pytest.fixture
+def best_kernels() -> Kernels:
+    """The kernels that an engine uses here, on one thread."""
+    kernels = load_kernels()
+    if kernels is None:
+        pytest.skip("the kernels cannot be compiled here")
+    kernels.set_threads(1)
+    return kernels
+
+
+@cache
+def compiled(variant: build.Variant) -> Kernels:
+    return Kernels(str(build.ensure_library(variant)))

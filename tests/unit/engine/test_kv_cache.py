@@ -5,7 +5,7 @@ import psutil
 import pytest
 import torch
 
-from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+from spotwise.engine.kv_cache import KvGeometry, KvOrder, KvPlaces, PagedKvCache
 
 GEOMETRY = KvGeometry(num_layers=3, kv_heads=2, key_dim=8, value_dim=6)
 
@@ -62,6 +62,52 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="layers"):
         cache.export_layers(2, 2, (1,))
     assert torch.equal(cache.keys, before)
+
+
+@pytest.mark.parametrize(("block_size", "order"), [(16, KvOrder.TILED), (4, KvOrder.PLAIN)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_written_is_gathered_here_and_where_it_was_sent(
+    dtype: torch.dtype, block_size: int, order: KvOrder
+) -> None:
+    """Positions in shuffled blocks come back in their order, from this cache and from one that imported the blocks."""
+    source, target = (PagedKvCache(GEOMETRY, 10, block_size, dtype, torch.device("cpu")) for _ in range(2))
+    assert source.order is order
+    table, there = (7, 0, 3), (2, 9, 4)
+    generator = torch.Generator().manual_seed(0)
+    tokens = 3 * block_size - 1
+    keys = torch.randn(GEOMETRY.kv_heads, tokens, GEOMETRY.key_dim, generator=generator).to(dtype)
+    values = torch.randn(GEOMETRY.kv_heads, tokens, GEOMETRY.value_dim, generator=generator).to(dtype)
+    at = torch.arange(tokens)
+    for positions in (at[: tokens // 2], at[tokens // 2 :]):
+        places = KvPlaces(torch.tensor(table)[positions // block_size], positions % block_size)
+        source.write(1, places, keys[:, positions], values[:, positions])
+    target.import_layers(0, 3, there, source.export_layers(0, 3, table))
+    for cache, blocks in ((source, table), (target, there)):
+        for head in range(GEOMETRY.kv_heads):
+            got_keys, got_values = cache.gather(1, head * cache.num_blocks + torch.tensor(blocks))
+            assert torch.equal(got_keys[:tokens], keys[head]) and torch.equal(got_values[:tokens], values[head])
+            assert not got_keys[tokens:].any() and not got_values[tokens:].any()
+    assert not source.keys[[0, 2]].any() and not source.values[[0, 2]].any()
+
+
+def test_a_layout_tells_apart_whatever_makes_bytes_mean_something_else() -> None:
+    """Order, number format, block size and shape; not how many blocks there are."""
+    cpu, elsewhere = torch.device("cpu"), torch.device("meta")
+    layouts = [
+        PagedKvCache(geometry, 2, block_size, dtype, device).layout
+        for geometry, block_size, dtype, device in (
+            (GEOMETRY, 16, torch.float32, cpu),
+            (GEOMETRY, 16, torch.float32, elsewhere),
+            (GEOMETRY, 16, torch.bfloat16, cpu),
+            (GEOMETRY, 16, torch.float16, cpu),
+            (GEOMETRY, 8, torch.float32, cpu),
+            (KvGeometry(3, 2, 6, 8), 16, torch.float32, cpu),
+            (KvGeometry(3, 1, 16, 12), 16, torch.float32, cpu),
+            (KvGeometry(2, 2, 8, 6), 16, torch.float32, cpu),
+        )
+    ]
+    assert len(set(layouts)) == len(layouts)
+    assert PagedKvCache(GEOMETRY, 5, 16, torch.float32, cpu).layout == layouts[0]
 
 
 def test_memory_is_committed_when_it_is_used() -> None:

@@ -74,7 +74,7 @@ def test_a_header_of_another_version_says_so() -> None:
     """The error names both versions, so that an operator sees which worker is old."""
     body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
     body[4] = kv_frames.VERSION + 1
-    with pytest.raises(KvFrameError, match=r"version 2 .* this worker 1"):
+    with pytest.raises(KvFrameError, match=rf"version {kv_frames.VERSION + 1} .* this worker {kv_frames.VERSION}"):
         kv_frames.decode_frame(kv_frames._seal(bytes(body)))
 
 
@@ -98,12 +98,18 @@ def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
         kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1))
 
 
-@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64))
+@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, kv_layout=U64))
 def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
     """What is encoded has the fixed size and decodes to the same hello."""
     data = kv_frames.encode_hello(hello)
     assert len(data) == kv_frames.HELLO_BYTES
     assert kv_frames.decode_hello(data) == hello
+
+
+def test_layouts_are_told_apart_by_their_words() -> None:
+    """Equal descriptions have equal fingerprints in every process; another order of the same bytes has another."""
+    assert kv_frames.layout_fingerprint("2 layers, tiled") == 0x4DDAF090E0B001FA
+    assert kv_frames.layout_fingerprint("2 layers, plain") != kv_frames.layout_fingerprint("2 layers, tiled")
 
 
 def test_a_hello_is_no_frame() -> None:

@@ -9,6 +9,7 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SamplingParams
+from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
@@ -31,7 +32,17 @@ async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: Tw
     await other.idle()
     assert (len(worker.engine.batch_sizes), len(other.engine.batch_sizes)) == (1, 8)
     said = worker.runtime.description()
-    assert (said.member.id, said.engine_sequences, said.iterations, said.engine) == ("w", 0, 1, "uint8 on cpu")
+    assert (said.member.id, said.engine_sequences, said.iterations) == ("w", 0, 1)
+
+
+async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:
+    """Number format, device, and on a CPU whether the native kernels are in use, of which kind and how far."""
+    assert worker.runtime.description().engine == "uint8 on cpu, no native kernels"
+    worker.engine.is_native, worker.engine.fused_layers = True, 30
+    kind = variant_for_this_processor().name
+    assert worker.runtime.description().engine == f"uint8 on cpu, native {kind}, 30 fused layers"
+    other.engine.device = "cuda:0"
+    assert other.runtime.description().engine == "uint8 on cuda:0"
 
 
 async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:

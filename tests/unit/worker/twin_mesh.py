@@ -54,6 +54,7 @@ class ByteKv:
 
     num_layers = LAYERS
     layer_block_bytes = BLOCK_SIZE
+    layout = "a byte a token"
 
     def __init__(self) -> None:
         self.cells = np.zeros((LAYERS, BLOCKS, BLOCK_SIZE), dtype=np.uint8)
@@ -84,6 +85,8 @@ class SummingEngine:
     block_size = BLOCK_SIZE
     dtype = "uint8"
     device = "cpu"
+    is_native = False
+    fused_layers = 0
 
     def __init__(self) -> None:
         self.kv = ByteKv()

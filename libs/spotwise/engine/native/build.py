@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -74,8 +75,17 @@ def variant_for_this_processor() -> Variant:
     return next(variant for variant in VARIANTS if variant.needs <= flags)
 
 
+def variants_for_this_architecture() -> tuple[Variant, ...]:
+    """Return the variants that a compiler here can make: an ARM one knows no AVX."""
+    return tuple(variant for variant in VARIANTS if _is_x86() or not variant.needs)
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def _processor_flags() -> frozenset[str]:
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if not _is_x86():
         return frozenset()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -127,20 +137,21 @@ def _writable_folder() -> Path:
 
 
 def _compile(variant: Variant, library: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
+    # CXX may hold arguments, as in make: "ccache g++"
+    compiler = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "")
+    if not compiler:
         raise NoKernelsError("there is no C++ compiler; on Debian and Ubuntu: apt-get install g++")
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:
-        command = [compiler, *_FLAGS, *variant.flags, str(_SOURCES / _MAIN), "-o", temporary]
+        command = [*compiler, *_FLAGS, *variant.flags, str(_SOURCES / _MAIN), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         if done.returncode != 0:
-            raise NoKernelsError(f"{compiler} failed: {done.stderr.strip()[:2000]}")
+            raise NoKernelsError(f"{shlex.join(compiler)} failed: {done.stderr.strip()[:2000]}")
         Path(temporary).chmod(0o755)
         Path(temporary).replace(library)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoKernelsError(f"{compiler} failed: {error}") from error
+        raise NoKernelsError(f"{shlex.join(compiler)} failed: {error}") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 
@@ -156,8 +167,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m spotwise.engine.native.build", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--all", action="store_true", help="for all kinds of processor")
-    chosen = VARIANTS if parser.parse_args().all else (variant_for_this_processor(),)
+    parser.add_argument("--all", action="store_true", help="for all kinds of processor of this architecture")
+    chosen = variants_for_this_architecture() if parser.parse_args().all else (variant_for_this_processor(),)
     try:
         for variant in chosen:
             sys.stdout.write(f"{ensure_library(variant)}\n")

@@ -1,0 +1,111 @@
+"""Layers of the common form in all its varieties, computed by one native call, against the modules that they stand in for."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from spotwise.core.batching import Batch, BatchRow
+from spotwise.engine.engine import Engine
+from spotwise.engine.fused_layer import find_parts
+from spotwise.engine.native.library import Kernels
+from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, record
+from tests.unit.engine.watched_engine import Watch
+
+LAYERS = 3
+VARIETIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {}),
+    "biases of all projections": ("llama", {"attention_bias": True}),
+    "gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "an MLP of no whole panel": ("llama", {"intermediate_size": 80}),
+    "one key head, heads wider than their share": ("llama", {"num_key_value_heads": 1, "head_dim": 32}),
+    "all key heads": ("llama", {"num_key_value_heads": 6}),
+    "a large epsilon": ("llama", {"rms_norm_eps": 0.1}),
+    "window": ("mistral", {"sliding_window": 20}),
+    "biases of query, key and value": ("qwen2", {}),
+    "norms of query and key": ("qwen3", {"head_dim": 16}),
+}
+
+
+def tiny(variety: str, folder: Path) -> Path:
+    """With biases and norms that are no zeros and ones."""
+    model_type, changes = VARIETIES[variety]
+    shape = {**llama_config().to_dict(), **changes}
+    shape.pop("model_type")
+    if "head_dim" not in changes:
+        shape.pop("head_dim")
+    config = transformers.AutoConfig.for_model(model_type, **shape)
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+def first_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Of the tokens after several prompts, which are computed together in chunks of 29."""
+    rng = random.Random(2)
+    with monkeypatch.context() as patched:
+        watch = Watch(engine, patched, chunk_tokens=29)
+        for length in (1, 12, 16, 45, 150):
+            prompt = [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+            watch.add(record(str(length), prompt, max_new_tokens=1))
+        watch.finish()
+        logits = watch.logits
+        for name in watch.results:
+            engine.drop_sequence(name)
+    return torch.stack([logits[key] for key in sorted(logits)]).float()
+
+
+@pytest.mark.parametrize("variety", VARIETIES)
+def test_a_fused_layer_computes_what_its_modules_do(
+    variety: str, best_kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 nearly the same numbers, on any threads; in bfloat16 as near to them as the modules come."""
+    folder = tiny(variety, tmp_path)
+    logits = {}
+    for dtype in ("float32", "bfloat16"):
+        for native in (False, True):
+            engine = load_engine(folder, dtype, native=native)
+            assert engine.fused_layers == (LAYERS if native else 0)
+            logits[dtype, native] = first_logits(engine, monkeypatch)
+        for threads in (2, 3):
+            best_kernels.set_threads(threads)
+            assert torch.equal(first_logits(engine, monkeypatch), logits[dtype, True])
+    exact = logits["float32", False]
+    torch.testing.assert_close(logits["float32", True], exact, atol=1e-4, rtol=1e-4)
+    errors = [float((logits["bfloat16", native] - exact).norm()) for native in (False, True)]
+    assert errors[1] < 2 * errors[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hidden_act": "relu"}, {"mlp_bias": True}, {"intermediate_size": 90}, {"hidden_size": 90, "head_dim": 16}],
+    ids=str,
+)
+def test_what_the_kernel_does_not_know_is_not_taken_for_the_common_form(changes: dict[str, Any]) -> None:
+    """Another activation, biases in the MLP, widths that are no whole vectors."""
+    for unlike, expected in (({}, True), (changes, False)):
+        model = transformers.LlamaForCausalLM(llama_config(**unlike))
+        assert [find_parts(layer) is not None for layer in model.model.layers] == [expected] * LAYERS
+
+
+def test_a_fused_layer_wants_the_tokens_of_its_plan(llama_folder: Path, best_kernels: Kernels) -> None:
+    """Outside an iteration there are none; with another number of them the kernel would read past its input."""
+    engine = load_engine(llama_folder)
+    layer = engine._model.model.layers[0]
+    hidden, rotary = torch.zeros(1, 4, 96), (torch.zeros(1, 4, 16), torch.zeros(1, 4, 16))
+    with pytest.raises(RuntimeError, match="outside an iteration"):
+        layer(hidden, rotary)
+    layer.register_forward_pre_hook(lambda _, args: (args[0][:, :-1], *args[1:]))
+    engine.add_sequence(record("a", [1, 2, 3]))
+    with pytest.raises(ValueError, match=r"\(1, 2, 96\) of torch.float32 given for 3 tokens"):
+        engine.run_iteration(Batch((BatchRow("a@1", 0, 3, (0,)),)))

@@ -1,0 +1,48 @@
+"""An engine whose logits are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from spotwise.core.batching import Batch
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken
+from spotwise.engine.engine import Engine
+from tests.unit.engine.tiny_models import Driver
+
+#: By sequence and index of the output token.
+Logits = dict[tuple[str, int], torch.Tensor]
+
+
+class Watch(Driver):
+    """Keeps the logits from which each output token was sampled, by sequence and place in its output."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, chunk_tokens: int = 1 << 30) -> None:
+        super().__init__(engine, chunk_tokens)
+        self.logits: Logits = {}
+        self.offsets: dict[str, int] = {}
+        forward, run = engine._forward, engine.run_iteration
+        last: list[torch.Tensor] = []
+
+        def keep(flat: Any, positions: Sequence[int]) -> torch.Tensor:
+            last[:] = [forward(flat, positions)]
+            return last[0].clone()
+
+        def file(batch: Batch) -> tuple[SampledToken, ...]:
+            tokens = run(batch)
+            for token, row in zip(tokens, last[0], strict=True):
+                name = token.sequence_id
+                self.logits[name, self.offsets[name] + len(self.results[name])] = row.clone()
+            return tokens
+
+        monkeypatch.setattr(engine, "_forward", keep)
+        monkeypatch.setattr(engine, "run_iteration", file)
+
+    def add(self, request: RequestRecord) -> None:
+        """Take a sequence in, perhaps one that goes on after some of its output."""
+        self.offsets[request.sequence_id] = len(request.output_token_ids)
+        super().add(request)
