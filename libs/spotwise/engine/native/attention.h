@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -264,32 +265,28 @@ class AttentionTile {
   const int32_t* tables_ = nullptr;
 };
 
-// All rows, or only the last token of each. Called by all threads of a team; ends with a barrier.
+// All rows, or only the last token of each. Pieces are numbered by row, tile and head, a row's last tile first: it sees most.
 template <class Format>
 void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvLayer<Format>& layer,
             const Heads<Format>& queries, typename Format::Value* out, std::vector<AttentionScratch<Format>>& scratch,
-            int thread, bool last_only) {
-  scratch[thread].fit(shape);
+            bool last_only) {
+  if (int(scratch.size()) < team.size()) scratch.resize(team.size());
+  for (auto& own : scratch) own.fit(shape);
   const int per_tile = std::max(1, kQueryRows / (shape.heads / shape.kv_heads));
-  // Pieces are numbered by row, tile and head, a row's last tile first: it sees most.
-  int pieces = 0;
   const auto tiles_of = [&](int row) {
     const int tokens = rows.first_token[row + 1] - rows.first_token[row];
     return last_only ? 1 : (tokens + per_tile - 1) / per_tile;
   };
-  for (int row = 0; row < rows.rows; row++) pieces += tiles_of(row) * shape.kv_heads;
-  AttentionTile<Format> tile(shape, layer, rows, scratch[thread]);
-  int row = 0, passed = 0;
-  team.each(pieces, [&](int piece) {
-    while (piece - passed >= tiles_of(row) * shape.kv_heads) passed += tiles_of(row++) * shape.kv_heads;
+  std::vector<int> ends(rows.rows);  // of the pieces of each row
+  for (int row = 0, pieces = 0; row < rows.rows; row++) ends[row] = pieces += tiles_of(row) * shape.kv_heads;
+  team.each(ends.empty() ? 0 : ends.back(), [&](int piece, int thread) {
+    const int row = int(std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin());
     const int tokens = rows.first_token[row + 1] - rows.first_token[row];
-    const int within = piece - passed;
-    const int index = tiles_of(row) - 1 - within / shape.kv_heads, head = within % shape.kv_heads;
-    if (last_only) {
-      tile.compute(row, head, tokens - 1, tokens, queries, out);
-    } else {
-      tile.compute(row, head, index * per_tile, std::min(tokens, (index + 1) * per_tile), queries, out);
-    }
+    const int left = ends[row] - 1 - piece;  // in this row, after this one
+    const int index = left / shape.kv_heads, head = left % shape.kv_heads;
+    const int first = last_only ? tokens - 1 : index * per_tile;
+    AttentionTile<Format> tile(shape, layer, rows, scratch[thread]);
+    tile.compute(row, head, first, last_only ? tokens : std::min(tokens, first + per_tile), queries, out);
   });
 }
 

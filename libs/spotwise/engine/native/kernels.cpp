@@ -79,14 +79,12 @@ void sw_linear(int format, const void* a, int64_t row_stride, int rows, const vo
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
     const Packed<Format> weights{(const Value*)packed, outputs, inputs};
-    team->run([&](int) {
-      if (as_floats) {
-        multiply<Format>(*team, (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, outputs, outputs});
-      } else {
-        multiply<Format>(*team, (const Value*)a, row_stride, rows, weights,
-                         StoreRows<Format>{(Value*)out, outputs, outputs, (const Value*)bias});
-      }
-    });
+    if (as_floats) {
+      multiply<Format>(*team, (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, outputs, outputs});
+    } else {
+      multiply<Format>(*team, (const Value*)a, row_stride, rows, weights,
+                       StoreRows<Format>{(Value*)out, outputs, outputs, (const Value*)bias});
+    }
   });
 }
 
@@ -142,28 +140,22 @@ void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const
     const Heads<Format> q{(const Value*)queries, query_token_stride, query_head_stride};
     const Heads<Format> k{(const Value*)keys, key_token_stride, key_head_stride};
     const Heads<Format> v{(const Value*)values, value_token_stride, value_head_stride};
-    auto& scratch = workspace<Format>().scratch;
-    if (int(scratch.size()) < team->size()) scratch.resize(team->size());
-    team->run([&](int thread) {
-      team->each((rows.tokens + 15) / 16, [&](int piece) {
-        for (int token = piece * 16; token < std::min(rows.tokens, piece * 16 + 16); token++)
-          write_kv<Format>(shape, rows, layer, token, k, v);
-      });
-      attend<Format>(*team, shape, rows, layer, q, (Value*)out, scratch, thread, false);
+    team->each((rows.tokens + 15) / 16, [&](int piece, int) {
+      for (int token = piece * 16; token < std::min(rows.tokens, piece * 16 + 16); token++)
+        write_kv<Format>(shape, rows, layer, token, k, v);
     });
+    attend<Format>(*team, shape, rows, layer, q, (Value*)out, workspace<Format>().scratch, false);
   });
 }
 
 // A token for each row of float32 logits [rows, vocabulary]: the likeliest where the temperature is 0, else drawn.
 void sw_pick(const float* logits, int rows, int vocabulary, const float* temperatures, const double* uniforms,
              int64_t* tokens) {
-  team->run([&](int) {
-    std::vector<double> sums;
-    team->each(rows, [&](int row) {
-      const float* from = logits + int64_t(row) * vocabulary;
-      tokens[row] = temperatures[row] == 0 ? likeliest(from, vocabulary)
-                                           : draw(from, vocabulary, temperatures[row], uniforms[row], sums);
-    });
+  team->each(rows, [&](int row, int) {
+    thread_local std::vector<double> sums;
+    const float* from = logits + int64_t(row) * vocabulary;
+    tokens[row] = temperatures[row] == 0 ? likeliest(from, vocabulary)
+                                         : draw(from, vocabulary, temperatures[row], uniforms[row], sums);
   });
 }
 

@@ -1,7 +1,6 @@
 // A decoder layer of the common kind in one piece: norm, attention with rotary positions, norm, gated MLP, two residuals.
 //
-// Law: one call computes a layer for all tokens of an iteration, so that its eight steps cost barriers and no calls. What a
-// step writes lives in the workspace, which grows to the largest iteration and stays.
+// Law: one call computes a layer for all tokens of an iteration; its steps are operations of the team. What a step writes lives in the workspace, which grows to the largest iteration and stays.
 
 #pragma once
 
@@ -29,12 +28,11 @@ struct Workspace {
   std::vector<Value> normed, qkv, attended, activated;
   std::vector<AttentionScratch<Format>> scratch;
 
-  void fit(const Layer<Format>& layer, int tokens, int threads) {
+  void fit(const Layer<Format>& layer, int tokens) {
     grow(normed, long(tokens) * layer.hidden);
     grow(qkv, long(tokens) * layer.qkv.outputs);
     grow(attended, long(tokens) * layer.output.inputs);
     grow(activated, long(tokens) * layer.down.inputs);
-    if (int(scratch.size()) < threads) scratch.resize(threads);
   }
 
  private:
@@ -71,61 +69,56 @@ void compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& lay
   const AttentionShape& shape = layer.attention;
   const int hidden = layer.hidden, tokens = rows.tokens, width = layer.qkv.outputs;
   const int attended_width = layer.output.inputs, inner = layer.down.inputs;
-  work.fit(layer, tokens, team.size());
+  work.fit(layer, tokens);
   Value *normed = work.normed.data(), *qkv = work.qkv.data(), *attended = work.attended.data();
   const auto in_pieces = [&](int count, const auto& body) {  // of 16 tokens
-    team.each((count + 15) / 16, [&](int piece) {
+    team.each((count + 15) / 16, [&](int piece, int) {
       for (int i = piece * 16; i < std::min(count, piece * 16 + 16); i++) body(i);
     });
   };
-  team.run([&](int thread) {
-    in_pieces(tokens, [&](int token) {
-      normalize<Format>(x + long(token) * hidden, layer.input_norm, hidden, layer.epsilon, normed + long(token) * hidden);
-    });
-    multiply<Format>(team, normed, hidden, tokens, layer.qkv, StoreRows<Format>{qkv, width, width, layer.qkv_bias});
-
-    const int key_start = shape.heads * shape.key_dim, value_start = key_start + shape.kv_heads * shape.key_dim;
-    const Heads<Format> queries{qkv, width, shape.key_dim};
-    const Heads<Format> keys{qkv + key_start, width, shape.key_dim};
-    const Heads<Format> values{qkv + value_start, width, shape.value_dim};
-    in_pieces(tokens, [&](int token) {
-      for (int head = 0; head < shape.heads + shape.kv_heads; head++) {
-        Value* at = qkv + long(token) * width + head * shape.key_dim;
-        const Value* norm = head < shape.heads ? layer.query_norm : layer.key_norm;
-        if (norm) normalize<Format>(at, norm, shape.key_dim, layer.epsilon, at);
-        rotate<Format>(at, cosine + long(token) * layer.rotary_dim, sine + long(token) * layer.rotary_dim, layer.rotary_dim);
-      }
-      write_kv<Format>(shape, rows, layer.kv, token, keys, values);
-    });
-    attend<Format>(team, shape, rows, layer.kv, queries, attended, work.scratch, thread, last_only);
-
-    // From here on a token is its own affair: what is wanted is gathered to the front of the buffers.
-    const int wanted = last_only ? rows.rows : tokens;
-    Value* residual = x;
-    if (last_only) {
-      residual = qkv;  // [rows, hidden]: read for the last time above
-      if (thread == 0) {
-        for (int row = 0; row < rows.rows; row++) {
-          const long token = rows.first_token[row + 1] - 1;
-          std::memmove(attended + row * long(attended_width), attended + token * attended_width, attended_width * sizeof(Value));
-          std::memcpy(residual + row * long(hidden), x + token * hidden, hidden * sizeof(Value));
-        }
-      }
-      team.barrier();
-    }
-    multiply<Format>(team, attended, attended_width, wanted, layer.output,
-                     StoreRows<Format>{residual, hidden, hidden, layer.output_bias, residual});
-    in_pieces(wanted, [&](int i) {
-      normalize<Format>(residual + long(i) * hidden, layer.post_norm, hidden, layer.epsilon, normed + long(i) * hidden);
-    });
-    Value* activated = work.activated.data();
-    multiply<Format>(team, normed, hidden, wanted, layer.gate_up, StoreGated<Format>{activated, inner, inner, layer.activation});
-    multiply<Format>(team, activated, inner, wanted, layer.down, StoreRows<Format>{residual, hidden, hidden, nullptr, residual});
-    if (last_only && thread == 0) {
-      for (int row = 0; row < rows.rows; row++)
-        std::memcpy(x + (rows.first_token[row + 1] - 1) * long(hidden), residual + row * long(hidden), hidden * sizeof(Value));
-    }
+  in_pieces(tokens, [&](int token) {
+    normalize<Format>(x + long(token) * hidden, layer.input_norm, hidden, layer.epsilon, normed + long(token) * hidden);
   });
+  multiply<Format>(team, normed, hidden, tokens, layer.qkv, StoreRows<Format>{qkv, width, width, layer.qkv_bias});
+
+  const int key_start = shape.heads * shape.key_dim, value_start = key_start + shape.kv_heads * shape.key_dim;
+  const Heads<Format> queries{qkv, width, shape.key_dim};
+  const Heads<Format> keys{qkv + key_start, width, shape.key_dim};
+  const Heads<Format> values{qkv + value_start, width, shape.value_dim};
+  in_pieces(tokens, [&](int token) {
+    for (int head = 0; head < shape.heads + shape.kv_heads; head++) {
+      Value* at = qkv + long(token) * width + head * shape.key_dim;
+      const Value* norm = head < shape.heads ? layer.query_norm : layer.key_norm;
+      if (norm) normalize<Format>(at, norm, shape.key_dim, layer.epsilon, at);
+      rotate<Format>(at, cosine + long(token) * layer.rotary_dim, sine + long(token) * layer.rotary_dim, layer.rotary_dim);
+    }
+    write_kv<Format>(shape, rows, layer.kv, token, keys, values);
+  });
+  attend<Format>(team, shape, rows, layer.kv, queries, attended, work.scratch, last_only);
+
+  // From here on a token is its own affair: what is wanted is gathered to the front of the buffers.
+  const int wanted = last_only ? rows.rows : tokens;
+  Value* residual = x;
+  if (last_only) {
+    residual = qkv;  // [rows, hidden]: read for the last time above
+    for (int row = 0; row < rows.rows; row++) {
+      const long token = rows.first_token[row + 1] - 1;
+      std::memmove(attended + row * long(attended_width), attended + token * attended_width, attended_width * sizeof(Value));
+      std::memcpy(residual + row * long(hidden), x + token * hidden, hidden * sizeof(Value));
+    }
+  }
+  multiply<Format>(team, attended, attended_width, wanted, layer.output,
+                   StoreRows<Format>{residual, hidden, hidden, layer.output_bias, residual});
+  in_pieces(wanted, [&](int i) {
+    normalize<Format>(residual + long(i) * hidden, layer.post_norm, hidden, layer.epsilon, normed + long(i) * hidden);
+  });
+  Value* activated = work.activated.data();
+  multiply<Format>(team, normed, hidden, wanted, layer.gate_up, StoreGated<Format>{activated, inner, inner, layer.activation});
+  multiply<Format>(team, activated, inner, wanted, layer.down, StoreRows<Format>{residual, hidden, hidden, nullptr, residual});
+  if (last_only) {
+    for (int row = 0; row < rows.rows; row++)
+      std::memcpy(x + (rows.first_token[row + 1] - 1) * long(hidden), residual + row * long(hidden), hidden * sizeof(Value));
+  }
 }
 
 }  // namespace spotwise

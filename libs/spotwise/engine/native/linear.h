@@ -45,8 +45,7 @@ void pack(const typename Format::Value* weights, int outputs, int inputs, typena
   }
 }
 
-// Rows [0, rows) of `a` times all panels. `finish(row, panel, low, high)` gets the 32 sums of a row and a panel. Called by all
-// threads of a team; ends with a barrier.
+// Rows [0, rows) of `a` times all panels. `finish(row, panel, low, high)` gets the 32 sums of a row and a panel.
 template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
               const Finish& finish) {
@@ -59,7 +58,7 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   // Few rows: the weights stream from memory, and a piece should be long enough to stream well.
   const int group = rows <= kTileRows ? std::max(1, std::min(4, weights.panels() / (4 * team.size()))) : 1;
   const int groups = (weights.panels() + group - 1) / group;
-  team.each(blocks * groups, [&](int piece) {
+  team.each(blocks * groups, [&](int piece, int) {
     const int first_row = piece / groups * block_rows;
     const int last_row = std::min(rows, first_row + block_rows);
     const int first_panel = piece % groups * group;

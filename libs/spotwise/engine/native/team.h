@@ -1,15 +1,17 @@
 // The threads that compute one operation together.
 //
-// Law: a team's threads stay for the life of the process. Whoever waits spins for some microseconds, because the next step of a
-// forward comes at once, and then sleeps: another process may want the core (OpenMP's default spins for milliseconds; two
-// workers on the same cores then take many times as long). Work is claimed piece by piece, so that a thread that lost its
-// core holds up the others by one piece at most.
+// Law: a leader (whoever calls) offers pieces of work and takes part; helpers take pieces where they get a core. An operation is
+// over when its pieces are done, not when all threads have come by: a helper without a core holds up nobody, which is what lets
+// several workers share cores (OpenMP's barriers make all wait for the slowest, and spin for milliseconds meanwhile). Helpers
+// spin for some microseconds, because the next operation of a forward comes at once, and then sleep.
+//
+// Invariant: a piece is done by one thread; a helper acts on nothing but a piece that it has got, and an operation cannot end
+// before that piece is done.
 
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <thread>
 #include <vector>
 
@@ -21,84 +23,100 @@ inline void relax() {
 #endif
 }
 
-constexpr int kSpins = 600;  // about 10 us
-
-// Waits until `word` is no longer `old`.
-inline void wait_changed(const std::atomic<uint32_t>& word, uint32_t old) {
-  for (int i = 0; i < kSpins; i++) {
-    if (word.load(std::memory_order_acquire) != old) return;
-    relax();
-  }
-  word.wait(old, std::memory_order_acquire);
-}
+constexpr int kSpins = 1000;  // some 20 us
 
 class Team {
  public:
   explicit Team(int threads) : size_(threads) {
-    for (int i = 1; i < threads; i++) threads_.emplace_back([this, i] { serve(i); });
+    for (int i = 1; i < threads; i++) helpers_.emplace_back([this, i] { help(i); });
   }
 
   ~Team() {
-    stopping_ = true;
-    job_number_.fetch_add(1, std::memory_order_release);
-    job_number_.notify_all();
-    for (auto& thread : threads_) thread.join();
+    stopping_.store(true, std::memory_order_release);
+    offer(0);
+    for (auto& helper : helpers_) helper.join();
   }
 
   int size() const { return size_; }
 
-  // Runs `job(thread)` on all threads and returns when all have ended.
-  void run(const std::function<void(int)>& job) {
-    next_.store(0, std::memory_order_relaxed);
-    job_ = &job;
-    if (size_ > 1) {
-      job_number_.fetch_add(1, std::memory_order_release);
-      job_number_.notify_all();
-    }
-    job(0);
-    barrier();
-  }
-
-  // All threads of a job meet here; claims start anew.
-  void barrier() {
-    const uint32_t turn = turn_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      turn_.store(turn + 1, std::memory_order_release);
-      if (size_ > 1) turn_.notify_all();
-    } else {
-      wait_changed(turn_, turn);
-    }
-  }
-
-  // Pieces 0..count-1, each taken by one thread, in order; ends with a barrier.
+  // Does pieces 0..count-1 by `body(piece, thread)`, and returns when all are done.
   template <class Body>
   void each(int count, const Body& body) {
-    for (int piece; (piece = next_.fetch_add(1, std::memory_order_relaxed)) < count;) body(piece);
-    barrier();
+    if (size_ == 1 || count <= 1) {
+      for (int piece = 0; piece < count; piece++) body(piece, 0);
+      return;
+    }
+    body_ = &body;
+    call_ = [](const void* of, int piece, int thread) { (*static_cast<const Body*>(of))(piece, thread); };
+    done_.store(0, std::memory_order_relaxed);
+    offer(count);
+    work(0);
+    for (int i = 0; done_.load(std::memory_order_acquire) != count; i++) {
+      if (i < kSpins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
   }
 
  private:
-  void serve(int thread) {
-    uint32_t seen = 0;
-    for (;;) {
-      wait_changed(job_number_, seen);
-      seen++;
-      if (stopping_) return;
-      (*job_)(thread);
-      barrier();
+  // One word says it all, so that no helper mixes two operations up: number, count of pieces, next piece.
+  static constexpr int kBits = 20;
+  static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
+  static uint32_t number(uint64_t word) { return uint32_t(word >> (2 * kBits)); }
+
+  void offer(int count) {
+    operation_++;
+    offer_.store(uint64_t(operation_ & 0xffffff) << (2 * kBits) | uint64_t(count) << kBits, std::memory_order_seq_cst);
+    if (sleeping_.load(std::memory_order_seq_cst)) {
+      wake_.fetch_add(1, std::memory_order_seq_cst);
+      wake_.notify_all();
     }
   }
 
+  // Takes pieces of the current operation until there are none; returns the operation's number.
+  uint32_t work(int thread) {
+    for (;;) {
+      const uint64_t word = offer_.fetch_add(1, std::memory_order_acq_rel);
+      const uint64_t count = word >> kBits & kMask, piece = word & kMask;
+      if (piece >= count) return number(word);
+      call_(body_, int(piece), thread);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  void help(int thread) {
+    uint32_t seen = 0;
+    while (!stopping_.load(std::memory_order_acquire)) {
+      if (wait_for_other_than(seen)) seen = work(thread);
+    }
+  }
+
+  // Waits for another operation than `seen`; false where it woke up for nothing.
+  bool wait_for_other_than(uint32_t seen) {
+    for (int i = 0; i < kSpins; i++) {
+      if (number(offer_.load(std::memory_order_acquire)) != seen) return true;
+      relax();
+    }
+    const uint32_t ticket = wake_.load(std::memory_order_seq_cst);
+    sleeping_.fetch_add(1, std::memory_order_seq_cst);
+    const bool is_there = number(offer_.load(std::memory_order_seq_cst)) != seen;
+    if (!is_there) wake_.wait(ticket, std::memory_order_seq_cst);
+    sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+    return is_there;
+  }
+
   const int size_;
-  std::vector<std::thread> threads_;
-  const std::function<void(int)>* job_ = nullptr;
+  std::vector<std::thread> helpers_;
   std::atomic<bool> stopping_{false};
-  alignas(64) std::atomic<uint32_t> job_number_{0};
-  alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> turn_{0};
+  uint32_t operation_ = 0;
+  const void* body_ = nullptr;
+  void (*call_)(const void*, int, int) = nullptr;
+  alignas(64) std::atomic<uint64_t> offer_{0};
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) std::atomic<uint32_t> wake_{0};
+  std::atomic<int> sleeping_{0};
 };
 
 }  // namespace spotwise

@@ -1,0 +1,93 @@
+"""How often this engine's greedy tokens are those of `transformers`.
+
+Law: transformers continues each prompt greedily; then both sides are asked at every position of that text which token is the
+likeliest, so that one difference does not count for all that follow. In float32 they are to agree everywhere; in bfloat16
+the products are rounded in another order, and where two tokens are nearly as likely the answer may be either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.engine.engine import Engine
+from spotwise.engine.loading import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What a comparison found.
+
+    Attributes:
+        positions: output positions compared.
+        equal: of them, where the likeliest token is the same.
+        same_texts: prompts whose whole continuation is the same where each side goes on with its own tokens.
+        texts: prompts.
+    """
+
+    positions: int
+    equal: int
+    same_texts: int
+    texts: int
+
+
+def compare(config: EngineConfig, prompts: Sequence[Sequence[int]], new_tokens: int) -> Iterator[Agreement]:
+    """Compare prompt after prompt, and yield the sums so far.
+
+    Args:
+        config: of our side; transformers gets the same folder, number format and device.
+        prompts: token ids.
+        new_tokens: continuation of each.
+
+    Raises:
+        ModelError: the folder cannot be loaded.
+        ValueError: the KV cache does not hold a prompt and its continuation.
+    """
+    engine = Engine.load(config)
+    reference: Any = AutoModelForCausalLM.from_pretrained(config.model_dir, dtype=engine.dtype, local_files_only=True)
+    reference.to(engine.device).eval()
+    positions = equal = same_texts = 0
+    for number, prompt in enumerate(prompts):
+        text = _continued(reference, prompt, new_tokens)
+        scored = _run(engine, f"scored-{number}", text, 1, scores=True)[0].prompt_logprobs
+        assert scored is not None
+        ours = [entry.top_token_ids[0] for entry in scored[len(prompt) :] if entry is not None]
+        positions += new_tokens
+        equal += sum(mine == token for mine, token in zip(ours, text[len(prompt) :], strict=True))
+        written = [token.token_id for token in _run(engine, f"written-{number}", prompt, new_tokens)]
+        same_texts += written == text[len(prompt) :]
+        yield Agreement(positions, equal, same_texts, number + 1)
+
+
+@torch.inference_mode()
+def _continued(reference: Any, prompt: Sequence[int], new_tokens: int) -> list[int]:
+    """Return the prompt and transformers' greedy continuation."""
+    ids = torch.tensor([prompt], device=reference.device)
+    bounds = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+    output = reference.generate(ids, attention_mask=torch.ones_like(ids), **bounds)
+    text: list[int] = output[0].tolist()
+    return text
+
+
+def _run(
+    engine: Engine, name: str, prompt: Sequence[int], new_tokens: int, *, scores: bool = False
+) -> list[SampledToken]:
+    """Continue one prompt greedily, alone."""
+    blocks = tuple(range(-(-(len(prompt) + new_tokens) // engine.block_size)))
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=1 if scores else None)
+    record = RequestRecord(name, 1, "", 0, "", tuple(prompt), (), sampling, StopCriteria(new_tokens), 0.0)
+    engine.add_sequence(record)
+    computed, tokens = 0, []
+    for known in range(len(prompt), len(prompt) + new_tokens):
+        tokens += engine.run_iteration(Batch((BatchRow(record.sequence_id, computed, known - computed, blocks),)))
+        computed = known
+    engine.drop_sequence(record.sequence_id)
+    return tokens
