@@ -25,8 +25,8 @@ from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
 _DEFAULT_KV_CACHE_SHARE = 0.25
-#: How far a token worker steps back where cores are shared: against a prompt worker it gets about a fifth of a core's time.
-_TOKEN_NICENESS = 6
+#: How far a token worker steps back where cores are shared: against a prompt worker it gets about a seventh of a core's time.
+_TOKEN_NICENESS = 8
 
 
 class StopOrder(IntEnum):

@@ -85,7 +85,8 @@ def _run(
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1 if scores else None)
     record = RequestRecord(name, 1, "", 0, "", tuple(prompt), (), sampling, StopCriteria(new_tokens), 0.0)
     engine.add_sequence(record)
-    computed, tokens = 0, []
+    computed = 0
+    tokens: list[SampledToken] = []
     for known in range(len(prompt), len(prompt) + new_tokens):
         tokens += engine.run_iteration(Batch((BatchRow(record.sequence_id, computed, known - computed, blocks),)))
         computed = known

@@ -7,10 +7,12 @@ back arrives on the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Self
 
 import structlog
@@ -28,8 +30,16 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _step_back(niceness: int) -> None:
-    """Set the calling thread's niceness; on Linux it is a thread's own."""
+    """Set the calling thread's niceness, which on Linux is a thread's own, and its session's.
+
+    Where the kernel groups processes by session (sched_autogroup), niceness counts within a session alone: a worker that is a
+    session of its own must step back as a group, too.
+    """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    is_session_leader = os.getsid(0) == os.getpid()
+    if niceness and is_session_leader:
+        with contextlib.suppress(OSError):  # a kernel that does not group, or not by session
+            Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 class EngineThread:

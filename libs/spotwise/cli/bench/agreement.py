@@ -52,7 +52,7 @@ def agreement(
                 Row(f"{dtype}: answers that are the same to the end", found.same_texts, found.texts, target),
             ]
     about = environment(model=folder.name, prompts=prompts, output_tokens=output_tokens, seed=seed)
-    write_report(rows, about, json, console)
+    write_report(rows, about, json, console, lambda figure: f"{figure:,.0f}")
 
 
 def _prompts(rng: random.Random, count: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from spotwise.cli.bench.agreement import agreement
 from spotwise.cli.bench.batching import batching
 from spotwise.cli.bench.load import load
 from spotwise.cli.bench.memory import memory
@@ -14,6 +15,7 @@ bench.command()(load)
 bench.command()(peer)
 bench.command()(batching)
 bench.command()(memory)
+bench.command()(agreement)
 
 
 @bench.callback()
