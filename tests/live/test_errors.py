@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import MODEL, LiveMesh
 
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -70,11 +70,16 @@ def test_what_no_worker_could_ever_hold_is_refused(mesh: LiveMesh) -> None:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    """A mesh with keys, a queue of one and hardly any patience, on one mixed worker."""
+    """A mesh with keys, a queue of one and hardly any patience, on one mixed worker that reserves whole answers."""
     live = LiveMesh(
         tmp_path_factory.mktemp("keyed"),
         *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
-        env={"SPOTWISE_API_KEYS": "sesame,other", "SPOTWISE_MAX_QUEUED": "1", "SPOTWISE_MAX_QUEUE_S": "1.5"},
+        env={
+            "SPOTWISE_API_KEYS": "sesame,other",
+            "SPOTWISE_MAX_QUEUED": "1",
+            "SPOTWISE_MAX_QUEUE_S": "1.5",
+            "SPOTWISE_RESERVE": "max_tokens",
+        },
     )
     live.up()
     yield live
@@ -93,30 +98,25 @@ def test_without_a_valid_key_nobody_gets_in(keyed: LiveMesh) -> None:
 
 
 def test_a_full_mesh_says_so_and_when_to_come_back(keyed: LiveMesh) -> None:
-    """One request fills the cache, one waits and is turned away in time (503), one more is turned away at once (429)."""
+    """One request fills the cache; of three more at once one waits in vain (503), the others are turned away at once (429)."""
     headers = {"Authorization": "Bearer sesame"}
     filling = body(max_tokens=5500, ignore_eos=True, stream=True)
-    with httpx.stream("POST", f"{keyed.url}{CHAT}", json=filling, headers=headers, timeout=60.0) as stream:
+    with (
+        httpx.stream("POST", f"{keyed.url}{CHAT}", json=filling, headers=headers, timeout=60.0) as stream,
+        ThreadPoolExecutor(3) as clients,
+    ):
         lines = stream.iter_lines()
         next(lines)
-        waiting: list[httpx.Response] = []
-        waiter = threading.Thread(
-            target=lambda: waiting.append(keyed.post(CHAT, body(max_tokens=900), headers=headers))
+        answers = [clients.submit(keyed.post, CHAT, body(max_tokens=900), headers=headers) for _ in range(3)]
+        turned_away, also_turned_away, waited = sorted(
+            (answer.result(timeout=30) for answer in answers), key=lambda response: response.status_code
         )
-        waiter.start()
-        refused: list[httpx.Response] = []
-
-        def turned_away() -> bool:
-            refused.append(keyed.post(CHAT, body(max_tokens=901), headers=headers))
-            return refused[-1].status_code == 429
-
-        wait_for(turned_away, lambda: f"a 429, got {[r.status_code for r in refused]}")
-        waiter.join(timeout=30)
-        assert waiting[0].status_code == 503
-        for response in (waiting[0], refused[-1]):
+        statuses = (turned_away.status_code, also_turned_away.status_code, waited.status_code)
+        assert statuses == (429, 429, 503)
+        for response in (turned_away, also_turned_away, waited):
             assert int(response.headers["Retry-After"]) >= 1
-        assert waiting[0].json()["error"]["code"] == "queue_timeout"
-        assert refused[-1].json()["error"]["code"] == "mesh_full"
+        assert waited.json()["error"]["code"] == "queue_timeout"
+        assert turned_away.json()["error"]["code"] == also_turned_away.json()["error"]["code"] == "mesh_full"
     keyed.wait_until_idle()
 
 

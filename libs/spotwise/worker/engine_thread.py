@@ -30,14 +30,18 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _step_back(niceness: int) -> None:
-    """Set the calling thread's niceness, which on Linux is a thread's own, and its session's.
+    """Add to the calling thread's niceness, which on Linux is a thread's own, and set its session's.
 
     Where the kernel groups processes by session (sched_autogroup), niceness counts within a session alone: a worker that is a
     session of its own must step back as a group, too.
     """
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    if niceness == 0:
+        return
+    thread_id = threading.get_native_id()
+    # To what it has: nobody but root may become less nice than he was started.
+    os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
     is_session_leader = os.getsid(0) == os.getpid()
-    if niceness and is_session_leader:
+    if is_session_leader:
         with contextlib.suppress(OSError):  # a kernel that does not group, or not by session
             Path("/proc/self/autogroup").write_text(str(niceness))
 
@@ -56,7 +60,7 @@ class EngineThread:
 
         Args:
             config: of the engine.
-            niceness: of everything that computes, as in nice(2): the loop, whose messages are short, keeps its own.
+            niceness: added for everything that computes, as by nice(2): the loop, whose messages are short, keeps its own.
 
         Raises:
             ModelError, ValueError: as `Engine.load`.

@@ -130,8 +130,9 @@ async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThre
     assert engine.batch_sizes == [1]
 
 
-async def test_what_computes_steps_back_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Niceness is the engine thread's, from before the engine is loaded."""
+@pytest.mark.parametrize("more", [0, 3])
+async def test_what_computes_steps_back_and_the_loop_does_not(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Niceness is the engine thread's, from before the engine is loaded, and added to what the worker was started with."""
     seen: list[int] = []
 
     def load(config: EngineConfig) -> SummingEngine:
@@ -140,9 +141,9 @@ async def test_what_computes_steps_back_and_the_loop_does_not(monkeypatch: pytes
 
     monkeypatch.setattr(Engine, "load", load)
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    thread = await EngineThread.load(EngineConfig(Path("/no/model")), before + 3)
+    thread = await EngineThread.load(EngineConfig(Path("/no/model")), more)
     thread.close()
-    assert seen == [before + 3]
+    assert seen == [min(19, before + more)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
