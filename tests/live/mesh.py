@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 
+from spotwise.cli.drain import ask_to_leave
 from spotwise.cli.run_state import RunState, read_state
 from spotwise.cli.status import MemberStatus, gather_status
 from spotwise.core.messages import LedgerEntry
@@ -60,6 +61,10 @@ class LiveMesh:
     def url(self) -> str:
         """Base of its API, without `/v1`."""
         return self.state.options.url
+
+    def drain(self, worker: str, seconds: float) -> None:
+        """What `spotwise drain` does, without the second or two that a process takes to start: streams end meanwhile."""
+        asyncio.run(ask_to_leave(self.state.nats_url, worker, seconds))
 
     def pid(self, service_id: str) -> int:
         """Process of a service."""

@@ -173,8 +173,7 @@ def test_workers_join_and_drain_while_serving(mesh: LiveMesh) -> None:
 
             def drain() -> None:
                 assert engine_sequences(mesh, "token-joined") > 0
-                done = mesh.command("drain", "token-joined", "--deadline", "60s")
-                assert done.returncode == 0, done.stderr
+                mesh.drain("token-joined", 60.0)
 
             assert stream_through(mesh, STREAMS * 4, drain) == 0
             assert joined.wait(timeout=30) == 0
@@ -194,8 +193,7 @@ def test_what_still_runs_at_a_drains_deadline_goes_on_elsewhere(mesh: LiveMesh) 
     with subprocess.Popen(command, env=mesh.env, stderr=subprocess.DEVNULL) as joined:
         try:
             wait_for(lambda: "token-hurried" in workers(mesh), lambda: f"the joined worker, of {workers(mesh)}", 60)
-            hurry = ("drain", "token-hurried", "--deadline", "100ms")
-            assert stream_through(mesh, STREAMS * 4, lambda: mesh.command(*hurry)) >= 1
+            assert stream_through(mesh, STREAMS * 4, lambda: mesh.drain("token-hurried", 0.1)) >= 1
             assert joined.wait(timeout=30) == 0
         finally:
             joined.kill()

@@ -37,7 +37,7 @@ def drain(
     seconds = parse_duration(deadline, "--deadline")
     mesh = find_mesh(name, nats_url, redis_url) if wait or redis_url is not None else None
     console = Console(highlight=False)
-    asyncio.run(_ask(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
+    asyncio.run(ask_to_leave(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
     console.print(f"{worker} takes no new requests and leaves within {deadline}")
     if mesh and wait:
         asyncio.run(_wait(mesh.redis_url, worker, seconds))
@@ -56,7 +56,12 @@ def parse_duration(text: str, option: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-async def _ask(nats_url: str, worker: str, seconds: float) -> None:
+async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
+    """Have a worker told that it must leave within `seconds`.
+
+    Raises:
+        CommandError: nobody could be asked, or the worker is not known.
+    """
     notice = Drain(worker, time.time() + seconds, reason="spotwise drain")
     try:
         bus = await NatsBus.connect(nats_url, "spotwise-drain")

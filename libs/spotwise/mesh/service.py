@@ -36,6 +36,8 @@ _log = structlog.get_logger(__name__)
 REGISTRATION_TTL_FACTOR = 2.0
 #: Ledger entries kept for a store that is away; older ones are dropped first.
 LEDGER_BACKLOG = 10_000
+#: Background work that has not ended so long after it was cancelled is cancelled again.
+CANCEL_AGAIN_S = 0.1
 
 
 class ServiceHost:
@@ -271,10 +273,12 @@ class ServiceHost:
         """Say what is left to say, and goodbye: peers need not wait for the silence."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.join(), timeout=2.0)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            # Until it has worked: `asyncio.wait_for` of Python 3.11 forgets a cancellation that comes when its work is done,
+            # and redis-py sends by it. A loop cancelled at that moment would go on, and its member never leave.
+            await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_S)
         self._member = replace(self._member, state=MemberState.LEFT)
         self._describe = lambda member: member
         with contextlib.suppress(MeshError, OSError):

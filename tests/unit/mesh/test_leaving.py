@@ -1,0 +1,37 @@
+"""How a member ends its background work."""
+
+from __future__ import annotations
+
+import asyncio
+
+from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.mesh.embedded import LOOPBACK
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from tests.contracts.waiting import PATIENCE_S
+
+
+async def test_a_member_leaves_though_its_work_swallows_a_cancellation() -> None:
+    """As redis-py does on Python 3.11: what it sends by `asyncio.wait_for` is sent, and the cancellation forgotten."""
+    store = MemoryStore()
+    member = Member("member-1", MemberKind.TOKEN_WORKER, 1, MemberState.STARTING, "a-host", 1, f"{LOOPBACK}:1")
+    settings = ServiceSettings(service_id="member-1")
+    host = ServiceHost(settings, MemoryBus(MemoryBroker()), store, ControlServer(LOOPBACK, 0), member)
+    began, swallowed = asyncio.Event(), 0
+
+    async def deaf_once() -> None:
+        nonlocal swallowed
+        began.set()
+        try:
+            await asyncio.sleep(PATIENCE_S if not swallowed else 0.0)
+        except asyncio.CancelledError:
+            swallowed += 1
+
+    async with asyncio.timeout(PATIENCE_S / 2):
+        async with host.joined():
+            host.every(0.0, deaf_once, "deaf")
+            await began.wait()
+    assert swallowed == 1
+    assert await store.members() == []
