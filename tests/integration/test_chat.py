@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 import threading
@@ -112,7 +113,8 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self._controller, terminal = pty.openpty()
         take_terminal = (
-            "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+            "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+            "signal.signal(signal.SIGINT, signal.SIG_DFL);"  # a job in a shell's background ignores it
             "os.execv(sys.executable, [sys.executable, '-m', 'spotwise.cli', 'chat', *sys.argv[1:]])"
         )
         self.process = subprocess.Popen(
@@ -128,6 +130,9 @@ class Terminal:
     def read_until(self, text: str) -> str:
         """What is shown up to and including `text`; the rest is for the next call."""
         while text not in self._unread:
+            assert select.select([self._controller], [], [], 30.0)[0], (
+                f"waited in vain for {text!r} after {self._unread!r}"
+            )
             self._unread += os.read(self._controller, 4096).decode(errors="replace")
         seen, _, self._unread = self._unread.partition(text)
         return seen + text
