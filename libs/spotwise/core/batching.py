@@ -2,9 +2,10 @@
 
 Law: iteration-level scheduling (Orca, section 4.1) with selective batching left to the engine: decode rows and prefill rows
 share one iteration. Prompts are first come, first served, at most `max_prompt_tokens` of them a batch (Splitwise, section
-4.3: throughput falls beyond 2,048); a longer prompt runs alone among prompts. Where `max_num_batched_tokens` is set, prompts
-are cut instead: decodes have their tokens first, the prompts in order of arrival what is left (chunked prefill:
-Sarathi-Serve, section 4), so that no iteration is longer than that, whatever prompts come.
+4.3: throughput falls beyond 2,048); a longer prompt runs alone among prompts. Where `max_num_batched_tokens` is set, or the
+pace of those that decode asks for it, prompts are cut instead: decodes have their tokens first, the prompts in order of
+arrival what is left (chunked prefill: Sarathi-Serve, section 4), so that no iteration is longer than that, whatever prompts
+come.
 
 Invariants: rows come out in order of arrival; no batch holds more than `max_num_seqs` rows; a prompt is never passed over
 in favour of a later one; at most one prompt of a batch is cut short, and it is the last; the first prompt offered always
@@ -44,6 +45,16 @@ class Batch:
 
     rows: tuple[BatchRow, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of them that no decode computes."""
+        return sum(row.num_tokens for row in self.rows if not row.is_decode)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
@@ -69,10 +80,10 @@ class BatchLimits:
                 "an iteration needs a token for each of its sequences"
             )
 
-    def prompt_budget(self, decodes: int) -> int:
-        """Return the prompt tokens of an iteration in which `decodes` sequences want to decode."""
+    def part_tokens(self, decodes: int) -> int | None:
+        """Return to how many tokens prompts are cut where `decodes` sequences want to decode; `None` where they run whole."""
         if self.max_num_batched_tokens is None:
-            return self.max_prompt_tokens
+            return None
         # A prompt that has a row leaves the decodes one row less.
         return min(self.max_prompt_tokens, self.max_num_batched_tokens - min(decodes, self.max_num_seqs - 1))
 
@@ -86,10 +97,13 @@ class BatchBuilder:
     Attributes:
         limits: of the iteration.
         decodes: how many sequences want to decode; they have their tokens before any prompt.
+        paced_prompt_tokens: prompt tokens at most for the sake of these, at least 1; prompts are cut to fit. `None` for no
+            such bound.
     """
 
     limits: BatchLimits
     decodes: int = 0
+    paced_prompt_tokens: int | None = None
     rows: list[BatchRow] = field(default_factory=list)
     _prompt_tokens: int = 0
     _prompts_closed: bool = False
@@ -107,11 +121,13 @@ class BatchBuilder:
         if self._prompts_closed or self.is_full:
             self._prompts_closed = True
             return 0
-        room = self.limits.prompt_budget(self.decodes) - self._prompt_tokens
+        bounds = [self.limits.part_tokens(self.decodes), self.paced_prompt_tokens]
+        parts = [bound for bound in bounds if bound is not None]
+        room = min([self.limits.max_prompt_tokens, *parts]) - self._prompt_tokens
         if prompt_tokens <= room:
             return prompt_tokens
         self._prompts_closed = True
-        if self.limits.max_num_batched_tokens is not None:
+        if parts:
             return room
         return prompt_tokens if self._prompt_tokens == 0 else 0
 

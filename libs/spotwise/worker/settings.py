@@ -44,6 +44,11 @@ class WorkerSettings(ModelServiceSettings):
         Batching.ITERATION_LEVEL,
         description="iteration_level, or request_level to compare with: a batch runs to its end; needs reserve=max_tokens",
     )
+    max_stall_ms: float = Field(
+        60.0,
+        ge=0,
+        description="about how long a prompt may hold up those that decode beside it: it is cut accordingly; 0 for no bound",
+    )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
@@ -61,7 +66,13 @@ class WorkerSettings(ModelServiceSettings):
         """
         limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
         return WorkerPolicy(
-            limits, self.reserve, self.kv_watermark, self.max_preemptions, self.prefix_caching, self.batching
+            limits,
+            self.reserve,
+            self.kv_watermark,
+            self.max_preemptions,
+            self.prefix_caching,
+            self.batching,
+            self.max_stall_ms / 1000 or None,
         )
 
     @property

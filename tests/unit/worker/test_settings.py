@@ -19,8 +19,13 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None:
-    """Iteration-level batches, whole prompts, blocks on demand, prefixes reused."""
-    assert WorkerSettings(model_dir=model_dir).policy() == WorkerPolicy()
+    """Iteration-level batches, blocks on demand, prefixes reused; prompts are cut for the sake of those that decode."""
+    assert WorkerSettings(model_dir=model_dir).policy() == WorkerPolicy(max_stall_s=0.06)
+
+
+def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
+    """Prompts then run whole."""
+    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).policy() == WorkerPolicy()
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
@@ -35,9 +40,10 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         max_preemptions=2,
         prefix_caching=False,
         batching="request_level",  # type: ignore[arg-type]
+        max_stall_ms=80,
     )
     limits = BatchLimits(8, 512, 64)
-    expected = WorkerPolicy(limits, Reserve.MAX_TOKENS, 0.05, 2, False, Batching.REQUEST_LEVEL)
+    expected = WorkerPolicy(limits, Reserve.MAX_TOKENS, 0.05, 2, False, Batching.REQUEST_LEVEL, 0.08)
     assert settings.policy() == expected
 
 

@@ -21,8 +21,14 @@ class Side(StrEnum):
     """Who is measured."""
 
     OURS = "spotwise"
+    OURS_SPLIT = "spotwise-split"
     PEER = "vllm"
     TUNED_PEER = "vllm-tuned"
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is not ours."""
+        return self in (Side.PEER, Side.TUNED_PEER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +50,24 @@ class Reading:
 def sides_of(workload: Workload) -> tuple[Side, ...]:
     """On whom a workload runs; what tells whether small batches of prompts would do is asked of a peer so tuned as well."""
     tuned = (Side.TUNED_PEER,) if isinstance(workload.load, Interference) else ()
-    return (Side.OURS, Side.PEER, *tuned)
+    return (Side.OURS, Side.OURS_SPLIT, Side.PEER, *tuned)
 
 
 def rows_of(workloads: Iterable[Workload], readings: Sequence[Reading]) -> list[Row]:
-    """The rows of a report: against the tuned peer where there is one, and without targets against the untuned."""
+    """The rows of a report: against the tuned peer where there is one; without targets the split mesh and the untuned peer."""
+    measured = {(reading.side, reading.workload) for reading in readings}
     rows = []
     for workload in workloads:
         *_, reference = sides_of(workload)
-        rows += [_row(workload, figure, reference, readings) for figure in workload.figures]
+        rows += [_row(workload, figure, Side.OURS, reference, readings) for figure in workload.figures]
+        besides = [("split", Side.OURS_SPLIT, reference)] if (Side.OURS_SPLIT, workload.name) in measured else []
         if reference is Side.TUNED_PEER:
-            rows += [
-                _row(workload, Figure(figure.key, f"{figure.title} (untuned peer)"), Side.PEER, readings)
-                for figure in workload.figures
-            ]
+            besides.append(("untuned peer", Side.OURS, Side.PEER))
+        rows += [
+            _row(workload, Figure(figure.key, f"{figure.title} ({what})"), ours, theirs, readings)
+            for what, ours, theirs in besides
+            for figure in workload.figures
+        ]
     return rows
 
 
@@ -85,8 +95,8 @@ def readings_from_json(rounds: Iterable[dict[str, Any]]) -> list[Reading]:
     ]
 
 
-def _row(workload: Workload, figure: Figure, reference: Side, readings: Sequence[Reading]) -> Row:
-    ours = _by_round(Side.OURS, workload, figure, readings)
+def _row(workload: Workload, figure: Figure, side: Side, reference: Side, readings: Sequence[Reading]) -> Row:
+    ours = _by_round(side, workload, figure, readings)
     theirs = _by_round(reference, workload, figure, readings)
     median = statistics.median(theirs.values()) if theirs else None
     ratios = [value / theirs.get(number, median) for number, value in ours.items()] if median else []

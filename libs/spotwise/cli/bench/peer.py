@@ -39,6 +39,9 @@ from spotwise.engine.model_store import DEFAULT_MODEL
 
 #: vLLM's own remedy for long prompts between short steps: few prompt tokens in each.
 _TUNED_ARGUMENTS = ("--max-num-batched-tokens", "256")
+#: What we advise for one machine with few cores; and what shows both phases in processes of their own.
+_ONE_WORKER = "--prompt-workers 0 --token-workers 0 --mixed-workers 1"
+_SPLIT_ARGUMENTS = ("--prompt-workers", "1", "--token-workers", "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Setting:
 def peer(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, each of all sides in alternating order.")] = 3,
     workloads: Annotated[str, typer.Option(help="Which of w1, w2, w3, w4.")] = "w1,w2,w3,w4",
-    up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`, for instance '--mixed-workers 1'.")] = "",
+    up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = _ONE_WORKER,
+    split: Annotated[bool, typer.Option(help="Measure a mesh of one prompt and one token worker, too.")] = True,
     vllm: Annotated[
         Path | None,
         typer.Option(envvar="SPOTWISE_PEER_VLLM", help="vLLM's program; by default where scripts/peer.sh puts it."),
@@ -77,7 +81,9 @@ def peer(
     program = find_vllm(vllm)  # Its client drives our side too.
     located = resolve_with_progress(model, console)
     setting = Setting(program, model, located.path, tuple(up_arguments(up_args)), seed)
-    sides = (Side.OURS,) if skip_peer is not None else tuple(Side)
+    sides = tuple(
+        side for side in Side if not (side.is_peer and skip_peer) and not (side is Side.OURS_SPLIT and not split)
+    )
     readings = [*reused]
     with progress_bar(console) as progress:
         total = rounds * sum(side in sides for workload in chosen for side in sides_of(workload))
@@ -100,6 +106,7 @@ def peer(
         seed=seed,
         quick=quick,
         up_args=up_args,
+        split_up_args=" ".join(_SPLIT_ARGUMENTS) if split else None,
         vllm=vllm_version(program),
         vllm_settings={name: value for name, value in vllm_environment().items() if name.startswith("VLLM_")},
         tuned_peer=" ".join(_TUNED_ARGUMENTS),
@@ -126,14 +133,15 @@ def read_peer(path: Path, workloads: Sequence[Workload]) -> tuple[list[Reading],
         document: dict[str, Any] = orjson.loads(path.read_bytes())
         about = document["environment"]
         shapes, when = dict(about["workloads"]), str(about["measured_at"])
-        readings = [reading for reading in readings_from_json(document["rounds"]) if reading.side is not Side.OURS]
+        readings = [reading for reading in readings_from_json(document["rounds"]) if reading.side.is_peer]
     except OSError as error:
         raise OptionError(f"--skip-peer {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OptionError(f"--skip-peer {path}: this is no result of `spotwise bench peer --json`") from error
     for workload in workloads:
         sides = {reading.side for reading in readings if reading.workload == workload.name}
-        if shapes.get(workload.name) != workload.shape or not sides.issuperset(sides_of(workload)[1:]):
+        asked = {side for side in sides_of(workload) if side.is_peer}
+        if shapes.get(workload.name) != workload.shape or not sides.issuperset(asked):
             raise CommandError(
                 f"--skip-peer {path}: it has no figures of the peer for {workload.name} ({workload.shape})"
             )
@@ -161,8 +169,9 @@ def _run_side(
 
 
 def _server(setting: Setting, side: Side) -> AbstractContextManager[Endpoint]:
-    if side is Side.OURS:
-        return running_mesh(("--model", setting.model, "--dtype", "bfloat16", *setting.up_arguments))
+    if not side.is_peer:
+        arguments = _SPLIT_ARGUMENTS if side is Side.OURS_SPLIT else setting.up_arguments
+        return running_mesh(("--model", setting.model, "--dtype", "bfloat16", *arguments))
     return running_vllm(setting.vllm, setting.model_folder, _TUNED_ARGUMENTS if side is Side.TUNED_PEER else ())
 
 

@@ -19,6 +19,7 @@ from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.pace import Pace
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.sequence import Sequence
@@ -33,6 +34,7 @@ class Iterations:
         self._memory = memory
         self._prompt_side = prompt_side
         self._policy = policy
+        self._pace = Pace(policy.max_stall_s)
         self._members: frozenset[str] = frozenset()
 
     def run_next(self, now: float) -> None:
@@ -42,11 +44,13 @@ class Iterations:
             if batch is None:
                 return
             self._holdings.begin_iteration({row.sequence_id: row.num_tokens for row in batch.rows})
+            self._pace.ordered(batch.num_tokens, batch.prompt_tokens, now)
             self._holdings.say(c.RunIteration(batch))
 
     def _next_batch(self, now: float) -> Batch | None:
         candidates = self._candidates()
-        builder = BatchBuilder(self._policy.limits, decodes=sum(sequence.is_decoding for sequence in candidates))
+        decodes = sum(sequence.is_decoding for sequence in candidates)
+        builder = BatchBuilder(self._policy.limits, decodes, self._pace.prompt_tokens(decodes))
         self._memory.start_round()
         for sequence in candidates:
             if builder.is_full:
@@ -94,6 +98,7 @@ class Iterations:
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
         self.finished += 1
+        self._pace.ended(now)
         for sequence, tokens in self._holdings.end_iteration():
             sequence.computed_tokens += tokens
             self._memory.prefixes.enter_computed(sequence)
@@ -104,6 +109,7 @@ class Iterations:
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
+        self._pace.ended(now)
         for sequence, _ in self._holdings.end_iteration():
             self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
 

@@ -1,7 +1,8 @@
 """How a worker batches its sequences and gives them memory.
 
 Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
-place each: rows in `batching.py`, who may have one in `iterations.py`, blocks in `memory.py`, their reuse in `prefix_cache.py`.
+place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, blocks in `memory.py`, their reuse in
+`prefix_cache.py`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class WorkerPolicy:
         max_preemptions: after so many, a sequence comes back with blocks for all that it may ever have, and stays.
         prefix_caching: prompts begin with the blocks that others computed already.
         batching: who may join a batch; `REQUEST_LEVEL` goes with `reserve=MAX_TOKENS`.
+        max_stall_s: seconds that a prompt may hold up an iteration in which others decode, about; `None` for no bound.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
     """
 
@@ -48,11 +50,14 @@ class WorkerPolicy:
     max_preemptions: int = 3
     prefix_caching: bool = True
     batching: Batching = Batching.ITERATION_LEVEL
+    max_stall_s: float | None = None
     max_in_flight: int = 1
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark is {self.watermark}; it is a share, at least 0 and below 1")
+        if self.max_stall_s is not None and self.max_stall_s <= 0.0:
+            raise ValueError("max_stall_s must be above 0; None is no bound")
         if self.max_in_flight < 1:
             raise ValueError("max_in_flight must be at least 1")
         if self.max_preemptions < 1:

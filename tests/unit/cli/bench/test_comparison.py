@@ -59,6 +59,18 @@ def test_the_tuned_peer_is_the_reference() -> None:
     assert all(row.ours_spread is row.ratio_spread is None for row in rows)  # one round
 
 
+def test_the_split_mesh_stands_below_without_targets() -> None:
+    """It is one way to serve; the targets are held against the way that is advised."""
+    readings = [
+        reading(1, Side.OURS, W3, 1500.0, 1.0, 1.0),
+        reading(1, Side.OURS_SPLIT, W3, 1100.0, 1.0, 1.0),
+        reading(1, Side.PEER, W3, 1000.0, 1.0, 1.0),
+    ]
+    rows = rows_of([W3], readings)
+    assert [(row.ratio, row.holds) for row in (rows[0], rows[3])] == [(1.5, True), (1.1, None)]
+    assert [row.name for row in rows[3:]] == [f"{row.name} (split)" for row in rows[:3]]
+
+
 def test_reused_figures_serve_more_rounds_than_they_have() -> None:
     """A round that the peer has not run is held against its median."""
     readings = [

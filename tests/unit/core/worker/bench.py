@@ -158,6 +158,17 @@ def rows(commands: list[c.WorkerCommand]) -> list[str]:
     return [row.sequence_id for order in only(commands, c.RunIteration) for row in order.batch.rows]
 
 
+def row_of(commands: list[c.WorkerCommand], request_id: str) -> tuple[int, int]:
+    """Where the row of a request's first attempt begins in the iteration ordered, and how many tokens it has."""
+    ((first, tokens),) = [
+        (row.first_position, row.num_tokens)
+        for order in only(commands, c.RunIteration)
+        for row in order.batch.rows
+        if row.sequence_id == f"{request_id}@1"
+    ]
+    return first, tokens
+
+
 def deltas(commands: list[c.WorkerCommand], gateway: str = "g") -> list[m.TokenDelta]:
     """Token deltas sent to a gateway."""
     return [

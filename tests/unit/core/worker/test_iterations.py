@@ -10,18 +10,7 @@ from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, rows, stream_of
-
-
-def row_of(commands: list[c.WorkerCommand], request_id: str) -> tuple[int, int]:
-    """Where the row of a request's first attempt begins in the iteration ordered, and how many tokens it has."""
-    ((first, tokens),) = [
-        (row.first_position, row.num_tokens)
-        for order in only(commands, c.RunIteration)
-        for row in order.batch.rows
-        if row.sequence_id == f"{request_id}@1"
-    ]
-    return first, tokens
+from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, row_of, rows, stream_of
 
 
 class TestScheduling:
