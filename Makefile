@@ -21,7 +21,7 @@ INSTALLED := .venv/.installed
 NATIVE := libs/spotwise/engine/native
 COMPILED := .venv/.compiled
 
-.PHONY: help setup up down check proto-check test test-compose proto lock bench bench-peer clean distclean
+.PHONY: help setup up down check proto-check test test-compose test-cuda proto lock bench bench-peer clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
 	scripts/compose-test.sh $(ARGS)
+
+test-cuda: setup ## The tests that need a GPU (a torch with CUDA: see TORCH); skipped, with a reason, where there is none
+	$(BIN)/pytest -m cuda -W default tests/cuda $(ARGS)
 
 proto: setup ## Generate libs/spotwise/wire/v1 from proto/
 	scripts/proto.sh

@@ -17,6 +17,7 @@ from spotwise.engine.engine import Engine
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.loading import EngineConfig, load_model
+from tests.unit.engine.tape_capture import TapeCapture
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record
 
 NEW_TOKENS = 10
@@ -141,6 +142,26 @@ def test_an_architecture_gives_transformers_tokens(name: str, tmp_path: Path) ->
         assert served(load_engine(folder, native=native), 29) == expected
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_an_architecture_gives_transformers_tokens_when_its_decodes_are_replayed(name: str, tmp_path: Path) -> None:
+    """As CUDA graphs are, operation by operation, from buckets with padding."""
+    folder = tiny(name, tmp_path)
+    engine, capture = recording(folder)
+    assert served(engine, 29) == generated(folder)
+    assert engine.graphs is not None and not engine.graphs.off
+    assert capture.replays > engine.graphs.recorded > 0
+
+
+def test_experts_that_run_one_by_one_are_computed_and_not_replayed(tmp_path: Path) -> None:
+    """Which of them run depends on the tokens: seen before anything is recorded, and the tokens are right all the same."""
+    folder = tiny("mixtral", tmp_path)
+    engine, capture = recording(folder)
+    engine._model.set_experts_implementation("eager")
+    assert served(engine, 29) == generated(folder)
+    assert engine.graphs is not None and engine.graphs.off
+    assert capture.replays == 0
+
+
 @pytest.mark.parametrize(("name", "term"), [(name, term) for name, (_, _, terms) in MODELS.items() for term in terms])
 def test_every_term_of_a_layer_counts(name: str, term: str, tmp_path: Path) -> None:
     """The probe found it, and without it the tokens are others: the equality above is no accident."""
@@ -160,6 +181,14 @@ def test_nothing_else_is_read_into_a_layer(name: str, tmp_path: Path) -> None:
     terms = {term: getattr(usual, term) for term in MODELS[name][2]}
     for layer in facts.layers:
         assert usual == replace(layer, **terms)
+
+
+def recording(folder: Path) -> tuple[Engine, TapeCapture]:
+    """An engine that replays its decodes, by torch alone."""
+    model, facts = load_model(EngineConfig(folder, "float32", "cpu", threads=1))
+    capture = TapeCapture()
+    cache = PagedKvCache(facts.geometry, 64, 16, torch.float32, model.device, scratch=True)
+    return Engine(model, facts, cache, capture=capture), capture
 
 
 def engine_of(model: Any, facts: ModelFacts) -> Engine:

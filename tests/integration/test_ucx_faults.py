@@ -12,7 +12,7 @@ import pytest
 import xxhash
 from ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
 
-from spotwise.mesh.ucx_link import ReceiveBuffers, UcxLink
+from spotwise.mesh.ucx_link import HostPayloads, ReceiveBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
@@ -35,7 +35,7 @@ class RawPeer:
         self.answers: list[KvFrame] = []
         self.lost: list[str] = []
         me = LinkHello(0, "raw", 9, layout_fingerprint(receiver.memory.layout))
-        self.links = UcxLinks(me, ReceiveBuffers(4096, 1), 4, self._heard, self._lost)
+        self.links = UcxLinks(me, ReceiveBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
 
     def _heard(self, link: UcxLink, frame: KvFrame, payload: object, arrived: object) -> None:
         self.answers.append(frame)

@@ -20,6 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from spotwise.engine.decode_inputs import Bucket, DecodeInputs, DecodeTables
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
@@ -29,6 +30,8 @@ ATTENTION_NAME = "spotwise_paged"
 PROBE_NAME = "spotwise_probe"
 # Queries of a tile on a CPU: small enough that its scores stay in the cache.
 _TILE_TOKENS = 64
+# Positions that all rows of a recorded decode have together, padded: with 8 heads of 128 in bfloat16, 256 MiB of KV in a layer.
+_MAX_PADDED_POSITIONS = 1 << 16
 _CONTEXT_ATTRIBUTE = "spotwise_attention_context"
 
 
@@ -55,7 +58,7 @@ class DecodeGroup:
     Attributes:
         start: first of them in the flat batch.
         end: one past the last.
-        gather_index: `[rows * kv_heads * blocks]` into the cache's `[kv_heads * num_blocks]` blocks of a layer.
+        gather_index: `[rows * kv_heads * blocks]` into the cache's `[kv_heads * blocks_per_head]` blocks of a layer.
         bias: `[rows * kv_heads, 1, blocks * block_size]`: 0 where a position exists, else -inf.
         positions: `[rows]`: of the new tokens.
     """
@@ -100,7 +103,15 @@ class AttentionPlan:
 
 
 class PagedAttention:
-    """The serving context: attention over one paged cache, following the plan of the current iteration."""
+    """The serving context: attention over one paged cache, following the plan of the current iteration.
+
+    Its decodes can be recorded: see `decode_graphs`.
+
+    Attributes:
+        max_padded_positions: what a recorded decode may gather in each layer.
+    """
+
+    max_padded_positions: int | None = _MAX_PADDED_POSITIONS
 
     def __init__(self, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
         self._terms = [ScoreTerms(layer, cache.device) for layer in layers]
@@ -138,6 +149,21 @@ class PagedAttention:
                 keys, values = keys[:, : span.context_length], values[:, : span.context_length]
             output[span.start : span.end] = causal_attention(query[0, :, span.start : span.end], keys, values, terms)
         return output.unsqueeze(0)
+
+    def prepare_decodes(self, bucket: Bucket, rows: DecodeTables) -> None:
+        """Do nothing: a plan follows from the inputs alone."""
+
+    def decode_plan(self, inputs: DecodeInputs) -> AttentionPlan:
+        """Return the plan of a recorded decode: all rows are one group, padded to the bucket's blocks."""
+        cache, tables = self._cache, inputs.tables
+        rows, blocks = tables.shape
+        heads = torch.arange(self._kv_heads, device=tables.device) * cache.blocks_per_head
+        gather_index = (tables[:, None, :] + heads[:, None]).reshape(-1)
+        exists = torch.arange(blocks * cache.block_size, device=tables.device) <= inputs.positions[:, None]
+        bias = torch.zeros(exists.shape, dtype=cache.dtype, device=tables.device).masked_fill(~exists, -torch.inf)
+        bias = bias[:, None].expand(-1, self._kv_heads, -1).reshape(rows * self._kv_heads, 1, -1)
+        group = DecodeGroup(0, rows, gather_index, bias, inputs.positions)
+        return AttentionPlan(inputs.places, (group,), ())
 
     def _gather(self, layer: int, index: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys `[rows * kv_heads, positions, key_dim]` and values, contiguous."""

@@ -47,6 +47,7 @@ class ModelFacts:
         context_length: positions it computes exactly.
         context_limit: why that is less than the model's own context; `None` where it is not.
         vocab_size: size of its embedding.
+        query_heads: of each layer; `None` where layers differ.
     """
 
     geometry: KvGeometry
@@ -55,11 +56,13 @@ class ModelFacts:
     context_length: int
     context_limit: str | None
     vocab_size: int
+    query_heads: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     layer: int
+    query_heads: int
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -105,6 +108,7 @@ class AttentionProbe:
         self.calls.append(
             _Call(
                 layer=int(module.layer_idx),  # type: ignore[arg-type]
+                query_heads=query.shape[1],
                 kv_heads=key.shape[1],
                 key_dim=key.shape[3],
                 value_dim=value.shape[3],
@@ -177,6 +181,7 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
         raise UnsupportedModelError("the layers keep keys and values of different shapes, which is not supported yet")
     kv_heads, key_dim, value_dim, kv_dtype = shapes.pop()
     by_layer = sorted(probe.calls, key=lambda call: call.layer)
+    query_heads = {call.query_heads for call in probe.calls}
     return ModelFacts(
         KvGeometry(layers, kv_heads, key_dim, value_dim),
         tuple(call.attention for call in by_layer),
@@ -184,6 +189,7 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
         context_length,
         context_limit,
         int(config.vocab_size),
+        query_heads.pop() if len(query_heads) == 1 else None,
     )
 
 

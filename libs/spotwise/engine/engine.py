@@ -5,7 +5,8 @@ engine runs one forward over all rows of a batch (prefills and decodes together:
 row that reaches the end of its known tokens, and appends what it sampled.
 
 Invariants: a token is the same whatever rows run beside it (bit for bit in so far as the matrix products are); weights are
-held once; every method but the KV cache's is called from one thread.
+held once; every method but the KV cache's is called from one thread; when an iteration returns, a device has finished what it
+was given, so that any thread may copy the KV that was written, on any stream.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import torch
 
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken, TokenLogprobs
-from spotwise.engine.attention import PagedAttention, set_attention_context
+from spotwise.core.sampling import SampledToken
+from spotwise.engine.attention import set_attention_context
 from spotwise.engine.compatibility import ModelFacts
-from spotwise.engine.iteration import BatchLayout, FlatBatch, SequenceRow
+from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
+from spotwise.engine.cuda_capture import CudaCapture
+from spotwise.engine.decode_graphs import Capture, DecodeGraphs
+from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
-from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
+from spotwise.engine.sampler import SamplingRow, logprobs_where_asked, sample
 from spotwise.engine.sequences import Sequence
 
 __all__ = ["Engine", "EngineConfig"]
@@ -40,7 +44,25 @@ _PROBE_TOKENS = 24
 class Engine:
     """Runs iterations of one model."""
 
-    def __init__(self, model: Any, facts: ModelFacts, cache: PagedKvCache, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        facts: ModelFacts,
+        cache: PagedKvCache,
+        kernels: Kernels | None = None,
+        backend: TorchBackend | FlashInferBackend | None = None,
+        capture: Capture | None = None,
+    ) -> None:
+        """Put the model's attention in place.
+
+        Args:
+            model: from `load_model`.
+            facts: of it.
+            cache: its KV.
+            kernels: native ones, which then compute what they can; they leave the next two without use.
+            backend: what computes attention otherwise; `None`: torch.
+            capture: records decodes, for which the cache needs a scratch block; `None`: nothing is recorded.
+        """
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -49,16 +71,23 @@ class Engine:
         self.kv = cache
         #: Decoder layers that one native call computes.
         self.fused_layers = 0
+        #: Decodes that are recorded and replayed; `None` where none are.
+        self.graphs: DecodeGraphs | None = None
+        #: What computes attention, in words.
+        self.attention_name = "native attention"
         self._kernels = kernels
-        self._attention: PagedAttention | NativeAttention
-        self._layout: BatchLayout | NativeLayout
-        if kernels is None:
-            self._attention, self._layout = PagedAttention(cache, facts.layers), BatchLayout(cache)
-            set_attention_context(model, self._attention)
-        else:
+        self._attention: Any
+        self._layout: Any
+        if kernels is not None:
             self._attention, self._layout = NativeAttention(kernels, cache, facts.layers), NativeLayout(cache)
             set_attention_context(model, self._attention)
             self._rewrite(kernels, self._attention, self._layout)
+            return
+        chosen = backend or torch_attention(cache, facts)
+        self._attention, self._layout, self.attention_name = chosen.attention, chosen.layout, chosen.name
+        set_attention_context(model, self._attention)
+        if capture is not None:
+            self.graphs = DecodeGraphs(cache, chosen.attention, self._compute, capture, facts.context_length)
 
     @torch.inference_mode()
     def _rewrite(self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout) -> None:
@@ -84,13 +113,18 @@ class Engine:
             raise ValueError(
                 f"kv_cache_bytes is {config.kv_cache_bytes}; one block of this model takes {bytes_per_block}"
             )
-        cache = PagedKvCache(facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device)
+        records = config.decode_graphs and model.device.type == "cuda"
+        cache = PagedKvCache(
+            facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
+        )
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
         if kernels is not None:
             # the kernels have threads of their own; torch's, which are left with little, would spin beside them
             kernels.set_threads(config.threads or torch.get_num_threads())
             torch.set_num_threads(1)
-        return cls(model, facts, cache, kernels)
+            return cls(model, facts, cache, kernels)
+        capture = CudaCapture(model.device) if records else None
+        return cls(model, facts, cache, backend=choose_attention(cache, facts), capture=capture)
 
     @property
     def is_native(self) -> bool:
@@ -188,9 +222,14 @@ class Engine:
             for index, (row, sequence) in enumerate(rows)
             if row.first_position + row.num_tokens == sequence.num_tokens
         ]
-        flat = self._layout.lay_out(rows, last_only=True)
-        logits = self._forward(flat, [flat.last_token[index] for index in sampled])
+        logits = self._replayed(rows)
+        if logits is None:
+            flat = self._layout.lay_out(rows, last_only=True)
+            logits = self._forward(flat, [flat.last_token[index] for index in sampled])
+        elif len(sampled) < len(rows):
+            logits = logits[sampled]
         if not sampled:
+            self._wait_for_device()
             return ()
         sequences = [rows[index][1] for index in sampled]
         token_ids = sample(
@@ -198,7 +237,7 @@ class Engine:
             [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences],
             self._kernels,
         )
-        logprobs = _logprobs_where_asked(logits, sequences, token_ids)
+        logprobs = logprobs_where_asked(logits, [seq.sampling for seq in sequences], token_ids)
         results = []
         for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True):
             reported = None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs)
@@ -206,17 +245,34 @@ class Engine:
             results.append(SampledToken(sequence.sequence_id, token_id, logprob, reported))
         return tuple(results)
 
+    def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
+        """Return logits `[rows, vocab_size]` where all rows decode and a recording can compute them."""
+        if self.graphs is None or not all(row.is_decode for row, _ in rows):
+            return None
+        return self.graphs.run(rows)
+
     def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor:
         """Compute the flat batch and return logits `[positions, vocab_size]` at these places of it."""
         keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
+        return self._compute(flat.token_ids, flat.position_ids, flat.plan, keep)
+
+    def _compute(
+        self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the model over `[1, tokens]` and return logits `[kept, vocab_size]` at the places `keep` of it."""
         options = {"logits_to_keep": keep} if self._keeps_logits else {}
-        self._attention.plan = flat.plan
+        self._attention.plan = plan
         try:
-            output = self._model(input_ids=flat.token_ids, position_ids=flat.position_ids, use_cache=False, **options)
+            output = self._model(input_ids=token_ids, position_ids=position_ids, use_cache=False, **options)
         finally:
             self._attention.plan = None
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps_logits else logits[keep]
+
+    def _wait_for_device(self) -> None:
+        """Keep the law where no logits are read: reading them waits by itself."""
+        if self._model.device.type == "cuda":
+            torch.cuda.current_stream(self._model.device).synchronize()
 
     def _score_prompts(self, rows: Rows[SequenceRow]) -> None:
         """Compute pieces of prompts and note the log-probability of each token that follows."""
@@ -244,16 +300,3 @@ class Engine:
         if end > len(row.block_ids) * self.block_size:
             raise ValueError(f"row {row.sequence_id}: {len(row.block_ids)} blocks do not hold {end} tokens")
         return sequence
-
-
-def _logprobs_where_asked(
-    logits: torch.Tensor, sequences: Rows[Sequence], token_ids: Rows[int]
-) -> list[TokenLogprobs | None]:
-    found: list[TokenLogprobs | None] = [None] * len(sequences)
-    asking = [index for index, sequence in enumerate(sequences) if sequence.sampling.logprobs is not None]
-    if asking:
-        num_top = [sequences[index].sampling.logprobs or 0 for index in asking]
-        computed = token_logprobs(logits[asking], [token_ids[index] for index in asking], num_top)
-        for index, logprobs in zip(asking, computed, strict=True):
-            found[index] = logprobs
-    return found

@@ -51,6 +51,7 @@ class BatchLayout:
     def __init__(self, cache: PagedKvCache) -> None:
         self._block_size = cache.block_size
         self._num_blocks = cache.num_blocks
+        self._blocks_per_head = cache.blocks_per_head
         self._num_slots = cache.num_blocks * cache.block_size
         self._heads = np.arange(cache.geometry.kv_heads, dtype=np.int64)
         self._dtype = cache.dtype
@@ -147,7 +148,7 @@ class BatchLayout:
         """Return block numbers by row, head and block, flat, for `[rows, blocks]` tables."""
         if tables.min() < 0 or tables.max() >= self._num_blocks:
             raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
-        return self._tensor((self._heads[None, :, None] * self._num_blocks + tables[:, None, :]).reshape(-1))
+        return self._tensor((self._heads[None, :, None] * self._blocks_per_head + tables[:, None, :]).reshape(-1))
 
     def _offset(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return positions % self._block_size

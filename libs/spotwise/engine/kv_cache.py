@@ -7,7 +7,8 @@ range of heads. Within a block they are in one of two orders (`KvOrder`), which 
 Source: PagedAttention (Kwon et al., SOSP 2023), section 4.1.
 
 Invariants: every byte is a finite number from the start (zero), because padded attention multiplies unused slots by zero;
-on a CPU no page is touched before a block in it is written.
+on a CPU no page is touched before a block in it is written; a scratch block is nobody's: rows that only pad a batch read and
+write it.
 """
 
 from __future__ import annotations
@@ -84,22 +85,39 @@ class PagedKvCache:
     """Keys and values by layer and block; implements `spotwise.mesh.ports.KvMemory`.
 
     Exports and imports may run in another thread than the model, on blocks that the running iteration does not use.
+
+    Attributes:
+        num_blocks: blocks that sequences may own.
+        blocks_per_head: `num_blocks`, and the scratch block where there is one: how far one head's blocks are from the next's.
     """
 
     def __init__(
-        self, geometry: KvGeometry, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        geometry: KvGeometry,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        scratch: bool = False,
     ) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
+        self.blocks_per_head = num_blocks + scratch
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
         self.order = kv_order(geometry, block_size, dtype, device)
-        shape = (geometry.num_layers, geometry.kv_heads, num_blocks, block_size)
-        #: `[num_layers, kv_heads, num_blocks, block_size, key_dim]`, the last two in the cache's order
+        shape = (geometry.num_layers, geometry.kv_heads, self.blocks_per_head, block_size)
+        #: `[num_layers, kv_heads, blocks_per_head, block_size, key_dim]`, the last two in the cache's order
         self.keys = _zeros((*shape, geometry.key_dim), dtype, device)
-        #: `[num_layers, kv_heads, num_blocks, block_size, value_dim]`, the last two in the cache's order
+        #: `[num_layers, kv_heads, blocks_per_head, block_size, value_dim]`, the last two in the cache's order
         self.values = _zeros((*shape, geometry.value_dim), dtype, device)
+
+    @property
+    def scratch_block(self) -> int | None:
+        """The block that no sequence owns; `None` where there is none."""
+        return self.num_blocks if self.blocks_per_head > self.num_blocks else None
 
     @property
     def num_layers(self) -> int:
@@ -135,7 +153,7 @@ class PagedKvCache:
         tiled_values[:, places.blocks, outer, :, inner] = values.transpose(0, 1)
 
     def gather(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys `[blocks * block_size, key_dim]` and values, of blocks numbered `kv_head * num_blocks + block`."""
+        """Return keys `[blocks * block_size, key_dim]` and values, of blocks numbered `kv_head * blocks_per_head + block`."""
         keys = self.keys[layer].view(-1, self.block_size * self.geometry.key_dim).index_select(0, index)
         values = self.values[layer].view(-1, self.block_size * self.geometry.value_dim).index_select(0, index)
         if self.order is KvOrder.TILED:
@@ -144,25 +162,15 @@ class PagedKvCache:
             values = values.view(len(index), self.block_size // pair, -1, pair).transpose(2, 3)
         return keys.reshape(-1, self.geometry.key_dim), values.reshape(-1, self.geometry.value_dim)
 
-    @torch.inference_mode()
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
         """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes.
-
-        Layer after layer; in a layer first the keys `[kv_head, block]`, each block in the cache's order, then the values.
 
         Raises:
             ValueError: a layer or a block is not in this cache.
         """
-        block_index = self._checked_index(first_layer, num_layers, block_ids)
-        data = np.empty(num_layers * len(block_ids) * self.layer_block_bytes, dtype=np.uint8)
-        for source, host in self._layer_views(first_layer, num_layers, len(block_ids), data):
-            if self.device.type == "cpu":
-                torch.index_select(source, 1, block_index, out=host)
-            else:
-                host.copy_(source.index_select(1, block_index))
+        data: NDArray[np.uint8] = self.gather_blocks(first_layer, num_layers, block_ids).cpu().numpy()
         return data
 
-    @torch.inference_mode()
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
@@ -171,15 +179,39 @@ class PagedKvCache:
         Raises:
             ValueError: `data` has not the size that the arguments say, or a layer or block is not in this cache.
         """
-        block_index = self._checked_index(first_layer, num_layers, block_ids)
-        expected_bytes = num_layers * len(block_ids) * self.layer_block_bytes
-        if data.dtype != np.uint8 or data.size != expected_bytes:
-            raise ValueError(f"{expected_bytes} bytes of KV expected, {data.nbytes} given")
         flat = np.ascontiguousarray(data).reshape(-1)
         if not flat.flags.writeable or flat.ctypes.data % self.dtype.itemsize:
             flat = flat.copy()  # torch takes neither read-only nor unaligned memory
-        for destination, host in self._layer_views(first_layer, num_layers, len(block_ids), flat):
-            destination.index_copy_(1, block_index, host.to(self.device))
+        self.scatter_blocks(first_layer, num_layers, block_ids, torch.from_numpy(flat).to(self.device))
+
+    @torch.inference_mode()
+    def gather_blocks(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> torch.Tensor:
+        """Copy blocks to a flat tensor of bytes on the cache's device, on the current stream.
+
+        Layer after layer; in a layer first the keys `[kv_head, block]`, each block in the cache's order, then the values.
+
+        Raises:
+            ValueError: a layer or a block is not in this cache.
+        """
+        block_index = self._checked_index(first_layer, num_layers, block_ids)
+        data = torch.empty(num_layers * len(block_ids) * self.layer_block_bytes, dtype=torch.uint8, device=self.device)
+        for source, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
+            torch.index_select(source, 1, block_index, out=place)
+        return data
+
+    @torch.inference_mode()
+    def scatter_blocks(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: torch.Tensor) -> None:
+        """Copy blocks from a flat tensor of bytes on the cache's device, on the current stream: the inverse of `gather_blocks`.
+
+        Raises:
+            ValueError: `data` has not the size that the arguments say, or a layer or block is not in this cache.
+        """
+        block_index = self._checked_index(first_layer, num_layers, block_ids)
+        expected_bytes = num_layers * len(block_ids) * self.layer_block_bytes
+        if data.dtype != torch.uint8 or data.numel() != expected_bytes:
+            raise ValueError(f"{expected_bytes} bytes of KV expected, {data.nbytes} given")
+        for destination, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
+            destination.index_copy_(1, block_index, place)
 
     def _block_bytes(self, dim: int) -> int:
         return self.geometry.kv_heads * self.block_size * dim * self.dtype.itemsize
@@ -192,19 +224,18 @@ class PagedKvCache:
         return torch.tensor(block_ids, dtype=torch.int64, device=self.device)
 
     def _layer_views(
-        self, first_layer: int, num_layers: int, num_blocks: int, data: NDArray[np.uint8]
+        self, first_layer: int, num_layers: int, num_blocks: int, data: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pair each layer's keys and values with their place in the flat host array."""
+        """Pair each layer's keys and values with their place in the flat bytes."""
         if num_blocks == 0:
             return []
-        host = torch.from_numpy(data)
         pairs = []
         offset = 0
         for layer in range(first_layer, first_layer + num_layers):
             for cache in (self.keys[layer], self.values[layer]):
                 dim = cache.shape[-1]
                 size = num_blocks * self._block_bytes(dim)
-                place = host[offset : offset + size].view(self.dtype)
+                place = data[offset : offset + size].view(self.dtype)
                 pairs.append((cache, place.view(self.geometry.kv_heads, num_blocks, self.block_size, dim)))
                 offset += size
         return pairs

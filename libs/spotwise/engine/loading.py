@@ -35,6 +35,7 @@ class EngineConfig:
         block_size: tokens of a KV block.
         threads: threads of a CPU operation; `None` leaves torch's choice.
         native: use the native CPU kernels where they can be had and know the model's number format.
+        decode_graphs: record decodes and replay them, on a CUDA device.
     """
 
     model_dir: Path
@@ -44,6 +45,7 @@ class EngineConfig:
     block_size: int = 16
     threads: int | None = None
     native: bool = True
+    decode_graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in _DTYPES:

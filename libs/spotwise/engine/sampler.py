@@ -134,6 +134,20 @@ def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int
     ]
 
 
+def logprobs_where_asked(
+    logits: torch.Tensor, sampling: Rows[SamplingParams], token_ids: Rows[int]
+) -> list[TokenLogprobs | None]:
+    """Return the same for the rows whose parameters ask for it."""
+    found: list[TokenLogprobs | None] = [None] * len(sampling)
+    asking = [index for index, parameters in enumerate(sampling) if parameters.logprobs is not None]
+    if asking:
+        num_top = [sampling[index].logprobs or 0 for index in asking]
+        computed = token_logprobs(logits[asking], [token_ids[index] for index in asking], num_top)
+        for index, logprobs in zip(asking, computed, strict=True):
+            found[index] = logprobs
+    return found
+
+
 def _adjust(logits: torch.Tensor, row: SamplingRow) -> None:
     """Apply to one row `[vocab_size]`, in place, all that changes logits."""
     sampling = row.sampling

@@ -142,7 +142,8 @@ class MemoryKvTransport:
         payload = source.export_layers(0, source.num_layers, source_block_ids)
         memory.import_layers(0, memory.num_layers, window.block_ids[: len(source_block_ids)], payload)
         del self._windows[handoff.request_id]
-        report = TransferReport(payload.nbytes, time.perf_counter() - started_s, "memory/process")
+        kv_bytes: int = payload.nbytes
+        report = TransferReport(kv_bytes, time.perf_counter() - started_s, "memory/process")
         try:
             self._on_handoff(handoff, report)
         except Exception as error:
@@ -150,4 +151,4 @@ class MemoryKvTransport:
             context = {"message": "a hand-off was not taken", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             raise KvTransferError("refused: it could not take the hand-off") from None
-        return payload.nbytes
+        return kv_bytes

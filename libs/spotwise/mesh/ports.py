@@ -10,9 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from spotwise.core.messages import LedgerEntry, Member
 from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 
@@ -134,7 +131,10 @@ def layouts_differ(worker_id: str, peer_id: str) -> KvTransferError:
 
 
 class KvMemory(Protocol):
-    """Paged KV as the transfer sees it: bytes by layer and block. Implemented by the engine."""
+    """Paged KV as the transfer sees it: bytes by layer and block. Implemented by the engine.
+
+    Arrays of bytes are numpy's, or whatever the `PayloadMemory` beside it makes.
+    """
 
     @property
     def num_layers(self) -> int:
@@ -148,17 +148,28 @@ class KvMemory(Protocol):
     def layout(self) -> str:
         """What the bytes of a block mean; only memories that say the same may exchange blocks."""
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> Any:
         """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes."""
 
-    def import_layers(
-        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
-    ) -> None:
+    def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
         """Copy blocks in: the inverse of `export_layers`.
 
         Raises:
             ValueError: `data` has not the size that the arguments say.
         """
+
+
+class PayloadMemory(Protocol):
+    """Where the transfer keeps the bytes of blocks, and how it checks them: on the host, or on a device.
+
+    A payload is what `KvMemory` exports and imports: an array that UCX can read, with `nbytes`; a slice of it is one, too.
+    """
+
+    def allocate(self, size: int) -> Any:
+        """Return memory for a payload of `size` bytes, of any content. Called on the loop: it does not wait."""
+
+    def checksum(self, payload: Any) -> int:
+        """Return 64 bits that tell a damaged payload from a sound one. Called on copy threads."""
 
 
 @dataclass(frozen=True, slots=True)

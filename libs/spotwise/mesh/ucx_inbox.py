@@ -15,12 +15,13 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Executor
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import HANDOFF_BYTES, FrameKind, KvFrame, NackReason, decode_handoff
 
@@ -55,8 +56,16 @@ class _Incoming:
 class KvInbox:
     """Receives pushes into reserved blocks."""
 
-    def __init__(self, memory: KvMemory, incarnation: int, on_handoff: HandoffHandler, copies: Executor) -> None:
+    def __init__(
+        self,
+        memory: KvMemory,
+        payloads: PayloadMemory,
+        incarnation: int,
+        on_handoff: HandoffHandler,
+        copies: Executor,
+    ) -> None:
         self._memory = memory
+        self._payloads = payloads
         self._incarnation = incarnation
         self._on_handoff = on_handoff
         self._copies = copies
@@ -81,7 +90,7 @@ class KvInbox:
             pass
 
     def receive(
-        self, link: UcxLink, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+        self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
         """Take a CHUNK, COMMIT or ABORT whose payload is still arriving; the task ends when its buffer is free again."""
         key = (link, frame.push_id)
@@ -138,9 +147,7 @@ class KvInbox:
             return NackReason.BAD_SHAPE
         return None
 
-    async def _chunk(
-        self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
-    ) -> None:
+    async def _chunk(self, incoming: _Incoming, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
         await arrived
         if incoming.over:
             return
@@ -158,9 +165,9 @@ class KvInbox:
             incoming.stored_cells += frame.num_layers * frame.num_blocks
             incoming.kv_bytes += frame.payload_bytes
 
-    def _store(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
+    def _store(self, incoming: _Incoming, frame: KvFrame, payload: Any) -> NackReason | None:
         """On a copy thread: verify and scatter one chunk."""
-        if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
+        if self._payloads.checksum(payload) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
         window = incoming.window
         if window is None:

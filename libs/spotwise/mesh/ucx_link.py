@@ -13,13 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from spotwise.mesh.ports import KvTransferError, layouts_differ
+from spotwise.mesh.ports import KvTransferError, PayloadMemory, layouts_differ
 from spotwise.mesh.ucx_reactor import UcxReactor, transport_name
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
     HELLO_BYTES,
+    FrameKind,
     KvFrame,
     KvFrameError,
     LinkHello,
@@ -36,24 +38,40 @@ _CLOSE_PERIOD_NS = 10**9
 _SMALL_BYTES = 4096
 
 #: Called on the loop for each frame, in order: the link, the header, the buffer and the future of its payload's arrival.
-FrameHandler = Callable[["UcxLink", KvFrame, NDArray[np.uint8], "asyncio.Future[None]"], "asyncio.Task[None] | None"]
+FrameHandler = Callable[["UcxLink", KvFrame, Any, "asyncio.Future[None]"], "asyncio.Task[None] | None"]
+
+
+class HostPayloads:
+    """Payloads are numpy arrays, checked by xxh3; a `PayloadMemory`."""
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """Return an array of `size` bytes."""
+        return np.empty(size, np.uint8)
+
+    def checksum(self, payload: NDArray[np.uint8]) -> int:
+        """Return its xxh3 of 64 bits."""
+        return xxhash.xxh3_64_intdigest(payload.data)
 
 
 class ReceiveBuffers:
     """Buffers for payloads, used again: fresh memory costs a page fault for every 4 KiB received."""
 
-    def __init__(self, buffer_bytes: int, keep: int) -> None:
+    def __init__(self, payloads: PayloadMemory, buffer_bytes: int, keep: int) -> None:
+        self._payloads = payloads
         self._buffer_bytes = buffer_bytes
         self._keep = keep
-        self._free: list[NDArray[np.uint8]] = []
+        self._free: list[Any] = []
 
-    def take(self, size: int) -> NDArray[np.uint8]:
-        """Return a buffer of at least `size` bytes."""
-        if size <= _SMALL_BYTES or size > self._buffer_bytes:
+    def take(self, frame: KvFrame) -> Any:
+        """Return a buffer of at least the bytes that a frame announces; only those of blocks need `PayloadMemory`."""
+        size = frame.payload_bytes
+        if frame.kind is not FrameKind.CHUNK:
             return np.empty(size, np.uint8)
-        return self._free.pop() if self._free else np.empty(self._buffer_bytes, np.uint8)
+        if size <= _SMALL_BYTES or size > self._buffer_bytes:
+            return self._payloads.allocate(size)
+        return self._free.pop() if self._free else self._payloads.allocate(self._buffer_bytes)
 
-    def give(self, buffer: NDArray[np.uint8]) -> None:
+    def give(self, buffer: Any) -> None:
         """Take back a buffer that nobody reads or writes any more."""
         if buffer.nbytes == self._buffer_bytes and len(self._free) < self._keep:
             self._free.append(buffer)
@@ -183,7 +201,7 @@ class UcxLink:
                     self._on_frame(self, frame, nothing, arrived)
                     continue
                 await self._receive_slots.acquire()
-                buffer = self._buffers.take(frame.payload_bytes)
+                buffer = self._buffers.take(frame)
                 payload = buffer[: frame.payload_bytes]
                 arrived = self._reactor.receive_tagged(self._endpoint, self._receive_tag + 1, payload)
                 self._arriving.add(arrived)
@@ -197,7 +215,7 @@ class UcxLink:
         finally:
             self.fail("the link is read no more")
 
-    def _reusable(self, buffer: NDArray[np.uint8], arrived: asyncio.Future[None]) -> Callable[[object], None]:
+    def _reusable(self, buffer: Any, arrived: asyncio.Future[None]) -> Callable[[object], None]:
         def give_back(_: object) -> None:
             self._receive_slots.release()
             # A buffer whose receive was given up may still be written by UCX: it is not used again.

@@ -23,12 +23,18 @@ _SEGMENTS = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
 _LISTENING = {"TCP_CM_REUSEADDR": "y"}
 # Read when libucs is loaded: it warns of a variable that ucxx sets itself, and writes its log to stdout, which is not ours.
 _LOGGING = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_FILE": "stderr"}
+# Likewise. UCX notes what is allocated on a device after it was loaded; what torch holds by then it would take for the host's.
+_DEVICE_MEMORY = {"UCX_MEMTYPE_CACHE": "n"}
 # Progress calls in a row before other tasks of the loop have their turn.
 _PROGRESS_BURST = 64
 # UCX does not promise an event for everything it has to do; its own wrapper looks once a second too.
 _LOOK_AGAIN_S = 1.0
+# While UCX copies to or from a device it is looked after this often: not all versions of its CUDA transports signal an event.
+_LOOK_AT_DEVICE_S = 0.0005
 _MAX_LANES = 16
 _EP_ATTR_TRANSPORTS = 1 << 3
+_CONTEXT_ATTR_MEMORY_TYPES = 1 << 2
+_CUDA_MEMORY = 1 << 1
 
 
 class UcxReactor:
@@ -36,8 +42,7 @@ class UcxReactor:
 
     def __init__(self) -> None:
         # Imported here and not at the top, since it loads libucs.
-        for variable, value in _LOGGING.items():
-            os.environ.setdefault(variable, value)
+        _set_defaults(_LOGGING)
         import ucxx
         from ucxx._lib.arr import Array
 
@@ -53,6 +58,7 @@ class UcxReactor:
         self.worker = self.ucx.UCXWorker(self._context)
         self.worker.init_blocking_progress_mode()
         self._pending: dict[asyncio.Future[None], tuple[Any, tuple[object, ...]]] = {}
+        self._on_device: set[asyncio.Future[None]] = set()
         self._turn: asyncio.Handle | None = None
         self._next_tag = 0
         self._closed = False
@@ -68,12 +74,14 @@ class UcxReactor:
     def send_tagged(self, endpoint: Any, tag: int, data: object) -> asyncio.Future[None]:
         """Submit a message now; messages of one tag arrive in the order of their submission."""
         array = self._array(data)
-        return self.track(endpoint.tag_send(array, self.ucx.UCXXTag(tag)), array, data)
+        sent = self.track(endpoint.tag_send(array, self.ucx.UCXXTag(tag)), array, data)
+        return self._watched(sent, on_device=array.cuda)
 
     def receive_tagged(self, endpoint: Any, tag: int, into: object) -> asyncio.Future[None]:
         """Receive the next message with `tag` into a buffer of exactly its size."""
         array = self._array(into)
-        return self.track(endpoint.tag_recv(array, self.ucx.UCXXTag(tag)), array, into)
+        received = self.track(endpoint.tag_recv(array, self.ucx.UCXXTag(tag)), array, into)
+        return self._watched(received, on_device=array.cuda)
 
     def send_stream(self, endpoint: Any, data: object) -> asyncio.Future[None]:
         """Submit bytes on the endpoint's stream."""
@@ -94,6 +102,12 @@ class UcxReactor:
         self._pending[future] = (request, keep)
         self._schedule()
         return future
+
+    def _watched(self, request: asyncio.Future[None], *, on_device: bool) -> asyncio.Future[None]:
+        if on_device:
+            self._on_device.add(request)
+            request.add_done_callback(self._on_device.discard)
+        return request
 
     def soon(self, call: Callable[..., object]) -> Callable[..., None]:
         """Return a callback for UCX that runs `call` on the loop's next turn, outside UCX."""
@@ -135,6 +149,8 @@ class UcxReactor:
         # Armed, UCX signals its next event; it refuses while there is something to do now.
         if not self.worker.arm():
             self._schedule()
+        elif self._on_device:
+            self._loop.call_later(_LOOK_AT_DEVICE_S, self._schedule)
 
     def _complete(self) -> None:
         done = [(future, request) for future, (request, _) in self._pending.items() if request.completed]
@@ -148,6 +164,11 @@ class UcxReactor:
                 future.set_exception(error)
             else:
                 future.set_result(None)
+
+
+def _set_defaults(variables: dict[str, str]) -> None:
+    for variable, value in variables.items():
+        os.environ.setdefault(variable, value)
 
 
 class _Lane(ctypes.Structure):
@@ -172,6 +193,36 @@ class _EndpointAttributes(ctypes.Structure):
         ("transports", _Lanes),
         ("user_data", ctypes.c_void_p),
     ]
+
+
+class _ContextAttributes(ctypes.Structure):
+    # ucp_context_attr_t of ucp.h, likewise.
+    _fields_ = [
+        ("field_mask", ctypes.c_uint64),
+        ("request_size", ctypes.c_size_t),
+        ("thread_mode", ctypes.c_int),
+        ("memory_types", ctypes.c_uint64),
+        ("name", ctypes.c_char * 32),
+        ("device_counter_size", ctypes.c_size_t),
+    ]
+
+
+def reaches_cuda_memory() -> bool:
+    """Ask UCX whether it can send from and receive into a CUDA device's memory here; that device is current in this thread.
+
+    To be called before anything else loads UCX, since it also sets what UCX reads then.
+    `ucp_context_query` is asked, since UCXX tells which transports were wanted, not which there are.
+    """
+    _set_defaults(_LOGGING | _DEVICE_MEMORY)
+    import ucxx
+
+    context = ucxx.libucxx.UCXContext({}, (ucxx.libucxx.Feature.TAG,))
+    query = ctypes.CDLL("libucp.so.0").ucp_context_query
+    query.argtypes = [ctypes.c_void_p, ctypes.POINTER(_ContextAttributes)]
+    query.restype = ctypes.c_int8
+    attributes = _ContextAttributes(field_mask=_CONTEXT_ATTR_MEMORY_TYPES)
+    answered = query(context.handle, ctypes.byref(attributes)) == 0
+    return answered and context.cuda_support and bool(attributes.memory_types & _CUDA_MEMORY)
 
 
 def transport_name(endpoint: Any) -> str:

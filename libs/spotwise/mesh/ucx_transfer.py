@@ -20,14 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_inbox import KvInbox
-from spotwise.mesh.ucx_link import ReceiveBuffers, UcxLink
+from spotwise.mesh.ucx_link import HostPayloads, ReceiveBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
     FrameKind,
@@ -67,6 +65,7 @@ class UcxKvTransport:
         push_timeout_s: float = 10.0,
         chunk_bytes: int = 4 * 2**20,
         in_flight: int = 4,
+        payloads: PayloadMemory | None = None,
     ) -> None:
         """Describe the transport; nothing is opened before `start`.
 
@@ -80,6 +79,7 @@ class UcxKvTransport:
             push_timeout_s: a push takes no longer than this, connecting included.
             chunk_bytes: payload of one chunk at most, unless one block of one layer is larger.
             in_flight: chunks on their way at once, per link and direction.
+            payloads: what the memory exports and imports; `None`: numpy arrays.
         """
         if chunk_bytes < 1 or in_flight < 1 or push_timeout_s <= 0:
             raise ValueError("chunk_bytes, in_flight and push_timeout_s must be positive")
@@ -90,9 +90,10 @@ class UcxKvTransport:
         self._push_timeout_s = push_timeout_s
         self._chunk_bytes = chunk_bytes
         self._copies = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kv-copy")
-        self._inbox = KvInbox(memory, incarnation, on_handoff, self._copies)
+        self._payloads: PayloadMemory = payloads or HostPayloads()
+        self._inbox = KvInbox(memory, self._payloads, incarnation, on_handoff, self._copies)
         me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout))
-        buffers = ReceiveBuffers(chunk_bytes, keep=2 * in_flight)
+        buffers = ReceiveBuffers(self._payloads, chunk_bytes, keep=2 * in_flight)
         self._links = UcxLinks(me, buffers, in_flight, self._on_frame, self._on_lost)
         self._push_ids = itertools.count(1)
         self._answers: dict[int, tuple[UcxLink, asyncio.Future[KvFrame]]] = {}
@@ -211,13 +212,14 @@ class UcxKvTransport:
         try:
             loop = asyncio.get_running_loop()
             payload, checksum = await loop.run_in_executor(self._copies, self._export, chunk, block_ids)
-            sent = link.send(replace(chunk, payload_bytes=payload.nbytes, payload_checksum=checksum), payload)
+            kv_bytes: int = payload.nbytes
+            sent = link.send(replace(chunk, payload_bytes=kv_bytes, payload_checksum=checksum), payload)
         finally:
             if sent is None:
                 link.slots.release()
             else:
                 sent.add_done_callback(lambda _: link.slots.release())
-        return payload.nbytes
+        return kv_bytes
 
     def _send_commit(self, link: UcxLink, frame: KvFrame, handoff: KvHandoff, num_blocks: int) -> None:
         payload = encode_handoff(handoff)
@@ -249,14 +251,14 @@ class UcxKvTransport:
                     chunk_index=next(numbers),
                 )
 
-    def _export(self, chunk: KvFrame, block_ids: tuple[int, ...]) -> tuple[NDArray[np.uint8], int]:
+    def _export(self, chunk: KvFrame, block_ids: tuple[int, ...]) -> tuple[Any, int]:
         """On a copy thread: gather one chunk and checksum it."""
         blocks = block_ids[chunk.first_block : chunk.first_block + chunk.num_blocks]
         payload = self._memory.export_layers(chunk.first_layer, chunk.num_layers, blocks)
-        return payload, xxhash.xxh3_64_intdigest(payload.data)
+        return payload, self._payloads.checksum(payload)
 
     def _on_frame(
-        self, link: UcxLink, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+        self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
         if frame.kind not in (FrameKind.ACK, FrameKind.NACK):
             return self._inbox.receive(link, frame, payload, arrived)

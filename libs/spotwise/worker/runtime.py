@@ -141,6 +141,10 @@ def _computes_with(engine: Engine) -> str:
         words += [f"native {variant_for_this_processor().name}", f"{engine.fused_layers} fused layers"]
     elif engine.device == "cpu":
         words.append("no native kernels")
+    else:
+        words.append(engine.attention_name)
+        if engine.graphs is not None and not engine.graphs.off:
+            words.append(f"{engine.graphs.recorded} decode graphs")
     return ", ".join(words)
 
 

@@ -15,6 +15,7 @@ from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.runtime import WorkerRuntime
 from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.transfer_memory import transfer_memory
 
 
 async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Pool) -> None:
@@ -31,14 +32,16 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         host.introduce(pool=settings.pool or home_pool, model=settings.served_name)
         engine = await _load(settings)
         stack.callback(engine.close)
+        memory, payloads = transfer_memory(engine.engine.kv)
         transport = UcxKvTransport(
-            memory=engine.engine.kv,
+            memory=memory,
             worker_id=host.id,
             incarnation=host.member.incarnation,
             on_handoff=lambda handoff, report: runtime.handoff_arrived(handoff, report) if runtime else None,
             host=settings.peer_host,
             port=settings.transfer_port,
             push_timeout_s=settings.push_timeout_s,
+            payloads=payloads,
         )
         await transport.start()
         stack.push_async_callback(transport.close)
@@ -56,6 +59,7 @@ async def _load(settings: WorkerSettings) -> EngineThread:
         kv_cache_bytes=settings.kv_cache_bytes,
         block_size=settings.kv_block_size,
         threads=settings.threads,
+        decode_graphs=settings.decode_graphs,
     )
     try:
         return await EngineThread.load(config, settings.niceness)

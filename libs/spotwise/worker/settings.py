@@ -22,6 +22,7 @@ class WorkerSettings(ModelServiceSettings):
     niceness: int = Field(
         0, ge=0, le=19, description="how far its computing steps back for others on its cores, as in nice(1)"
     )
+    decode_graphs: bool = Field(True, description="decodes are recorded as CUDA graphs and replayed, on a GPU")
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)

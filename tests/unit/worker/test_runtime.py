@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,13 +37,17 @@ async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: Tw
 
 
 async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:
-    """Number format, device, and on a CPU whether the native kernels are in use, of which kind and how far."""
+    """Number format, device; on a CPU whether native kernels are in use, of which kind and how far; on a GPU what else is."""
     assert worker.runtime.description().engine == "uint8 on cpu, no native kernels"
     worker.engine.is_native, worker.engine.fused_layers = True, 30
     kind = variant_for_this_processor().name
     assert worker.runtime.description().engine == f"uint8 on cpu, native {kind}, 30 fused layers"
     other.engine.device = "cuda:0"
-    assert other.runtime.description().engine == "uint8 on cuda:0"
+    assert other.runtime.description().engine == "uint8 on cuda:0, no attention"
+    other.engine.graphs = SimpleNamespace(off=False, recorded=3)
+    assert other.runtime.description().engine == "uint8 on cuda:0, no attention, 3 decode graphs"
+    other.engine.graphs.off = True
+    assert other.runtime.description().engine == "uint8 on cuda:0, no attention"
 
 
 async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:

@@ -87,6 +87,8 @@ class SummingEngine:
     device = "cpu"
     is_native = False
     fused_layers = 0
+    attention_name = "no attention"
+    graphs: Any = None
 
     def __init__(self) -> None:
         self.kv = ByteKv()

@@ -1,0 +1,145 @@
+"""What computes attention where no native kernel does: FlashInfer on a GPU that has it, else torch.
+
+Law: chosen here and nowhere else, once, when a model is loaded. FlashInfer is used where it is installed, would compute every
+layer of the model (`flashinfer_attention.refusal`), and gives what torch gives on a trial: a prompt and a decode through each
+kind of layer. Whatever speaks against it is said in the log; torch computes everything.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import structlog
+import torch
+
+from spotwise.core.batching import BatchRow
+from spotwise.engine.attention import PagedAttention
+from spotwise.engine.compatibility import ModelFacts
+from spotwise.engine.flashinfer_attention import FlashInferAttention, FlashInferLayout, refusal
+from spotwise.engine.iteration import BatchLayout, SequenceRow
+from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.sequences import Sequence
+
+_log = structlog.get_logger(__name__)
+
+# Relative distance of the outputs of a trial: values of 8 bits are rounded here and there.
+_TOLERANCE = 2e-2
+_TRIAL_PROMPT, _TRIAL_DECODE = 23, 37
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackend:
+    """Attention by torch, and what lays rows out for it."""
+
+    attention: PagedAttention
+    layout: BatchLayout
+    name: str = "torch attention"
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferBackend:
+    """Attention by FlashInfer, and what lays rows out for it."""
+
+    attention: FlashInferAttention
+    layout: FlashInferLayout
+    name: str = "FlashInfer attention"
+
+
+def choose_attention(cache: PagedKvCache, facts: ModelFacts) -> TorchBackend | FlashInferBackend:
+    """Return what computes the attention of a model; nobody's KV is in the cache yet."""
+    plain = torch_attention(cache, facts)
+    if cache.device.type != "cuda":
+        return plain
+    try:
+        library = importlib.import_module("flashinfer")
+    except Exception as error:  # the edge to a library that loads others when it is imported
+        _log.info("flashinfer_not_used", reason=f"cannot be imported: {error}")
+        return plain
+    if torch.cuda.get_device_capability(cache.device) < (8, 0):
+        _log.info("flashinfer_not_used", reason="the device has less than compute capability 8.0")
+        return plain
+    return try_flashinfer(library, cache, facts, plain) or plain
+
+
+def torch_attention(cache: PagedKvCache, facts: ModelFacts) -> TorchBackend:
+    """Return attention by torch."""
+    return TorchBackend(PagedAttention(cache, facts.layers), BatchLayout(cache))
+
+
+def try_flashinfer(
+    library: Any, cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend
+) -> FlashInferBackend | None:
+    """Return attention by FlashInfer if it computes this model's as `reference` does; else `None`, with a line in the log."""
+    reason = refusal(cache, facts.layers, facts.query_heads)
+    if reason is not None:
+        _log.info("flashinfer_not_used", reason=reason)
+        return None
+    assert facts.query_heads is not None
+    try:
+        attention = FlashInferAttention(library, cache, facts.layers, facts.query_heads, facts.context_length)
+        backend = FlashInferBackend(attention, FlashInferLayout(cache, attention))
+        difference = _difference(cache, facts, reference, backend)
+    except Exception as error:  # the edge to kernels that are compiled when they are first used
+        _log.warning("flashinfer_not_used", reason=f"its trial failed: {type(error).__name__}: {error}")
+        return None
+    if difference > _TOLERANCE:
+        _log.warning("flashinfer_not_used", reason="its trial gave something else", difference=difference)
+        return None
+    return backend
+
+
+@torch.inference_mode()
+def _difference(cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend, tried: FlashInferBackend) -> float:
+    """Return the largest relative distance of the outputs, over one layer of each kind; nobody's KV is in the cache."""
+    rows = _trial_rows(cache)
+    tokens = sum(row.num_tokens for row, _ in rows)
+    used = 1 + max(block for row, _ in rows for block in row.block_ids)
+    query_heads, kv_heads, dim = facts.query_heads or 0, cache.geometry.kv_heads, cache.geometry.key_dim
+    generator = torch.Generator(cache.device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=cache.device).to(cache.dtype)
+
+    worst = 0.0
+    for layer in {attention: index for index, attention in enumerate(facts.layers)}.values():
+        held = [part[layer, :, :used] for part in (cache.keys, cache.values)]
+        for part in held:
+            part.copy_(random(*part.shape))
+        new = [random(1, heads, tokens, dim) for heads in (query_heads, kv_heads, kv_heads)]
+        wanted, got = (_attended(backend, layer, rows, new) for backend in (reference, tried))
+        worst = max(worst, float((got - wanted).norm() / wanted.norm()))
+        for part in held:
+            part.zero_()
+    return worst
+
+
+def _trial_rows(cache: PagedKvCache) -> list[SequenceRow]:
+    """A prompt in part behind what the cache has of it, and a decode, where there is room for both."""
+    size = cache.block_size
+    rows: list[SequenceRow] = []
+    free = iter(range(cache.num_blocks))
+    for first, count in ((_TRIAL_DECODE, 1), (_TRIAL_PROMPT // 2, _TRIAL_PROMPT)):
+        blocks = tuple(block for block, _ in zip(free, range(-(-(first + count) // size)), strict=False))
+        if len(blocks) * size >= first + count:
+            rows.append((BatchRow("trial", first, count, blocks), Sequence.of_tokens([0] * (first + count))))
+    if not rows:
+        raise ValueError("the KV cache is too small to try it")
+    return rows
+
+
+def _attended(
+    backend: TorchBackend | FlashInferBackend, layer: int, rows: Rows[SequenceRow], parts: Rows[torch.Tensor]
+) -> torch.Tensor:
+    flat = backend.layout.lay_out(rows, last_only=False)
+    module: Any = SimpleNamespace(layer_idx=layer)
+    attention: Any = backend.attention
+    attention.plan = flat.plan
+    try:
+        output: torch.Tensor = attention.attend(module, *parts, None, None, {})
+    finally:
+        attention.plan = None
+    return output.float()

@@ -1,0 +1,52 @@
+"""Recording a computation as a CUDA graph; the `Capture` of `decode_graphs` on a GPU.
+
+Law: everything that is recorded runs on one stream of its own, where it ran once before, so that libraries have made their
+handles and workspaces and no allocation of theirs becomes part of the recording. All recordings take temporary memory from one
+pool: nothing of one is needed when another one is replayed, since outputs are copied into a buffer outside of it.
+
+Errors are those of this thread alone ("thread_local"): other threads copy KV on streams of their own meanwhile, and allocate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class CudaCapture:
+    """Records on one device.
+
+    Args:
+        device: a CUDA device with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run once to warm up, record, and return what replays on the stream that is current then.
+
+        Raises:
+            RuntimeError: something in it cannot be recorded.
+        """
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                run()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        return self._replayed(graph)
+
+    def _replayed(self, graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay

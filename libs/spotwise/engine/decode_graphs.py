@@ -1,0 +1,248 @@
+"""Decode iterations as graphs: recorded once for each size of batch, replayed afterwards.
+
+Law: a batch in which every row decodes is padded to a bucket, a power of two of rows and, where attention reads padded block
+tables, of blocks. What an iteration brings (tokens, positions, blocks) is copied into the bucket's one input buffer; all that
+follows, up to the logits, is computed from that buffer, in shapes that belong to the bucket. So it can be recorded when the
+bucket is first used and replayed in one call. A row of padding is token 0 at position 0 of the cache's scratch block, which it
+writes and reads. Prefills and mixed batches are not recorded, nor are batches beyond the bounds.
+
+How recording is done is a `Capture`: `cuda_capture` on a GPU; tests on a CPU replay the recorded operations one by one.
+
+Bounds: buckets of at most `MAX_ROWS` rows; where attention gathers padded tables, `max_padded_positions` positions of all rows
+together, which bounds the number of buckets and what one layer gathers. All recordings share one pool of memory, so that
+it is about that of the largest; beside it there is one buffer of logits, `[MAX_ROWS, vocab_size]`.
+
+Source: CUDA graphs for decodes in buckets are common in servers (vLLM, SGLang); the padding is this engine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spotwise.engine.decode_inputs import Bucket, DecodeInputs, DecodeTables, GraphedAttention
+from spotwise.engine.iteration import SequenceRow
+from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
+
+_log = structlog.get_logger(__name__)
+
+#: Rows of the largest bucket; larger batches are computed as they come.
+MAX_ROWS = 64
+# Block tables are padded to a power of two, at least so many.
+_FEWEST_BLOCKS = 8
+# Columns of the input buffer before the block table.
+_TOKEN, _POSITION, _BLOCK, _TABLE = 0, 1, 2, 3
+_READING = (torch.Tensor.tolist, torch.Tensor.numpy)
+_INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+
+#: Runs a function on fixed tensors once or more, and returns what does the same again. It may raise RuntimeError.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+class DataDependentError(RuntimeError):
+    """A model's operations depend on the values of its tensors, and would not be the same in a replay."""
+
+
+@contextlib.contextmanager
+def operations_do_not_depend() -> Iterator[None]:
+    """Let operations raise that read a value back or whose output has a size that values decide.
+
+    A recording would hold such a value or size for ever, or fail: found here, a failed recording is not needed to find it.
+
+    Raises:
+        DataDependentError: from inside, naming the operation.
+    """
+    with _ValuesAreNotRead(), _SizesAreFixed():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _SizesAreFixed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at what reaches a device."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func`, or raise."""
+        kwargs = kwargs or {}
+        with self:  # what an operation is made of, where it is made of others
+            composed = func.decompose(*args, **kwargs)
+        if composed is not NotImplemented:
+            return composed
+        if func.overloadpacket in _INDEXING:  # sizes follow from values where an index is a mask
+            depends = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        else:
+            depends = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+        if depends:
+            raise DataDependentError(f"{func} depends on values")
+        return func(*args, **kwargs)
+
+
+class _ValuesAreNotRead(TorchFunctionMode):
+    """Looks at what Python asks of tensors: reading all of one is not an operation on a CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, or raise."""
+        if func in _READING:
+            raise DataDependentError(f"{func.__name__} depends on values")
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    staging: torch.Tensor
+    buffer: torch.Tensor
+    replay: Callable[[], None]
+
+
+class DecodeGraphs:
+    """The recorded decodes of one model."""
+
+    def __init__(
+        self,
+        cache: PagedKvCache,
+        attention: GraphedAttention,
+        forward: Callable[[torch.Tensor, torch.Tensor, Any, torch.Tensor], torch.Tensor],
+        capture: Capture,
+        context_length: int,
+    ) -> None:
+        """Describe them; nothing is recorded before it is needed.
+
+        Args:
+            cache: with a scratch block.
+            attention: the model's.
+            forward: from token ids `[1, rows]`, positions `[1, rows]`, a plan, and which of the rows to give logits for,
+                to logits `[rows, vocab_size]`.
+            capture: how a computation is recorded.
+            context_length: positions of a sequence at most.
+
+        Raises:
+            ValueError: the cache has no scratch block.
+        """
+        if cache.scratch_block is None:
+            raise ValueError("rows of padding need a cache with a scratch block")
+        self._scratch_block = cache.scratch_block
+        self._cache = cache
+        self._attention = attention
+        self._forward = forward
+        self._capture: Capture | None = capture
+        self._context_blocks = -(-context_length // cache.block_size)
+        self._graphs: dict[Bucket, _Graph] = {}
+        self._logits: torch.Tensor | None = None
+
+    @property
+    def recorded(self) -> int:
+        """Buckets recorded so far."""
+        return len(self._graphs)
+
+    @property
+    def off(self) -> bool:
+        """Whether the model turned out to be one that cannot be recorded."""
+        return self._capture is None
+
+    def run(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
+        """Compute rows that all decode.
+
+        Returns:
+            Logits `[rows, vocab_size]` in their order, which the next call overwrites; `None` where the rows are to be
+            computed in another way: they are too many, or the model cannot be recorded.
+
+        Raises:
+            ValueError: a block table names a block that the cache does not have.
+        """
+        bucket = self._bucket(rows)
+        if bucket is None or self._capture is None:
+            return None
+        packed, tables = self._packed(rows, bucket)
+        self._attention.prepare_decodes(bucket, tables)
+        graph = self._graphs.get(bucket)
+        if graph is None:
+            graph = self._record(bucket, packed, self._capture)
+            if graph is None:
+                return None
+        # The copy of an iteration before is over: its logits have been read.
+        graph.staging.numpy()[:] = packed
+        graph.buffer.copy_(graph.staging, non_blocking=True)
+        graph.replay()
+        assert self._logits is not None
+        return self._logits[: len(rows)]
+
+    def _bucket(self, rows: Rows[SequenceRow]) -> Bucket | None:
+        padded = _power_of_two(len(rows))
+        if padded > MAX_ROWS:
+            return None
+        limit = self._attention.max_padded_positions
+        if limit is None:
+            return Bucket(padded, 0)
+        longest = max(row.first_position for row, _ in rows) // self._cache.block_size + 1
+        blocks = min(_power_of_two(max(longest, _FEWEST_BLOCKS)), max(longest, self._context_blocks))
+        return Bucket(padded, blocks) if padded * blocks * self._cache.block_size <= limit else None
+
+    def _packed(self, rows: Rows[SequenceRow], bucket: Bucket) -> tuple[NDArray[np.int64], DecodeTables]:
+        """Return the input buffer's content, and the same for the host."""
+        packed = np.zeros((bucket.rows, _TABLE + bucket.blocks), dtype=np.int64)
+        packed[:, _BLOCK:] = self._scratch_block
+        tables = [np.array([self._scratch_block])] * bucket.rows
+        for index, (row, sequence) in enumerate(rows):
+            position = row.first_position
+            last = position // self._cache.block_size
+            table = sequence.block_table(row.block_ids)[: last + 1]
+            if table.min() < 0 or table.max() >= self._cache.num_blocks:
+                raise ValueError(f"a block table names a block outside 0..{self._cache.num_blocks - 1}")
+            packed[index, :_TABLE] = sequence.tokens[position], position, table[last]
+            if bucket.blocks:
+                packed[index, _TABLE : _TABLE + last + 1] = table
+            tables[index] = table
+        return packed, DecodeTables(packed[:, _POSITION].copy(), tables)
+
+    def _record(self, bucket: Bucket, packed: NDArray[np.int64], capture: Capture) -> _Graph | None:
+        device = self._cache.device
+        staging = torch.from_numpy(packed.copy())
+        if device.type == "cuda":
+            staging = staging.pin_memory()
+        buffer = staging.to(device, copy=True)
+        keep = torch.arange(bucket.rows, device=device)
+
+        def compute() -> torch.Tensor:
+            inputs = self._inputs(bucket, buffer)
+            plan = self._attention.decode_plan(inputs)
+            return self._forward(inputs.token_ids.unsqueeze(0), inputs.positions.unsqueeze(0), plan, keep)
+
+        def compute_into_place() -> None:
+            into.copy_(compute())
+
+        try:
+            with operations_do_not_depend():
+                first = compute()
+            if self._logits is None:
+                self._logits = first.new_empty(MAX_ROWS, first.shape[-1])
+            into = self._logits[: bucket.rows]
+            replay = capture(compute_into_place)
+        except RuntimeError as error:
+            _log.warning("decode_graphs_off", rows=bucket.rows, blocks=bucket.blocks, reason=str(error))
+            self._capture = None
+            self._graphs.clear()
+            return None
+        _log.info("decode_graph_recorded", rows=bucket.rows, blocks=bucket.blocks)
+        graph = self._graphs[bucket] = _Graph(staging, buffer, replay)
+        return graph
+
+    def _inputs(self, bucket: Bucket, buffer: torch.Tensor) -> DecodeInputs:
+        positions = buffer[:, _POSITION].contiguous()
+        places = KvPlaces(buffer[:, _BLOCK].contiguous(), positions % self._cache.block_size)
+        return DecodeInputs(bucket, buffer[:, _TOKEN].contiguous(), positions, places, buffer[:, _TABLE:])
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,132 @@
+"""A GPU's KV cache as the transfer sees it.
+
+Law: blocks are gathered on the device into one flat buffer, and scattered from one, on a stream that is not the model's. What a
+method returns or was given is complete when it returns: its stream has been waited for. So whoever has the bytes may read them
+in any thread, on any stream, or let a network card read them; and a device finishes an iteration before the engine returns it
+(see `Engine`), so that what is gathered has been written.
+
+`direct`: the flat buffers stay on the device, and UCX moves them from there (GPUDirect RDMA, CUDA IPC, or copies of its own).
+Otherwise they pass through pinned memory of the host.
+
+A payload on the device is not hashed by xxh3, which runs on a CPU: `word_sum` is computed where the bytes are. Only workers
+whose payloads are alike exchange any: the layout says it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import xxhash
+
+from spotwise.engine.kv_cache import PagedKvCache
+
+# Odd, so that no change of one word goes unnoticed; the golden ratio's, so that words differ in all bits (Knuth, TAOCP 3, 6.4).
+_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
+_WORD_BYTES = 8
+
+
+class DeviceKv:
+    """Implements `spotwise.mesh.ports.KvMemory` and `PayloadMemory` over a cache on a GPU; any thread may call it.
+
+    Args:
+        cache: the engine's.
+        direct: whether payloads stay on the device.
+    """
+
+    def __init__(self, cache: PagedKvCache, *, direct: bool) -> None:
+        self._cache = cache
+        self._direct = direct
+        self._is_cuda = cache.device.type == "cuda"
+        self._stream = _stream(cache.device)
+        # Nothing is ever queued on it: no kernel uses memory that torch gives out for it, and it may be written at once.
+        self._idle_stream = _stream(cache.device)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that hold KV."""
+        return self._cache.num_layers
+
+    @property
+    def layer_block_bytes(self) -> int:
+        """Bytes of one block in one layer, K and V together."""
+        return self._cache.layer_block_bytes
+
+    @property
+    def layout(self) -> str:
+        """What the bytes of a block mean, and how payloads are checked."""
+        return f"{self._cache.layout}, summed on the device" if self._direct else self._cache.layout
+
+    @torch.inference_mode()
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> Any:
+        """Copy blocks out, flat: a tensor on the device if `direct`, else an array in pinned memory.
+
+        Raises:
+            ValueError: a layer or a block is not in the cache.
+        """
+        with self._own_stream():
+            data = self._cache.gather_blocks(first_layer, num_layers, block_ids)
+            if self._direct:
+                return data
+            host = torch.empty(data.shape, dtype=torch.uint8, pin_memory=self._is_cuda)
+            host.copy_(data, non_blocking=True)
+        return host.numpy()
+
+    @torch.inference_mode()
+    def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
+        """Copy blocks in: the inverse of `export_layers`.
+
+        Raises:
+            ValueError: `data` has not the size that the arguments say, or a layer or block is not in the cache.
+        """
+        with self._own_stream():
+            payload = data if self._direct else torch.from_numpy(data).to(self._cache.device, non_blocking=True)
+            self._cache.scatter_blocks(first_layer, num_layers, block_ids, payload)
+
+    def allocate(self, size: int) -> Any:
+        """Return memory for a payload of `size` bytes: a tensor on the device if `direct`, else an array in pinned memory."""
+        if not self._direct:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_cuda).numpy()
+        with torch.cuda.stream(self._idle_stream):
+            return torch.empty(size, dtype=torch.uint8, device=self._cache.device)
+
+    @torch.inference_mode()
+    def checksum(self, payload: Any) -> int:
+        """Return 64 bits that tell a damaged payload from a sound one."""
+        if not self._direct:
+            return xxhash.xxh3_64_intdigest(payload.data)
+        with self._own_stream():
+            return word_sum(payload)
+
+    @contextlib.contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """Queue what is inside on the stream of copies, and wait for it."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self._cache.device), torch.cuda.stream(self._stream):
+            yield
+            self._stream.synchronize()
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def word_sum(payload: torch.Tensor) -> int:
+    """Return the sum of a flat tensor's words of 8 bytes, each times an odd number of its place, modulo 2^64.
+
+    A multilinear hash with fixed keys: against damage, not against an enemy. A last word is filled up with zeros.
+    """
+    size = payload.numel()
+    whole = size // _WORD_BYTES * _WORD_BYTES
+    words = payload[:whole].view(torch.int64)
+    if whole < size:
+        last = payload.new_zeros(_WORD_BYTES)
+        last[: size - whole] = payload[whole:]
+        words = torch.cat((words, last.view(torch.int64)))
+    places = torch.arange(len(words), dtype=torch.int64, device=payload.device)
+    total = int((words * (places * _MULTIPLIER | 1)).sum()) + size
+    return total % (1 << 64)

@@ -1,0 +1,261 @@
+"""Attention by FlashInfer's kernels (Ye et al., MLSys 2025), over the same paged cache, on a GPU.
+
+Law: computes what `LayerAttention` says, or is not used: `refusal` names what it would not compute. Keys and values are written
+to the cache by us; FlashInfer only reads, through a view of the cache in its "HND" order `[block, kv_head, position, dim]`, so
+that nothing is copied. All rows of an iteration, prefills and decodes, are one call a layer. What an iteration needs is planned
+on the host before it is computed; layers that attend alike share one plan.
+
+Invariant: between two plans the device has done what the first one was made for (an iteration ends with its logits read on the
+host, see `Engine`), since FlashInfer sends a plan from one pinned buffer.
+
+Which of FlashInfer's arguments means what was read from its documentation and sources: `window_left` does not count the query's
+own position; `logits_soft_cap` applies to scaled scores; plans take `indptr`s on the host and in int32; the "fa2" backend
+follows any strides but that of the last dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spotwise.engine.decode_graphs import MAX_ROWS
+from spotwise.engine.decode_inputs import Bucket, DecodeInputs, DecodeTables
+from spotwise.engine.iteration import FlatBatch, SequenceRow
+from spotwise.engine.kv_cache import KvOrder, KvPlaces, PagedKvCache
+from spotwise.engine.layer_attention import LayerAttention
+
+# Scratch memory for parts of a softmax; FlashInfer recommends 128 MiB, many heads and recorded decodes take more.
+_WORKSPACE_BYTES = 256 << 20
+_HEAD_DIMS = (64, 128, 256)
+_DTYPES = (torch.bfloat16, torch.float16)
+# Each way of attending has wrappers of its own, of 8 MiB on the device and on the host each.
+_MOST_KINDS = 4
+_BACKEND = "fa2"
+# Its kernels keep strides in 32 bits.
+_LARGEST_STRIDE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Layers that attend alike."""
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of a plan."""
+        window_left = -1 if self.window is None else self.window - 1
+        return {"sm_scale": self.scaling, "window_left": window_left, "logits_soft_cap": self.softcap or 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class FlashInferPlan:
+    """The rows of one iteration.
+
+    Attributes:
+        places: where the new keys and values go.
+        wrappers: by kind of layer, planned.
+    """
+
+    places: KvPlaces
+    wrappers: Mapping[_Kind, Any]
+
+
+def refusal(cache: PagedKvCache, layers: Sequence[LayerAttention], query_heads: int | None) -> str | None:
+    """Say what FlashInfer would not compute, or `None` where it computes all."""
+    geometry = cache.geometry
+    if cache.dtype not in _DTYPES:
+        return f"it does not compute in {str(cache.dtype).removeprefix('torch.')}"
+    if geometry.key_dim != geometry.value_dim or geometry.key_dim not in _HEAD_DIMS:
+        return f"heads of {geometry.key_dim}+{geometry.value_dim} numbers"
+    if cache.keys.stride(1) >= _LARGEST_STRIDE:
+        return "a cache in which one head's blocks are as far from the next's as 32 bits do not count"
+    if query_heads is None or query_heads % geometry.kv_heads:
+        return "query heads that differ from layer to layer, or are no multiple of the KV heads"
+    if any(layer.alibi_slopes is not None or layer.sinks is not None for layer in layers):
+        return "ALiBi, or sinks"
+    if len({_kind(layer) for layer in layers}) > _MOST_KINDS:
+        return f"more than {_MOST_KINDS} ways of attending in one model"
+    return None
+
+
+class FlashInferLayout:
+    """Lays rows out in the order in which they come, and plans them."""
+
+    def __init__(self, cache: PagedKvCache, attention: FlashInferAttention) -> None:
+        self._cache = cache
+        self._attention = attention
+
+    def lay_out(self, rows: Sequence[SequenceRow], *, last_only: bool) -> FlatBatch[FlashInferPlan]:
+        """Return the flat input of `rows`, whose tokens must be known; all are computed, also with `last_only`.
+
+        Raises:
+            ValueError: a block table names a block that the cache does not have.
+        """
+        size, device = self._cache.block_size, self._cache.device
+        token_ids, positions, places, tables, lengths = [], [], [], [], []
+        for row, sequence in rows:
+            end = row.first_position + row.num_tokens
+            at = np.arange(row.first_position, end, dtype=np.int64)
+            table = sequence.block_table(row.block_ids)[: -(-end // size)]
+            token_ids.append(sequence.tokens[row.first_position : end])
+            positions.append(at)
+            places.append(table[at // size])
+            tables.append(table)
+            lengths.append(row.num_tokens)
+        named = np.concatenate(tables)
+        if named.min() < 0 or named.max() >= self._cache.num_blocks:
+            raise ValueError(f"a block table names a block outside 0..{self._cache.num_blocks - 1}")
+        flat_positions = np.concatenate(positions)
+        ends = np.cumsum(lengths)
+        last_positions = np.array([at[-1] for at in positions], dtype=np.int64)
+        wrappers = self._attention.plan_rows(lengths, DecodeTables(last_positions, tables))
+        blocks = torch.from_numpy(np.concatenate(places)).to(device)
+        position_ids = torch.from_numpy(flat_positions).to(device)
+        return FlatBatch(
+            torch.from_numpy(np.concatenate(token_ids)).to(device).unsqueeze(0),
+            position_ids.unsqueeze(0),
+            FlashInferPlan(KvPlaces(blocks, position_ids % size), wrappers),
+            tuple((ends - 1).tolist()),
+        )
+
+
+class FlashInferAttention:
+    """The serving context of a model on a GPU; see `AttentionContext` and `GraphedAttention`.
+
+    Args:
+        library: the module `flashinfer`.
+        cache: in plain order.
+        layers: none that `refusal` names.
+        query_heads: of each layer.
+        context_length: positions of a sequence at most.
+    """
+
+    max_padded_positions: int | None = None
+
+    def __init__(
+        self,
+        library: Any,
+        cache: PagedKvCache,
+        layers: Sequence[LayerAttention],
+        query_heads: int,
+        context_length: int,
+    ) -> None:
+        if cache.order is not KvOrder.PLAIN:
+            raise ValueError(f"FlashInfer reads caches in plain order, this one is {cache.order}")
+        self.plan: FlashInferPlan | None = None
+        self._library = library
+        self._cache = cache
+        self._layers = [_kind(layer) for layer in layers]
+        self._kinds = tuple(dict.fromkeys(self._layers))
+        self._query_heads = query_heads
+        self._dtype = cache.dtype
+        self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
+        blocks = -(-context_length // cache.block_size)
+        self._recorded_indices = torch.zeros(MAX_ROWS * blocks, dtype=torch.int32, device=cache.device)
+        self._eager = {kind: self._prefill_wrapper() for kind in self._kinds}
+        self._recorded: dict[Bucket, dict[_Kind, Any]] = {}
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
+        plan = self.plan
+        if plan is None:
+            raise RuntimeError("attention was called outside an iteration")
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        self._cache.write(layer, plan.places, key[0], value[0])
+        by_token = query[0].transpose(0, 1).to(self._dtype).contiguous()
+        pages = self._cache.keys[layer].transpose(0, 1), self._cache.values[layer].transpose(0, 1)
+        attended: torch.Tensor = plan.wrappers[self._layers[layer]].run(by_token, pages)
+        return attended.to(query.dtype).unsqueeze(0)
+
+    def plan_rows(self, num_tokens: Sequence[int], rows: DecodeTables) -> Mapping[_Kind, Any]:
+        """Plan rows of any number of tokens, the last of which are at `rows.positions`; return the wrappers by kind."""
+        for kind in self._kinds:
+            self._eager[kind].plan(
+                _indptr(num_tokens),
+                *self._pages(rows),
+                self._query_heads,
+                self._cache.geometry.kv_heads,
+                self._cache.geometry.key_dim,
+                self._cache.block_size,
+                causal=True,
+                q_data_type=self._dtype,
+                kv_data_type=self._dtype,
+                **kind.options,
+            )
+        return self._eager
+
+    def prepare_decodes(self, bucket: Bucket, rows: DecodeTables) -> None:
+        """Plan the rows of a recorded decode."""
+        if bucket not in self._recorded:
+            self._recorded[bucket] = {kind: self._decode_wrapper(bucket.rows) for kind in self._kinds}
+        for kind, wrapper in self._recorded[bucket].items():
+            wrapper.plan(
+                *self._pages(rows),
+                self._query_heads,
+                self._cache.geometry.kv_heads,
+                self._cache.geometry.key_dim,
+                self._cache.block_size,
+                q_data_type=self._dtype,
+                kv_data_type=self._dtype,
+                **kind.options,
+            )
+
+    def decode_plan(self, inputs: DecodeInputs) -> FlashInferPlan:
+        """Return the plan of a recorded decode; its wrappers read buffers that each `prepare_decodes` fills anew."""
+        return FlashInferPlan(inputs.places, self._recorded[inputs.bucket])
+
+    def _pages(self, rows: DecodeTables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return where each row's blocks begin, the blocks of all rows, and positions in each row's last block; on the host."""
+        last_length = (rows.positions % self._cache.block_size + 1).astype(np.int32)
+        indices = np.concatenate(rows.tables).astype(np.int32)
+        return (
+            _indptr([len(table) for table in rows.tables]),
+            torch.from_numpy(indices),
+            torch.from_numpy(last_length),
+        )
+
+    def _prefill_wrapper(self) -> Any:
+        return self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND", backend=_BACKEND)
+
+    def _decode_wrapper(self, rows: int) -> Any:
+        def buffer(size: int) -> torch.Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=self._cache.device)
+
+        # The kernels for tensor cores take any number of query heads for a KV head.
+        return self._library.BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace,
+            "HND",
+            use_cuda_graph=True,
+            use_tensor_cores=True,
+            paged_kv_indptr_buffer=buffer(rows + 1),
+            paged_kv_indices_buffer=self._recorded_indices,
+            paged_kv_last_page_len_buffer=buffer(rows),
+            backend=_BACKEND,
+        )
+
+
+def _kind(layer: LayerAttention) -> _Kind:
+    return _Kind(layer.scaling, layer.window, layer.softcap)
+
+
+def _indptr(lengths: Sequence[int]) -> torch.Tensor:
+    starts: NDArray[np.int32] = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return torch.from_numpy(starts)

@@ -1,0 +1,30 @@
+"""Engines and caches on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+
+GEOMETRY = KvGeometry(num_layers=6, kv_heads=4, key_dim=64, value_dim=64)
+BLOCKS = 200
+
+
+def load(folder: Path, device: torch.device, dtype: str = "float32", *, decode_graphs: bool = True) -> Engine:
+    """Load on a GPU, with products in full precision, so that tokens can be compared."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    return Engine.load(EngineConfig(folder, dtype, str(device), kv_cache_bytes=64 << 20, decode_graphs=decode_graphs))
+
+
+def filled(device: torch.device, seed: int) -> PagedKvCache:
+    """A cache of random numbers."""
+    cache = PagedKvCache(GEOMETRY, BLOCKS, 16, torch.bfloat16, device, scratch=True)
+    generator = torch.Generator().manual_seed(seed)
+    cache.keys.copy_(torch.randn(cache.keys.shape, generator=generator))
+    cache.values.copy_(torch.randn(cache.values.shape, generator=generator))
+    torch.cuda.synchronize(device)
+    return cache
