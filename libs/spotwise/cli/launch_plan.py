@@ -161,6 +161,8 @@ def _worker(
         "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes),
         "SPOTWISE_POOL": pool,
     }
+    if options.shared_weights is not None:
+        env["SPOTWISE_SHARED_WEIGHTS"] = str(options.shared_weights)
     if own_cores:
         env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
     module = "prompt_worker" if pool == "prompt" else "token_worker"

@@ -33,6 +33,7 @@ class MeshOptions(BaseModel):
         prompt_workers, token_workers, mixed_workers: processes of each pool; each phase needs one worker that can do it.
         model_folder: the resolved model.
         model_name: what clients ask for.
+        shared_weights: folder where the workers of this machine keep packed weights once; None: each has its own copy.
         dtype, device: as the engine takes them; `auto` lets it choose.
         host, port: where the gateway listens.
         nats_url, redis_url: running servers to use; None starts embedded ones.
@@ -50,6 +51,7 @@ class MeshOptions(BaseModel):
     mixed_workers: int = 0
     model_folder: Path
     model_name: str
+    shared_weights: Path | None = None
     dtype: str = "auto"
     device: str = "auto"
     host: str = "127.0.0.1"

@@ -15,7 +15,7 @@ from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
 from spotwise.cli.options import MeshOptions, parse_size, server_address
 from spotwise.cli.report import Report, welcome_lines
-from spotwise.cli.run_folder import DEFAULT_NAME, run_folder
+from spotwise.cli.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervise import supervise
 from spotwise.engine.model_store import DEFAULT_MODEL
@@ -57,6 +57,7 @@ def up(
             mixed_workers=mixed_workers,
             model_folder=Path(model),
             model_name=model_name or model,
+            shared_weights=cache_folder() / "weights",
             dtype=dtype,
             device=device,
             host=host,

@@ -5,8 +5,9 @@ engine runs one forward over all rows of a batch (prefills and decodes together:
 row that reaches the end of its known tokens, and appends what it sampled.
 
 Invariants: a token is the same whatever rows run beside it (bit for bit in so far as the matrix products are); weights are
-held once; every method but the KV cache's is called from one thread; when an iteration returns, a device has finished what it
-was given, so that any thread may copy the KV that was written, on any stream.
+held once, by all workers of a machine together where they have a folder for that; every method but the KV cache's is called
+from one thread; when an iteration returns, a device has finished what it was given, so that any thread may copy the KV that
+was written, on any stream.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_sc
 from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import SamplingRow, logprobs_where_asked, sample
 from spotwise.engine.sequences import Sequence
+from spotwise.engine.shared_weights import open_memory
+from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -52,6 +55,7 @@ class Engine:
         kernels: Kernels | None = None,
         backend: TorchBackend | FlashInferBackend | None = None,
         capture: Capture | None = None,
+        memory: WeightMemory = PRIVATE,
     ) -> None:
         """Put the model's attention in place.
 
@@ -62,6 +66,7 @@ class Engine:
             kernels: native ones, which then compute what they can; they leave the next two without use.
             backend: what computes attention otherwise; `None`: torch.
             capture: records decodes, for which the cache needs a scratch block; `None`: nothing is recorded.
+            memory: where weights for the kernels lie.
         """
         self._model = model
         self._facts = facts
@@ -81,7 +86,7 @@ class Engine:
         if kernels is not None:
             self._attention, self._layout = NativeAttention(kernels, cache, facts.layers), NativeLayout(cache)
             set_attention_context(model, self._attention)
-            self._rewrite(kernels, self._attention, self._layout)
+            self._rewrite(kernels, self._attention, self._layout, memory)
             return
         chosen = backend or torch_attention(cache, facts)
         self._attention, self._layout, self.attention_name = chosen.attention, chosen.layout, chosen.name
@@ -90,12 +95,14 @@ class Engine:
             self.graphs = DecodeGraphs(cache, chosen.attention, self._compute, capture, facts.context_length)
 
     @torch.inference_mode()
-    def _rewrite(self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout) -> None:
+    def _rewrite(
+        self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout, memory: WeightMemory
+    ) -> None:
         """Try native layers on a prompt of some tokens, in the cache's first blocks, which are nobody's yet."""
         length = min(_PROBE_TOKENS, self.context_length, self.num_blocks * self.block_size)
         probe = Sequence.of_tokens([index % self.vocab_size for index in range(length)])
         row = BatchRow("probe", 0, length, tuple(range(-(-length // self.block_size))))
-        self.fused_layers = rewrite(self._model, self._facts.layers, kernels, attention, layout, (row, probe))
+        self.fused_layers = rewrite(self._model, self._facts.layers, kernels, attention, layout, (row, probe), memory)
 
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
@@ -118,13 +125,16 @@ class Engine:
             facts.geometry, num_blocks, config.block_size, facts.kv_dtype, model.device, scratch=records
         )
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
-        if kernels is not None:
-            # the kernels have threads of their own; torch's, which are left with little, would spin beside them
-            kernels.set_threads(config.threads or torch.get_num_threads())
-            torch.set_num_threads(1)
-            return cls(model, facts, cache, kernels)
-        capture = CudaCapture(model.device) if records else None
-        return cls(model, facts, cache, backend=choose_attention(cache, facts), capture=capture)
+        if kernels is None:
+            capture = CudaCapture(model.device) if records else None
+            return cls(model, facts, cache, backend=choose_attention(cache, facts), capture=capture)
+        # the kernels have threads of their own; torch's, which are left with little, would spin beside them
+        kernels.set_threads(config.threads or torch.get_num_threads())
+        torch.set_num_threads(1)
+        with open_memory(config.shared_weights, config.model_dir, model) as memory:
+            engine = cls(model, facts, cache, kernels, memory=memory)
+        give_back_freed_memory()
+        return engine
 
     @property
     def is_native(self) -> bool:

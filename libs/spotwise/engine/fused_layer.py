@@ -8,15 +8,18 @@ same is tried, not assumed (`rewriting.py`). The query, key and value projection
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
 from spotwise.engine.native_attention import NativeAttention
 from spotwise.engine.packed import PackedWeight, can_pack, interleaved
+from spotwise.engine.weight_memory import WeightMemory
 
 _ACTIVATIONS = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1, "PytorchGELUTanh": 1}
 
@@ -100,10 +103,20 @@ class FusedDecoderLayer(torch.nn.Module):
         attention: how it attends.
         context: whose plan says what the rows are, and whose cache keeps keys and values.
         is_last: whether it is the model's last layer; then, where the plan allows it, only each row's last token is computed.
+        memory: where its packed weights lie.
+        name: what their names in `memory` begin with.
     """
 
     def __init__(
-        self, kernels: Kernels, parts: LayerParts, attention: LayerAttention, context: NativeAttention, *, is_last: bool
+        self,
+        kernels: Kernels,
+        parts: LayerParts,
+        attention: LayerAttention,
+        context: NativeAttention,
+        *,
+        is_last: bool,
+        memory: WeightMemory,
+        name: str,
     ) -> None:
         super().__init__()
         self._layer = kernels.layer
@@ -117,6 +130,11 @@ class FusedDecoderLayer(torch.nn.Module):
         hidden, intermediate = weights.shape[1], parts.down.weight.shape[1]
         self._hidden = hidden
         qkv = [parts.query, parts.key, parts.value]
+
+        def packed(part: str, linears: Sequence[torch.nn.Module], order: np.ndarray | None = None) -> int:
+            weights: Any = [linear.weight for linear in linears]
+            return self._keep(PackedWeight(kernels, weights, order, memory=memory, name=f"{name}.{part}").data)
+
         self._fields = LayerFields(
             format=FORMATS[weights.dtype],
             heads=weights.shape[0] // geometry.key_dim,
@@ -139,12 +157,10 @@ class FusedDecoderLayer(torch.nn.Module):
             key_norm=None if parts.key_norm is None else self._keep(_norm_weight(parts.key_norm)),
             qkv_bias=None if parts.query.bias is None else self._keep(torch.cat([linear.bias for linear in qkv])),
             output_bias=None if parts.output.bias is None else self._keep(parts.output.bias),
-            qkv=self._keep(PackedWeight(kernels, [linear.weight for linear in qkv]).data),
-            output=self._keep(PackedWeight(kernels, [parts.output.weight]).data),
-            gate_up=self._keep(
-                PackedWeight(kernels, [parts.gate.weight, parts.up.weight], interleaved(intermediate)).data
-            ),
-            down=self._keep(PackedWeight(kernels, [parts.down.weight]).data),
+            qkv=packed("qkv", qkv),
+            output=packed("output", [parts.output]),
+            gate_up=packed("gate_up", [parts.gate, parts.up], interleaved(intermediate)),
+            down=packed("down", [parts.down]),
             keys=cache.keys[parts.index].data_ptr(),
             values=cache.values[parts.index].data_ptr(),
             kv_blocks=cache.num_blocks,

@@ -36,6 +36,8 @@ class EngineConfig:
         threads: threads of a CPU operation; `None` leaves torch's choice.
         native: use the native CPU kernels where they can be had and know the model's number format.
         decode_graphs: record decodes and replay them, on a CUDA device.
+        shared_weights: folder of the files that hold packed weights once for all processes of this machine; `None`: each
+            holds its own.
     """
 
     model_dir: Path
@@ -46,6 +48,7 @@ class EngineConfig:
     threads: int | None = None
     native: bool = True
     decode_graphs: bool = True
+    shared_weights: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype != "auto" and self.dtype not in _DTYPES:

@@ -1,7 +1,8 @@
 """Linear layers with weights packed for the native kernels.
 
-Law: a weight is packed once, at load, into the order in which a tile reads it, and the original is given up. A row of the
-result is added up in the same order whatever rows are computed beside it: batches do not change tokens, in bfloat16 either.
+Law: a weight is packed once, into the order in which a tile reads it, and the original is given up; workers of one machine
+may share it (`shared_weights.py`). A row of the result is added up in the same order whatever rows are computed beside it:
+batches do not change tokens, in bfloat16 either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from spotwise.engine.native.library import FORMATS, LANES, PAIR, PANEL, Kernels
+from spotwise.engine.weight_memory import PRIVATE, WeightMemory
 
 
 class PackedWeight:
@@ -21,26 +23,44 @@ class PackedWeight:
         kernels: that pack and multiply.
         weights: row-major, one under the other, of one type and width.
         order: row that becomes each output column; `None` keeps their order.
+        memory: where it lies.
+        name: of it in `memory`, which may have it already.
 
     Raises:
         ValueError: the type or the width is not the kernels'; ask `can_pack`.
     """
 
-    def __init__(self, kernels: Kernels, weights: Sequence[torch.Tensor], order: np.ndarray | None = None) -> None:
-        stacked = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0].detach()
-        stacked = stacked.contiguous()
-        if not can_pack(stacked):
-            raise ValueError(f"weights {tuple(stacked.shape)} of {stacked.dtype} cannot be packed")
-        self.outputs = len(stacked) if order is None else len(order)
-        self.inputs = stacked.shape[1]
-        self.dtype = stacked.dtype
-        rows = np.arange(self.outputs) if order is None else order
-        rows = np.ascontiguousarray(rows, dtype=np.int32)
+    def __init__(
+        self,
+        kernels: Kernels,
+        weights: Sequence[torch.Tensor],
+        order: np.ndarray | None = None,
+        *,
+        memory: WeightMemory = PRIVATE,
+        name: str = "",
+    ) -> None:
+        for weight in weights:
+            if not can_pack(weight):
+                raise ValueError(f"weights {tuple(weight.shape)} of {weight.dtype} cannot be packed")
+        self.outputs = sum(map(len, weights)) if order is None else len(order)
+        self.inputs = weights[0].shape[1]
+        self.dtype = weights[0].dtype
+
+        def pack(packed: torch.Tensor) -> None:
+            stacked = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0].detach()
+            stacked = stacked.contiguous()
+            rows = np.ascontiguousarray(np.arange(self.outputs) if order is None else order, dtype=np.int32)
+            kernels.pack(
+                FORMATS[self.dtype],
+                stacked.data_ptr(),
+                self.outputs,
+                self.inputs,
+                rows.ctypes.data,
+                packed.data_ptr(),
+            )
+
         panels = -(-self.outputs // PANEL)
-        self.data = torch.empty(panels * PANEL * self.inputs, dtype=stacked.dtype)
-        kernels.pack(
-            FORMATS[self.dtype], stacked.data_ptr(), self.outputs, self.inputs, rows.ctypes.data, self.data.data_ptr()
-        )
+        self.data = memory.place(name, panels * PANEL * self.inputs, self.dtype, pack)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -71,19 +91,28 @@ class PackedLinear(torch.nn.Module):
         weight: `[outputs, inputs]`.
         bias: `[outputs]`, or none.
         float_output: give float32 whatever the type (logits); not with a bias.
+        memory: where the packed weight lies.
+        name: of it in `memory`.
 
     Raises:
         ValueError: the weight cannot be packed, or `float_output` with a bias.
     """
 
     def __init__(
-        self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, *, float_output: bool = False
+        self,
+        kernels: Kernels,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        float_output: bool = False,
+        memory: WeightMemory = PRIVATE,
+        name: str = "",
     ) -> None:
         super().__init__()
         if float_output and bias is not None:
             raise ValueError("the kernel gives float32 only without a bias")
         self._linear = kernels.linear
-        self._weight = PackedWeight(kernels, [weight])
+        self._weight = PackedWeight(kernels, [weight], memory=memory, name=name)
         self._bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
         self._format = FORMATS[weight.dtype]
         self._output_dtype = torch.float32 if float_output else weight.dtype

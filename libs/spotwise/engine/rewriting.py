@@ -3,7 +3,7 @@
 Law: what is put in the place of a module computes the same. A decoder layer that looks like the common form is tried on the
 model's own activations against the module it replaces; one that differs stays as it was, with a line in the log. Whatever
 is not fused keeps transformers' own code, with packed weights in its linear layers. So every architecture keeps working, and
-the common ones are fast.
+the common ones are fast. Packed weights, and all others that are large, lie where workers may share them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout
 from spotwise.engine.packed import PackedLinear, can_pack
+from spotwise.engine.weight_memory import WeightMemory
 
 _log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ def rewrite(
     context: NativeAttention,
     layout: NativeLayout,
     probe: SequenceRow,
+    memory: WeightMemory,
 ) -> int:
     """Replace what can be replaced, in place; return the number of fused layers.
 
@@ -44,16 +46,23 @@ def rewrite(
         context: the serving context.
         layout: lays out the probe.
         probe: a prompt of some tokens, and blocks of the cache that it may overwrite.
+        memory: where weights are to lie.
     """
-    fused = _fuse_layers(model, layers, kernels, context, layout, probe)
+    fused = _fuse_layers(model, layers, kernels, context, layout, probe, memory)
     head = model.get_output_embeddings()
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             weight = _linear_weight(child)
             if weight is not None and can_pack(weight):
                 bias = child.bias
-                packed = PackedLinear(kernels, weight, bias, float_output=child is head and bias is None)
+                floats = child is head and bias is None
+                packed = PackedLinear(
+                    kernels, weight, bias, float_output=floats, memory=memory, name=f"{path}.{name}.packed".lstrip(".")
+                )
                 setattr(parent, name, packed)
+    with torch.inference_mode(mode=False):  # a parameter stays an ordinary tensor
+        for name, parameter in model.named_parameters():
+            parameter.data = memory.share(name, parameter.data)
     return fused
 
 
@@ -74,16 +83,21 @@ def _fuse_layers(
     context: NativeAttention,
     layout: NativeLayout,
     probe: SequenceRow,
+    memory: WeightMemory,
 ) -> int:
-    candidates = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    found = [(parent, name, child, find_parts(child)) for parent, name, child in candidates]
+    found = [
+        (f"{path}.{name}".lstrip("."), parent, child, parts)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if (parts := find_parts(child)) is not None
+    ]
     calls: dict[torch.nn.Module, tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]] = {}
 
     def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         copied = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in args)
         calls[module] = (copied, kwargs, output)
 
-    hooks = [child.register_forward_hook(note, with_kwargs=True) for _, _, child, parts in found if parts is not None]
+    hooks = [child.register_forward_hook(note, with_kwargs=True) for _, _, child, _ in found]
     if not hooks:
         return 0
     flat = layout.lay_out([probe], last_only=False)
@@ -93,17 +107,27 @@ def _fuse_layers(
         model(input_ids=flat.token_ids, position_ids=flat.position_ids, use_cache=False)
         for hook in hooks:
             hook.remove()
-        for parent, name, child, parts in found:
-            if parts is None or child not in calls:
+        found.reverse()
+        while found:  # an original is given up before the next layer is packed
+            path, parent, child, parts = found.pop()
+            if child not in calls:
                 continue
-            is_last = parts.index == len(layers) - 1
-            replacement = FusedDecoderLayer(kernels, parts, layers[parts.index], context, is_last=is_last)
+            replacement = FusedDecoderLayer(
+                kernels,
+                parts,
+                layers[parts.index],
+                context,
+                is_last=parts.index == len(layers) - 1,
+                memory=memory,
+                name=path,
+            )
             args, kwargs, expected = calls.pop(child)
             difference = _difference(replacement, args, kwargs, expected)
             if difference <= _TOLERANCE[expected.dtype]:
-                setattr(parent, name, replacement)
+                setattr(parent, path.rpartition(".")[2], replacement)
                 fused += 1
             else:
+                memory.drop(f"{path}.")
                 _log.warning("layer_not_fused", layer=parts.index, type=type(child).__name__, difference=difference)
     finally:
         context.plan = None

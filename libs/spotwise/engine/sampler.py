@@ -3,10 +3,13 @@
 Law: the meanings are those of `core.sampling`. Order: logit bias, the stop-token mask of `min_new_tokens`, repetition,
 frequency and presence penalties, temperature, `min_p`, `top_k`, `top_p` (over what the two before left), then one draw by
 inverse CDF with `counter_uniform(seed, output_index)`: over the vocabulary in its own order where nothing is filtered, else
-over the tokens sorted by probability. All three filters keep a prefix of the sorted tokens, so in most cases the few hundred
-likeliest decide and the vocabulary is never sorted.
+over the tokens sorted by probability, equal ones by their ids. All three filters keep a prefix of the sorted tokens, so in
+most cases the few hundred likeliest decide and the vocabulary is never sorted. On a CPU the native kernel does all of this for
+a whole batch in one call (`native/sampling.h`); what is written here with torch is for where there is none, and says what it
+must give.
 
-Invariants: a row's token depends on its own logits and parameters only, not on the rows beside it; `logits` is not changed.
+Invariants: a row's token depends on its own logits and parameters only, not on the rows beside it; `logits` is not changed; a
+token whose logit is -inf is not drawn, which is how tokens are masked (`_adjust`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs, counter_uniform
-from spotwise.engine.native.library import Kernels
+from spotwise.engine.native.library import DRAW, Kernels
 
 # Likeliest tokens looked at before the whole vocabulary is sorted.
 _TOP_TOKENS = 256
@@ -77,10 +80,12 @@ def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | Non
         for row_logits, row in zip(adjusted, rows, strict=True):
             if row.changes_logits:
                 _adjust(row_logits, row)
+    if kernels is not None:
+        return _pick_natively(adjusted, rows, kernels)
     filtered = [index for index, row in enumerate(rows) if row.filters and not row.takes_likeliest]
     if len(filtered) == len(rows):
         return _draw(adjusted, rows)
-    tokens = _pick(adjusted, rows) if kernels is None else _pick_natively(adjusted, rows, kernels)
+    tokens = _pick(adjusted, rows)
     if filtered:
         drawn = _draw(adjusted[filtered], [rows[index] for index in filtered])
         for index, token in zip(filtered, drawn, strict=True):
@@ -101,17 +106,24 @@ def _pick(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
 
 
 def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels) -> list[int]:
-    """The same as `_pick`, in one call."""
+    """The same as `_pick` and `_draw`, in one call for all rows."""
     count, vocab_size = logits.shape
     logits = logits.contiguous()
-    temperatures = np.array(
-        [0.0 if row.takes_likeliest else row.sampling.temperature for row in rows], dtype=np.float32
+    draws = np.array(
+        [
+            (
+                0.0 if row.takes_likeliest else row.sampling.temperature,
+                row.sampling.top_p,
+                row.sampling.min_p,
+                counter_uniform(row.sampling.seed, row.output_index),
+                row.sampling.top_k or 0,
+            )
+            for row in rows
+        ],
+        dtype=DRAW,
     )
-    uniforms = np.array([counter_uniform(row.sampling.seed, row.output_index) for row in rows])
     tokens = np.empty(count, dtype=np.int64)
-    kernels.pick(
-        logits.data_ptr(), count, vocab_size, temperatures.ctypes.data, uniforms.ctypes.data, tokens.ctypes.data
-    )
+    kernels.pick(logits.data_ptr(), count, vocab_size, draws.ctypes.data, tokens.ctypes.data)
     chosen: list[int] = tokens.tolist()
     return chosen
 
@@ -176,20 +188,28 @@ def _draw(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
     temperatures = torch.tensor([row.sampling.temperature for row in rows], dtype=torch.float64)
     uniforms = np.array([counter_uniform(row.sampling.seed, row.output_index) for row in rows])
     vocab_size = logits.shape[-1]
-    top_logits, top_ids = logits.topk(min(_TOP_TOKENS, vocab_size), dim=-1)
+    top_logits, top_ids = _likeliest(logits, min(_TOP_TOKENS, vocab_size))
     # Weights relative to the likeliest: its own is 1, and no temperature overflows.
-    scale = (1.0 / temperatures).to(logits.device, torch.float32).unsqueeze(1)
-    totals = ((logits - top_logits[:, :1]) * scale).exp().sum(-1, dtype=torch.float64).cpu().numpy()
+    distances = (logits.double() - top_logits[:, :1]) / temperatures.to(logits.device).unsqueeze(1)
+    totals = distances.exp().sum(-1).cpu().numpy()
     choices = _choose(_weights(top_logits, temperatures), totals, rows, uniforms, vocab_size)
-    tokens = (
-        top_ids.gather(1, torch.from_numpy(choices.clip(min=0)).to(top_ids.device).unsqueeze(1)).squeeze(1).tolist()
-    )
+    chosen = torch.from_numpy(choices.clip(min=0)).to(top_ids.device).unsqueeze(1)
+    tokens = top_ids.gather(1, chosen).squeeze(1).tolist()
+    if top_ids.shape[1] < vocab_size:  # of tokens as likely as the last one any may be left out here
+        choices[(top_logits.gather(1, chosen) == top_logits[:, -1:]).squeeze(1).cpu().numpy()] = -1
     for index in np.flatnonzero(choices < 0).tolist():  # the likeliest did not decide
         sorted_logits, sorted_ids = logits[index].sort(descending=True, stable=True)
         weights = _weights(sorted_logits.unsqueeze(0), temperatures[index : index + 1])
         choice = _choose(weights, totals[index : index + 1], [rows[index]], uniforms[index : index + 1], vocab_size)
         tokens[index] = int(sorted_ids[choice[0]])
     return tokens
+
+
+def _likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest logits of each row and their ids, descending; equal ones in the order of their ids."""
+    ids = logits.topk(count, dim=-1).indices.sort(-1).values
+    values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order)
 
 
 def _weights(sorted_logits: torch.Tensor, temperatures: torch.Tensor) -> NDArray[np.float64]:
@@ -222,9 +242,10 @@ def _choose(
     complete = num_tokens == vocab_size
     cumulative = weights.cumsum(axis=1)
     min_p = np.array([row.sampling.min_p for row in rows])
+    least = np.maximum(min_p, np.nextafter(0.0, 1.0))  # what cannot be drawn is out
     top_k = np.array([min(row.sampling.top_k or vocab_size, vocab_size) for row in rows])
     top_p = np.array([row.sampling.top_p for row in rows])
-    kept = np.minimum((weights >= min_p[:, None]).sum(axis=1), np.minimum(top_k, num_tokens))
+    kept = np.minimum((weights >= least[:, None]).sum(axis=1), np.minimum(top_k, num_tokens))
     # The mass that min_p and top_k leave: known where they end among these tokens, or where they leave everything.
     ends_here = (kept < num_tokens) | (top_k == num_tokens) | complete
     leaves_all = (min_p == 0.0) & (top_k == vocab_size)

@@ -60,6 +60,7 @@ async def _load(settings: WorkerSettings) -> EngineThread:
         block_size=settings.kv_block_size,
         threads=settings.threads,
         decode_graphs=settings.decode_graphs,
+        shared_weights=settings.shared_weights,
     )
     try:
         return await EngineThread.load(config, settings.niceness)

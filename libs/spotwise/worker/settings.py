@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,6 +24,9 @@ class WorkerSettings(ModelServiceSettings):
         0, ge=0, le=19, description="how far its computing steps back for others on its cores, as in nice(1)"
     )
     decode_graphs: bool = Field(True, description="decodes are recorded as CUDA graphs and replayed, on a GPU")
+    shared_weights: Path | None = Field(
+        None, description="folder where a machine's workers keep packed weights once; where unset each has its own copy"
+    )
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)

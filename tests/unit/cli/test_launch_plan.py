@@ -140,6 +140,15 @@ def test_kv_memory_is_a_quarter_of_what_is_available_shared_up_to_a_limit(
     assert services["token-0"].env["SPOTWISE_KV_CACHE_BYTES"] == str(expected_bytes)
 
 
+def test_workers_share_weights_where_there_is_a_folder_for_them() -> None:
+    """All of them in one; no other service knows of it."""
+    services = plan(shared_weights=Path("/cache/weights"), token_workers=2)
+    told = {name for name, service in services.items() if "SPOTWISE_SHARED_WEIGHTS" in service.env}
+    assert told == {"prompt-0", "token-0", "token-1"}
+    assert {services[name].env["SPOTWISE_SHARED_WEIGHTS"] for name in told} == {"/cache/weights"}
+    assert "SPOTWISE_SHARED_WEIGHTS" not in plan()["token-0"].env
+
+
 def test_options_reach_the_workers() -> None:
     """What the user gave is not overridden by a default."""
     env = plan(dtype="float32", device="cuda:1", kv_cache_bytes=123456, threads=3)["prompt-0"].env

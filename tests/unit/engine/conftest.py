@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import functools
+import shutil
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,20 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(llama_folder: Path) -> Engine:
     return load_engine(llama_folder)
+
+
+@pytest.fixture
+def folder(llama_folder: Path, tmp_path: Path) -> Path:
+    """A model folder that a test may change."""
+    copy = tmp_path / "llama"
+    shutil.copytree(llama_folder, copy)
+    return copy
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Where processes share weights; it does not exist yet."""
+    return tmp_path / "cache" / "weights"
 
 
 @pytest.fixture(params=build.VARIANTS, ids=lambda variant: variant.name)
@@ -47,6 +62,6 @@ def best_kernels() -> Kernels:
     return kernels
 
 
-@cache
+@functools.cache
 def compiled(variant: build.Variant) -> Kernels:
     return Kernels(str(build.ensure_library(variant)))

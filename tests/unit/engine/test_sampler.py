@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, counter_uniform
-from spotwise.engine.native.library import load_kernels
+from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.sampler import SamplingRow, sample, token_logprobs
 
 VOCAB = 600  # more than the sampler looks at before it sorts everything
@@ -29,19 +29,38 @@ def logits_of(seed: int, rows: int = 1, spread: float = 3.0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
+def logits_of_kind(kind: str, seed: int, rows: int, vocab: int) -> torch.Tensor:
+    """Logits as models and masks make them; `[rows, vocab]`."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocab, generator=generator)
+    if kind == "equal":
+        return torch.zeros_like(logits)
+    if kind == "ties":
+        return (logits * 2).round() / 2
+    if kind == "signed zeros":
+        return torch.where(logits > 0.5, -0.0, torch.where(logits > 0, 0.0, -1.0))
+    if kind == "masked":
+        masked = torch.rand(rows, vocab, generator=generator) < 0.97
+        masked[:, seed % vocab] = False
+        return (logits * 3).masked_fill(masked, -torch.inf)
+    return logits * {"flat": 0.01, "plain": 3.0, "sharp": 60.0}[kind]
+
+
+LOGITS_KINDS = st.sampled_from(["equal", "ties", "signed zeros", "masked", "flat", "plain", "sharp"])
+
+
 def reference_draw(logits: torch.Tensor, sampling: SamplingParams, output_index: int) -> int:
     """The definition, in float64 over the whole vocabulary: sorted where something is filtered, else as it is."""
     filters = sampling.top_p < 1.0 or sampling.top_k is not None or sampling.min_p > 0.0
     order = np.argsort(-logits.double().numpy(), kind="stable") if filters else np.arange(VOCAB)
     weights = np.exp((logits.double().numpy()[order] - float(logits.max())) / sampling.temperature)
-    keep = int((weights >= sampling.min_p * weights[0]).sum()) if filters else VOCAB
+    keep = int(((weights >= sampling.min_p * weights[0]) & (weights > 0)).sum()) if filters else VOCAB
     keep = min(keep, sampling.top_k or VOCAB)
-    probabilities = weights[:keep] / weights[:keep].sum()
-    cumulative = probabilities.cumsum()
+    cumulative = weights[:keep].cumsum()
     if sampling.top_p < 1.0:
-        keep = min(keep, int((cumulative < sampling.top_p).sum()) + 1)
-    cumulative = cumulative[:keep] / cumulative[keep - 1]
-    return int(order[min(int((cumulative <= counter_uniform(sampling.seed, output_index)).sum()), keep - 1)])
+        keep = min(keep, int((cumulative < sampling.top_p * cumulative[-1]).sum()) + 1)
+    wanted = counter_uniform(sampling.seed, output_index) * cumulative[keep - 1]
+    return int(order[min(int((cumulative[:keep] <= wanted).sum()), keep - 1)])
 
 
 sampling_parameters = st.builds(
@@ -55,10 +74,10 @@ sampling_parameters = st.builds(
 
 
 @settings(deadline=None, max_examples=400)
-@given(parameters=sampling_parameters, logits_seed=st.integers(0, 50), spread=st.sampled_from([0.01, 1.0, 6.0]))
-def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: int, spread: float) -> None:
+@given(parameters=sampling_parameters, logits_seed=st.integers(0, 50), kind=LOGITS_KINDS)
+def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: int, kind: str) -> None:
     """Whether the likeliest tokens decide or the whole vocabulary is sorted, the token is that of the plain definition."""
-    logits = logits_of(logits_seed, spread=spread)
+    logits = logits_of_kind(kind, logits_seed, 1, VOCAB)
     drawn = sample(logits, [SamplingRow(parameters, StopCriteria(9), np.arange(5), 2)])
     assert drawn == [reference_draw(logits[0], parameters, 3)]
 
@@ -87,6 +106,60 @@ def test_the_kernel_draws_what_torch_draws(vocab: int, temperatures: list[float]
         uniform = counter_uniform(one.sampling.seed, 0)
         assert uniform <= cumulative[token] + 1e-6
         assert token == 0 or uniform >= cumulative[token - 1] - 1e-6
+
+
+filtered_parameters = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([1e-9, 0.1, 0.7, 1.0, 2.0]),
+    top_p=st.sampled_from([1.0, 1.0 - 1e-9, 0.999, 0.9, 0.5, 0.3, 1e-9]),
+    top_k=st.sampled_from([None, 1, 2, 40, 255, 256, 257, 1000, 2048, 10_000]),
+    min_p=st.sampled_from([0.0, 1e-300, 1e-4, 0.02, 0.5, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+).filter(lambda sampling: sampling.top_p < 1 or sampling.top_k is not None or sampling.min_p > 0)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parameters=st.lists(filtered_parameters, min_size=1, max_size=5),
+    vocab=st.sampled_from([1, 5, 16, 17, 63, 64, 65, 255, 256, 257, 600, 3001]),
+    seed=st.integers(0, 2**32),
+    kind=LOGITS_KINDS,
+)
+def test_the_kernel_keeps_and_draws_what_torch_does(
+    parameters: list[SamplingParams], vocab: int, seed: int, kind: str, kernels: Kernels
+) -> None:
+    """Token for token, in one call for rows of all kinds."""
+    kernels.set_threads(2)
+    logits = logits_of_kind(kind, seed, len(parameters), vocab)
+    rows = [SamplingRow(sampling, StopCriteria(9), np.arange(5), 2) for sampling in parameters]
+    assert sample(logits, rows, kernels) == sample(logits, rows)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_equal_tokens_are_drawn_in_the_order_of_their_ids(native: bool, best_kernels: Kernels) -> None:
+    """Which of them `top_k` keeps does not depend on how they were sorted."""
+    logits = torch.zeros(1, 5000)
+    drawn = {sample(logits, [row(top_k=300, seed=seed)], best_kernels if native else None)[0] for seed in range(2000)}
+    assert drawn == set(range(300))
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_masked_token_is_never_drawn(native: bool, best_kernels: Kernels) -> None:
+    """Whatever is drawn and however few are left."""
+    logits = torch.full((1, VOCAB), -torch.inf)
+    logits[0, [7, 333]] = torch.tensor([0.0, -0.5])
+    for parameters in ({}, {"top_k": 300}, {"top_p": 1.0 - 1e-12}, {"min_p": 1e-300}, {"temperature": 0.0}):
+        rows = [row(seed=seed, **parameters) for seed in range(100)]
+        drawn = set(sample(logits.expand(100, -1), rows, best_kernels if native else None))
+        assert drawn == ({7} if parameters.get("temperature") == 0 else {7, 333})
+
+
+def test_logits_that_are_no_numbers_give_some_token(best_kernels: Kernels) -> None:
+    """No place outside of the vocabulary is read or named."""
+    for value in (torch.nan, torch.inf, -torch.inf):
+        rows = [row(seed=3, **parameters) for parameters in ({}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1})]
+        for token in sample(torch.full((4, VOCAB), value), rows, best_kernels):
+            assert 0 <= token < VOCAB
 
 
 @settings(deadline=None, max_examples=30)

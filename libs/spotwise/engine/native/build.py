@@ -113,11 +113,17 @@ def ensure_library(variant: Variant | None = None) -> Path:
     return folder / name
 
 
-def _fingerprint(variant: Variant) -> str:
-    digest = hashlib.sha256(" ".join((*_FLAGS, *variant.flags, platform.machine())).encode())
+def sources_fingerprint() -> str:
+    """Identify the kernels' sources, whatever processor they are compiled for."""
+    digest = hashlib.sha256()
     for source in sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _fingerprint(variant: Variant) -> str:
+    parts = (*_FLAGS, *variant.flags, platform.machine(), sources_fingerprint())
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
 def _user_folder() -> Path:

@@ -149,13 +149,10 @@ void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const
 }
 
 // A token for each row of float32 logits [rows, vocabulary]: the likeliest where the temperature is 0, else drawn.
-void sw_pick(const float* logits, int rows, int vocabulary, const float* temperatures, const double* uniforms,
-             int64_t* tokens) {
+void sw_pick(const float* logits, int rows, int vocabulary, const Draw* draws, int64_t* tokens) {
   team->each(rows, [&](int row, int) {
-    thread_local std::vector<double> sums;
-    const float* from = logits + int64_t(row) * vocabulary;
-    tokens[row] = temperatures[row] == 0 ? likeliest(from, vocabulary)
-                                         : draw(from, vocabulary, temperatures[row], uniforms[row], sums);
+    thread_local DrawScratch scratch;
+    tokens[row] = pick(logits + int64_t(row) * vocabulary, vocabulary, draws[row], scratch);
   });
 }
 

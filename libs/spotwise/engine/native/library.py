@@ -10,6 +10,7 @@ import ctypes
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
+import numpy as np
 import structlog
 import torch
 
@@ -64,6 +65,10 @@ class RowFields(ctypes.Structure):
     )
 
 
+#: `Draw` of sampling.h.
+DRAW = np.dtype([*((name, np.float64) for name in ("temperature", "top_p", "min_p", "uniform")), ("top_k", np.int64)])
+
+
 class Kernels:
     """The loaded library."""
 
@@ -76,7 +81,7 @@ class Kernels:
         )
         self.layer = _function(library.sw_layer, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
-        self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)
+        self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p)
 
 
 def _function(function: ctypes._NamedFuncPointer, *argument_types: type) -> ctypes._NamedFuncPointer:

@@ -1,15 +1,37 @@
 // The next token of a row of logits.
 //
-// Law: a draw is by inverse CDF over the vocabulary in its own order, of weights exp((logit - largest) / temperature). Sums are kept
-// by stretches of the vocabulary, in float within one and in double over them, so that a row's token depends on nothing else.
+// Law: a draw is by inverse CDF of weights exp((logit - largest) / temperature). Where nothing is left out it goes over the
+// vocabulary in its own order; sums are kept by stretches of it, in float within one and in double over them. Where min_p, top_k
+// or top_p leave tokens out it goes over the tokens from the likeliest on, equal ones in the vocabulary's order, in double:
+// what `sampler.py` computes with torch. All three keep the likeliest, so no more of them are sorted than decide. A row's token
+// depends on nothing but the row.
 
 #pragma once
+
+#include <array>
+#include <cmath>
+#include <limits>
 
 #include "simd.h"
 
 namespace spotwise {
 
 constexpr int kStretch = 512;
+constexpr int kBuckets = 256;      // of logits by their distance from the largest; the last one has no end
+constexpr float kPerNat = 8;       // buckets
+constexpr int kFirstSorted = 256;  // tokens; eight times as many where they do not decide
+
+// What a row leaves out, and where it draws; one that leaves nothing out has top_k = 0, top_p = 1, min_p = 0.
+struct Draw {
+  double temperature, top_p, min_p, uniform;
+  int64_t top_k;
+};
+
+struct DrawScratch {
+  std::vector<double> sums;  // of stretches, or over the sorted tokens
+  std::vector<uint8_t> buckets;
+  std::vector<uint64_t> sorted;
+};
 
 // The first of the largest.
 inline int likeliest(const float* logits, int count) {
@@ -24,7 +46,7 @@ inline int likeliest(const float* logits, int count) {
 }
 
 // The token whose stretch of the cumulative weights holds `uniform` (in [0, 1)) of their sum.
-inline int draw(const float* logits, int count, float temperature, double uniform, std::vector<double>& sums) {
+inline int draw_from_all(const float* logits, int count, float temperature, double uniform, std::vector<double>& sums) {
   const float top = logits[likeliest(logits, count)];
   const float scale = 1.0f / temperature;
   const auto weights = [&](int i) { return exponential((load(logits + i) - splat(top)) * scale); };
@@ -54,6 +76,122 @@ inline int draw(const float* logits, int count, float temperature, double unifor
     left -= own;
   }
   return chosen;
+}
+
+// The sum of the weights of all, in double: top_p is a share of it.
+inline double total_weight(const float* logits, int count, float top, double temperature) {
+  double total = 0;
+  int i = 0;
+  Doubles lanes = {};
+  const double scale = 1 / temperature;
+  for (; i + kDoubles <= count; i += kDoubles) lanes += exponential((load_doubles(logits + i) - double(top)) * scale);
+  for (int lane = 0; lane < kDoubles; lane++) total += lanes[lane];
+  for (; i < count; i++) total += std::exp((double(logits[i]) - top) / temperature);
+  return total;
+}
+
+// Sorts ascending: the largest logit first, of equal ones the first token.
+inline uint64_t sort_key(float logit, int token) {
+  const float one_zero = logit + 0.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &one_zero, sizeof bits);
+  const uint32_t ascending = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return uint64_t(~ascending) << 32 | uint32_t(token);
+}
+
+// Notes each logit's bucket, and counts.
+inline std::array<int, kBuckets> fill_buckets(const float* logits, int count, float top, double temperature,
+                                              std::vector<uint8_t>& buckets) {
+  const Floats last = splat(kBuckets - 1);
+  const float scale = float(std::min(kPerNat / temperature, 1e30));  // 0 times it is 0
+  buckets.resize(count);
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats distance = (splat(top) - load(logits + i)) * scale;
+    const auto bucket = __builtin_convertvector(distance < last ? distance : last, Ints);
+    const auto bytes = __builtin_convertvector(bucket, Bytes);
+    std::memcpy(buckets.data() + i, &bytes, sizeof bytes);
+  }
+  for (; i < count; i++) {
+    const float distance = (top - logits[i]) * scale;
+    buckets[i] = uint8_t(distance < kBuckets - 1 ? distance : kBuckets - 1);
+  }
+  // Most are in the last one: four counts of each, so that one addition need not wait for the one before.
+  std::array<std::array<int, kBuckets>, 4> counts{};
+  for (i = 0; i + 4 <= count; i += 4)
+    for (int j = 0; j < 4; j++) counts[j][buckets[i + j]]++;
+  for (; i < count; i++) counts[0][buckets[i]]++;
+  for (int bucket = 0; bucket < kBuckets; bucket++)
+    for (int j = 1; j < 4; j++) counts[0][bucket] += counts[j][bucket];
+  return counts[0];
+}
+
+// Appends the tokens of buckets [first, last] in order.
+inline void sort_buckets(const float* logits, int count, int first, int last, DrawScratch& scratch) {
+  const size_t before = scratch.sorted.size();
+  const uint8_t width = uint8_t(last - first);
+  constexpr int kStep = 64;
+  for (int i = 0; i < count; i += kStep) {
+    const int end = std::min(count, i + kStep);
+    int found = 0;
+    for (int j = i; j < end; j++) found += uint8_t(scratch.buckets[j] - first) <= width;
+    if (found == 0) continue;
+    for (int j = i; j < end; j++)
+      if (uint8_t(scratch.buckets[j] - first) <= width) scratch.sorted.push_back(sort_key(logits[j], j));
+  }
+  std::sort(scratch.sorted.begin() + before, scratch.sorted.end());
+}
+
+// The token where `uniform` of the weight of those that are kept falls, from the likeliest on.
+inline int draw_from_kept(const float* logits, int count, const Draw& draw, DrawScratch& scratch) {
+  const int most_likely = likeliest(logits, count);
+  const float top = logits[most_likely];
+  const auto counts = fill_buckets(logits, count, top, draw.temperature, scratch.buckets);
+  const int64_t most = draw.top_k ? std::min<int64_t>(draw.top_k, count) : count;
+  const bool leaves_all = draw.min_p == 0 && most == count;
+  const double total = leaves_all ? total_weight(logits, count, top, draw.temperature) : 0;
+  const double least = std::max(draw.min_p, std::numeric_limits<double>::denorm_min());  // what cannot be drawn is out
+  auto& sorted = scratch.sorted;
+  auto& sums = scratch.sums;
+  sorted.clear();
+  sums.clear();
+  size_t kept = 0;
+  double sum = 0;
+  int next = 0;
+  for (int64_t wanted = kFirstSorted; next < kBuckets; wanted *= 8) {
+    const int first = next;
+    int64_t held = int64_t(sorted.size());
+    do held += counts[next++];
+    while (next < kBuckets && held < wanted);
+    sort_buckets(logits, count, first, next - 1, scratch);
+    for (size_t i = sums.size(); i < sorted.size(); i++) {
+      const double weight = std::exp((double(logits[uint32_t(sorted[i])]) - top) / draw.temperature);
+      if (kept == i && weight >= least && int64_t(i) < most) kept = i + 1;
+      sums.push_back(sum += weight);
+    }
+    const bool ends_here = kept < sorted.size() || int64_t(kept) == most || int(sorted.size()) == count;
+    if (kept == 0 || (!ends_here && !leaves_all)) continue;
+    double mass = ends_here ? sums[kept - 1] : total;
+    const auto upto = [&](double wanted_sum, bool beyond) {
+      const auto place = beyond ? std::upper_bound(sums.begin(), sums.end(), wanted_sum)
+                                : std::lower_bound(sums.begin(), sums.end(), wanted_sum);
+      return size_t(place - sums.begin());
+    };
+    const size_t nucleus = upto(draw.top_p * mass, false) + 1;  // the token that crosses top_p is kept
+    const bool narrows = draw.top_p < 1 && nucleus <= kept;
+    if (!ends_here && !narrows) continue;
+    const size_t last = narrows ? nucleus : kept;
+    const size_t choice = upto(draw.uniform * sums[last - 1], true);
+    return int(uint32_t(sorted[std::min(choice, last - 1)]));
+  }
+  return most_likely;  // only where logits are no numbers
+}
+
+inline int pick(const float* logits, int count, const Draw& draw, DrawScratch& scratch) {
+  if (draw.temperature == 0) return likeliest(logits, count);
+  if (draw.top_k == 0 && draw.top_p >= 1 && draw.min_p == 0)
+    return draw_from_all(logits, count, float(draw.temperature), draw.uniform, scratch.sums);
+  return draw_from_kept(logits, count, draw, scratch);
 }
 
 }  // namespace spotwise

@@ -20,6 +20,10 @@ typedef float Floats __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t Bits __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
+typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1)));
+constexpr int kDoubles = 8;
+typedef double Doubles __attribute__((vector_size(64), aligned(8)));
+typedef int64_t Longs __attribute__((vector_size(64), aligned(8)));
 
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12;  // 12 rows x 2 vectors of sums, 2 of weights: 26 of 32 registers
@@ -83,6 +87,28 @@ inline Floats exponential(Floats x) {
   poly = poly * r * r + r + splat(1.0f);
   Ints exponent = (Ints)scaled << 23;  // the low bits of `scaled` are n
   return (Floats)((Ints)poly + exponent);
+}
+
+inline Doubles load_doubles(const float* from) {
+  typedef float Eight __attribute__((vector_size(32), aligned(4)));
+  Eight floats;
+  std::memcpy(&floats, from, sizeof floats);
+  return __builtin_convertvector(floats, Doubles);
+}
+
+// exp for arguments up to 0, in double: the same reduction, and exp(r) by its series, |r| <= ln(2) / 2: relative error below 1e-15.
+inline Doubles exponential(Doubles x) {
+  const Doubles zero = {};
+  const Doubles lowest = zero - 708.0;
+  x = x > lowest ? x : lowest;
+  const Doubles shift = zero + 6755399441055744.0;  // rounds to an integer in the low bits
+  const Doubles scaled = x * 1.4426950408889634 + shift;
+  const Doubles n = scaled - shift;
+  const Doubles r = x - n * 6.93147180369123816490e-01 - n * 1.90821492927058770002e-10;
+  Doubles series = zero + 1.0;
+#pragma GCC unroll 13
+  for (int term = 13; term >= 1; term--) series = series * r * (1.0 / term) + 1.0;
+  return (Doubles)((Longs)series + ((Longs)scaled << 52));
 }
 
 struct Float32 {

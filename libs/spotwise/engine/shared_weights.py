@@ -1,0 +1,291 @@
+"""Weights in a file that all workers of a machine map.
+
+Law: a mapped file is in memory once, however many workers map it. Who comes first writes it, under a lock and another name,
+and renames it when it is whole; whoever comes meanwhile waits and maps it. It is named after all that its bytes depend on,
+and believed only where its checksums agree, so that nobody waits for the disk. Where there can be no file, a worker keeps a
+copy of its own, and the log says why. A weight is the same wherever it lies.
+
+The file is in the safetensors format, so that other programs can read it; its header is padded with blanks, which lets the
+weights be written before their number is known, one after the other, and never held twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import structlog
+import torch
+import transformers
+import xxhash
+from filelock import FileLock
+from safetensors import SafetensorError, safe_open
+
+from spotwise.engine.native.build import sources_fingerprint
+from spotwise.engine.native.library import PANEL
+from spotwise.engine.weight_memory import PRIVATE, Fill, WeightMemory
+
+_log = structlog.get_logger(__name__)
+
+# Raised when what Python makes of the weights changes; a change of the kernels' sources counts by itself.
+_FORMAT_VERSION = 1
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+# Weights begin at a cache line.
+_ALIGNMENT = 64
+_PAGE = 4096
+_SUFFIX = ".safetensors"
+_PARTIAL = ".partial"
+# Of a weight in the header: its name, offsets and checksum; a fused layer has fewer weights than the model's.
+_HEADER_BYTES_PER_WEIGHT = 512
+_LOCK_TIMEOUT_S = 600.0
+# Smaller parameters are not worth a place in the file.
+_SMALLEST_SHARED_BYTES = 1 << 14
+
+
+class _FileMemory(WeightMemory):
+    def share(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu" or tensor.dtype not in _DTYPE_NAMES or tensor.nbytes < _SMALLEST_SHARED_BYTES:
+            return tensor
+        placed = self.place(name, tensor.numel(), tensor.dtype, lambda to: to.copy_(tensor.reshape(-1)))
+        return placed.view(tensor.shape)
+
+
+class _MappedMemory(_FileMemory):
+    """A whole file, and memory of this process for what it does not hold."""
+
+    def __init__(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        self._path = path
+        self._tensors = tensors
+        self._own_bytes = 0
+
+    def place(self, name: str, elements: int, dtype: torch.dtype, fill: Fill) -> torch.Tensor:
+        tensor = self._tensors.get(name)
+        if tensor is not None and tensor.dtype is dtype and len(tensor) == _padded(elements, dtype):
+            return tensor[:elements]
+        own = super().place(name, elements, dtype, fill)
+        self._own_bytes += own.nbytes
+        return own
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shared = sum(tensor.nbytes for tensor in self._tensors.values())
+        self._tensors = {}  # what nobody asked for is not kept mapped
+        _log.info("weights_mapped", file=str(self._path), shared_bytes=shared, own_bytes=self._own_bytes)
+
+
+class _WrittenMemory(_FileMemory):
+    """A file in the making, mapped already.
+
+    Raises:
+        OSError: it cannot be made.
+        RuntimeError: it cannot be mapped.
+    """
+
+    def __init__(self, target: Path, lock: FileLock, sizes: Iterable[tuple[int, int]]) -> None:
+        """Take `lock` over; `sizes` are bytes of each of the model's weights, and of 32 of its rows."""
+        sizes = list(sizes)
+        header = _HEADER_BYTES_PER_WEIGHT * (len(sizes) + 8)
+        self._header_bytes = -(-header // _PAGE) * _PAGE
+        # tied embeddings are there twice: as they are, and packed
+        most = sum(weight + rows + _ALIGNMENT for weight, rows in sizes) + max(map(sum, sizes), default=0)
+        capacity = self._header_bytes + most
+        if shutil.disk_usage(target.parent).free < capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target.parent))
+        handle, path = tempfile.mkstemp(prefix=_hidden(target), suffix=_PARTIAL, dir=target.parent)
+        self._target, self._lock, self._path = target, lock, Path(path)
+        self._entries: dict[str, tuple[int, int, torch.dtype, str]] = {}
+        self._end = self._header_bytes
+        self._file: Any = os.fdopen(handle, "r+b")
+        try:
+            self._file.truncate(capacity)
+            self._storage: Any = torch.UntypedStorage.from_file(path, shared=False, nbytes=capacity)
+        except (OSError, RuntimeError):
+            self._abandon()
+            raise
+
+    def place(self, name: str, elements: int, dtype: torch.dtype, fill: Fill) -> torch.Tensor:
+        if self._file is None:
+            return super().place(name, elements, dtype, fill)
+        padded = torch.empty(_padded(elements, dtype), dtype=dtype)
+        padded[elements:] = 0
+        own = padded[:elements]
+        fill(own)
+        start = self._end
+        try:
+            if start + padded.nbytes > self._storage.nbytes():
+                raise OSError(errno.EFBIG, "more weights than the model has")
+            self._file.seek(start)
+            self._file.write(_bytes(padded))
+            self._file.flush()
+        except OSError as error:
+            _warn(error)
+            self._abandon()
+            return own
+        self._end += padded.nbytes
+        self._entries[name] = (start, self._end, dtype, _checksum(padded))
+        mapped = torch.empty(0, dtype=dtype)
+        mapped.set_(self._storage, start // dtype.itemsize, (elements,), (1,))
+        return mapped
+
+    def drop(self, prefix: str) -> None:
+        for name in reversed(list(self._entries)):
+            if not name.startswith(prefix):
+                break
+            self._end = self._entries.pop(name)[0]
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is None:
+            return
+        if error is None:
+            try:
+                self._finish()
+            except OSError as failure:
+                _warn(failure)
+        self._abandon()
+
+    def _finish(self) -> None:
+        begin = self._header_bytes
+        described: dict[str, Any] = {
+            name: {
+                "dtype": _DTYPE_NAMES[dtype],
+                "shape": [(end - start) // dtype.itemsize],
+                "data_offsets": [start - begin, end - begin],
+            }
+            for name, (start, end, dtype, _) in self._entries.items()
+        }
+        described["__metadata__"] = {name: checksum for name, (_, _, _, checksum) in self._entries.items()}
+        length = begin - 8
+        header = json.dumps(described).encode().ljust(length)
+        if len(header) > length:
+            raise OSError(errno.EFBIG, "the names of the weights are too long")
+        self._file.seek(0)
+        self._file.write(length.to_bytes(8, "little") + header)
+        self._file.truncate(self._end)  # flushes
+        self._path.chmod(0o644)  # mkstemp's files are private, a model need not be
+        self._path.replace(self._target)
+        for older in _siblings(self._target, f"{_family(self._target)}-", _SUFFIX):
+            if older != self._target:
+                older.unlink(missing_ok=True)  # who maps it keeps it
+        _log.info("weights_written", file=str(self._target), shared_bytes=self._end - begin)
+
+    def _abandon(self) -> None:
+        """Close the file, remove it where it has not got its name, and let others have their turn."""
+        with contextlib.suppress(OSError):  # of a write that failed already
+            self._file.close()
+        self._file = None
+        self._path.unlink(missing_ok=True)
+        self._lock.release()
+
+
+def open_memory(folder: Path | None, model_dir: Path, model: Any) -> WeightMemory:
+    """Return where to place the weights of a model; use it as a context.
+
+    Args:
+        folder: of the files of all models, made where it does not exist; `None`: every process keeps its own copy.
+        model_dir: the model was loaded from it.
+        model: as it was loaded.
+    """
+    if folder is None:
+        return PRIVATE
+    target = folder / f"{_family_name(model_dir, model.dtype)}-{_digest(model_dir)}{_SUFFIX}"
+    lock = FileLock(folder / f"{_hidden(target)}lock")
+    try:
+        if (mapped := _map(target)) is not None:
+            return mapped
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=_LOCK_TIMEOUT_S)
+        if (mapped := _map(target)) is not None:  # another process made it while this one waited
+            lock.release()
+            return mapped
+        for leftover in _siblings(target, _hidden(target), _PARTIAL):
+            leftover.unlink(missing_ok=True)  # of a process that died: the lock is ours
+        return _WrittenMemory(target, lock, _sizes(model))
+    except (OSError, RuntimeError) as error:  # of a file system without locks, too
+        lock.release()
+        _warn(error)
+        return PRIVATE
+
+
+def _map(path: Path) -> _MappedMemory | None:
+    """Return the weights of a file, or `None` where there is none or it is not whole."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            checksums = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    except FileNotFoundError:  # taken away in between
+        return None
+    except (OSError, SafetensorError) as error:
+        _log.warning("weights_file_damaged", file=str(path), reason=str(error))
+        return None
+    for name, tensor in tensors.items():
+        if checksums.get(name) != _checksum(tensor):
+            _log.warning("weights_file_damaged", file=str(path), reason=f"the checksum of {name} differs")
+            return None
+    return _MappedMemory(path, tensors)
+
+
+def _family_name(model_dir: Path, dtype: torch.dtype) -> str:
+    """Part of the names of all files of a model in a number format, of which only the newest is kept."""
+    folder = model_dir.resolve()
+    place = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    return f"{folder.name}-{place}-{str(dtype).removeprefix('torch.')}"
+
+
+def _digest(model_dir: Path) -> str:
+    """Name all else that the bytes depend on: weights, structure of the model, kernels."""
+    digest = hashlib.sha256(f"{_FORMAT_VERSION} {sources_fingerprint()} {transformers.__version__}\0".encode())
+    digest.update((model_dir / "config.json").read_bytes())
+    for file in sorted(model_dir.glob("*.safetensors")):
+        status = file.stat()
+        digest.update(f"\0{file.name}\0{status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _hidden(target: Path) -> str:
+    """What the names of a family's lock and unfinished files begin with."""
+    return f".{_family(target)}."
+
+
+def _family(target: Path) -> str:
+    return target.name.rpartition("-")[0]
+
+
+def _siblings(target: Path, prefix: str, suffix: str) -> list[Path]:
+    return [path for path in target.parent.iterdir() if path.name.startswith(prefix) and path.name.endswith(suffix)]
+
+
+def _sizes(model: Any) -> list[tuple[int, int]]:
+    """Bytes of each weight, and of the rows that packing may add to it."""
+    return [(w.nbytes, PANEL * w.nbytes // min(w.shape) if w.dim() == 2 else 0) for w in model.parameters()]
+
+
+def _padded(elements: int, dtype: torch.dtype) -> int:
+    step = _ALIGNMENT // dtype.itemsize
+    return -(-elements // step) * step
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    digest: str = xxhash.xxh3_64_hexdigest(_bytes(tensor))
+    return digest
+
+
+def _warn(error: Exception) -> None:
+    _log.warning("weights_not_shared", reason=str(error))
