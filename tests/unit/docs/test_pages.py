@@ -64,7 +64,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             if isinstance(command, TyperGroup) and words:
                 assert words[0] in command.commands, line
                 command = command.commands[words[0]]
-            options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            options = {
+                option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+            }
             for word in words:
                 option = word.strip("\"'.,").split("=")[0]
                 if option.startswith("--") and len(option) > 2:
