@@ -85,7 +85,7 @@ class BatchLimits:
         if self.max_num_batched_tokens is None:
             return None
         # A prompt that has a row leaves the decodes one row less.
-        return min(self.max_prompt_tokens, self.max_num_batched_tokens - min(decodes, self.max_num_seqs - 1))
+        return self.max_num_batched_tokens - min(decodes, self.max_num_seqs - 1)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import CommandError
@@ -17,7 +18,6 @@ from spotwise.engine.errors import ModelError
 from spotwise.engine.model_store import DEFAULT_MODEL
 
 _SHORTEST_PROMPT, _LONGEST_PROMPT = 8, 400
-_FIRST_TOKEN = 100  # the ids before it are often not text
 
 
 def agreement(
@@ -56,5 +56,4 @@ def agreement(
 
 
 def _prompts(rng: random.Random, count: int) -> list[list[int]]:
-    lengths = [rng.randint(_SHORTEST_PROMPT, _LONGEST_PROMPT) for _ in range(count)]
-    return [[rng.randint(_FIRST_TOKEN, 40_000) for _ in range(length)] for length in lengths]
+    return [random_prompt(rng, rng.randint(_SHORTEST_PROMPT, _LONGEST_PROMPT)) for _ in range(count)]

@@ -1,6 +1,7 @@
 // A decoder layer of the common kind in one piece: norm, attention with rotary positions, norm, gated MLP, two residuals.
 //
-// Law: one call computes a layer for all tokens of an iteration; its steps are operations of the team. What a step writes lives in the workspace, which grows to the largest iteration and stays.
+// Law: one call computes a layer for all tokens of an iteration; its steps are operations of the team. What a step writes lives
+// in the workspace, which grows to the largest iteration and stays.
 
 #pragma once
 
