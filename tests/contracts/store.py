@@ -61,6 +61,12 @@ class StoreContract:
         await store.put_record(newer)
         assert await store.get_record(RECORD.request_id) == newer
 
+    async def test_a_burst_waits_its_turn(self, store: MeshStore) -> None:
+        """More calls at once than a server's connections would be opened for: all are done, none is refused."""
+        burst = [replace(RECORD, request_id=f"cmpl-{number}#0", stream_id=number) for number in range(500)]
+        await asyncio.gather(*(store.put_record(record) for record in burst))
+        assert await asyncio.gather(*(store.get_record(record.request_id) for record in burst)) == burst
+
     async def test_a_deleted_record_is_gone(self, store: MeshStore) -> None:
         """Deleting it again, or what never was, changes nothing."""
         await store.put_record(RECORD)

@@ -6,9 +6,10 @@ heartbeats.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
 import orjson
 from redis.asyncio import Redis
@@ -28,13 +29,7 @@ RECORD_TTL_S = 3600
 LEDGER_TTL_S = 3600
 LEDGER_MAX_ENTRIES = 256
 
-
-@contextlib.contextmanager
-def _mesh_errors() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RedisError) as error:
-        raise MeshError(f"Redis: {error}") from error
+_MAX_CALLS = 32
 
 
 class RedisStore:
@@ -42,6 +37,8 @@ class RedisStore:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        # The client opens a connection for every call under way and refuses calls beyond its limit: a burst waits here.
+        self._turns = asyncio.Semaphore(_MAX_CALLS)
 
     @classmethod
     async def connect(cls, url: str) -> RedisStore:
@@ -70,18 +67,18 @@ class RedisStore:
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
-        with _mesh_errors():
+        async with self._turn():
             await self._redis.set(subjects.request_key(record.request_id), encode_record(record), ex=RECORD_TTL_S)
 
     async def get_record(self, request_id: str) -> RequestRecord | None:
         """Return the record, or `None` where there is none (any more)."""
-        with _mesh_errors():
+        async with self._turn():
             payload = await self._redis.get(subjects.request_key(request_id))
         return decode_record(payload) if isinstance(payload, bytes) else None
 
     async def delete_record(self, request_id: str) -> None:
         """Remove a record; idempotent."""
-        with _mesh_errors():
+        async with self._turn():
             await self._redis.delete(subjects.request_key(request_id))
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
@@ -92,12 +89,12 @@ class RedisStore:
                 pipe.rpush(key, orjson.dumps(dataclasses.asdict(entry)))
                 pipe.ltrim(key, -LEDGER_MAX_ENTRIES, -1)
                 pipe.expire(key, LEDGER_TTL_S)
-            with _mesh_errors():
+            async with self._turn():
                 await pipe.execute()
 
     async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
         """Return an API request's ledger in order of time; empty where nothing is known of it."""
-        with _mesh_errors():
+        async with self._turn():
             lines = await self._redis.lrange(subjects.ledger_key(request_id), 0, -1)
         entries = [_ledger_entry(orjson.loads(line)) for line in lines]
         return sorted(entries, key=lambda entry: entry.at_s)
@@ -107,20 +104,28 @@ class RedisStore:
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that ends by itself after `ttl_s`."""
         payload = orjson.dumps(dataclasses.asdict(member))
-        with _mesh_errors():
+        async with self._turn():
             await self._redis.set(subjects.member_key(member.id), payload, px=int(ttl_s * 1000))
 
     async def unregister(self, member_id: str) -> None:
         """Remove a registration; idempotent."""
-        with _mesh_errors():
+        async with self._turn():
             await self._redis.delete(subjects.member_key(member_id))
 
     async def members(self) -> list[Member]:
         """Return the registered members in order of id."""
-        with _mesh_errors():
+        async with self._turn():
             keys = [key async for key in self._redis.scan_iter(subjects.MEMBER_KEYS)]
             payloads = await self._redis.mget(sorted(keys)) if keys else []
         return [_member(orjson.loads(payload)) for payload in payloads if payload is not None]
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        async with self._turns:
+            try:
+                yield
+            except (OSError, RedisError) as error:
+                raise MeshError(f"Redis: {error}") from error
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
