@@ -18,6 +18,8 @@ namespace spotwise {
 constexpr int kBlock = 16;          // positions of a KV block
 constexpr int kChunkBlocks = 16;    // blocks whose scores are held at once
 constexpr int kChunk = kBlock * kChunkBlocks;
+constexpr int kStride = kChunk + 2 * kBlock;  // between rows of scores and weights: a power of two would put all rows in one set of the cache
+constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile
 
 // How a layer attends.
@@ -85,8 +87,8 @@ struct AttentionScratch {
 
   void fit(const AttentionShape& shape) {
     queries.resize(kQueryRows * shape.key_dim);
-    weights.resize(kQueryRows * kChunk);
-    scores.resize(kQueryRows * kChunk);
+    weights.resize(kTileRows * kStride);
+    scores.resize(kTileRows * kStride);
     sums.resize(kQueryRows * shape.value_dim);
     largest_score.resize(kQueryRows);
     total.resize(kQueryRows);
@@ -102,16 +104,16 @@ class AttentionTile {
       : shape_(shape), layer_(layer), rows_(rows), s_(scratch), group_(shape.heads / shape.kv_heads) {}
 
   // Queries [first, last) of a row, counted from its first token, and one KV head; `out` is [tokens, heads, value_dim].
-  void compute(int row, int kv_head, int first, int last, const Heads<Format>& queries, Value* out) {
-    const int token = rows_.first_token[row] + first;
+  void compute(int batch_row, int kv_head, int first, int last, const Heads<Format>& queries, Value* out) {
+    const int token = rows_.first_token[batch_row] + first;
     const int count = (last - first) * group_;
-    first_position_ = rows_.first_position[row] + first;
+    first_position_ = rows_.first_position[batch_row] + first;
     kv_head_ = kv_head;
-    tables_ = rows_.tables + rows_.table_start[row];
+    tables_ = rows_.tables + rows_.table_start[batch_row];
     for (int r = 0; r < count; r++) {
       const Value* from = queries.at(token + r / group_, kv_head * group_ + r % group_);
       std::memcpy(&s_.queries[r * shape_.key_dim], from, shape_.key_dim * sizeof(Value));
-      s_.largest_score[r] = shape_.sinks ? shape_.sinks[kv_head * group_ + r % group_] : -std::numeric_limits<float>::infinity();
+      s_.largest_score[r] = shape_.sinks ? shape_.sinks[kv_head * group_ + r % group_] * kLog2E : -std::numeric_limits<float>::infinity();
       s_.total[r] = shape_.sinks ? 1 : 0;
     }
     std::fill_n(s_.sums.begin(), count * shape_.value_dim, 0.0f);
@@ -120,9 +122,12 @@ class AttentionTile {
     const int begin = shape_.window ? std::max(0, first_position_ - shape_.window + 1) / kChunk * kChunk : 0;
     for (int chunk = begin; chunk < end; chunk += kChunk) {
       const int blocks = (std::min(chunk + kChunk, end) - chunk + kBlock - 1) / kBlock;
-      score(count, chunk, blocks);
-      for (int r = 0; r < count; r++) weigh(r, chunk, blocks);
-      add_values(count, chunk, blocks);
+      for (int row = 0; row < count; row += kTileRows) {  // few enough for their scores to stay in the first-level cache
+        const int height = std::min(kTileRows, count - row);
+        score(row, height, chunk, blocks, count <= kTileRows);
+        for (int r = 0; r < height; r++) weigh(row + r, r, chunk, blocks);
+        add_values(row, height, chunk, blocks);
+      }
     }
     for (int r = 0; r < count; r++) {
       const float factor = 1.0f / s_.total[r];
@@ -145,115 +150,115 @@ class AttentionTile {
     for (int i = 0; i < values; i += 64 / sizeof(Value)) __builtin_prefetch(from + i);
   }
 
-  void score(int count, int chunk, int blocks) {
+  // The rows' scores of a chunk: times log2(e), so that weights are powers of two.
+  void score(int row, int height, int chunk, int blocks, bool from_memory) {
     const int steps = shape_.key_dim / Format::kPair;
+    const float unit = shape_.softcap != 0 ? shape_.scale : shape_.scale * kLog2E;
     for (int block = 0; block < blocks; block += 2) {
       const Value* even = key_block(chunk / kBlock + block);
       const Value* odd = block + 1 < blocks ? key_block(chunk / kBlock + block + 1) : even;
-      if (count <= kTileRows) {  // a decode: blocks come from memory, scattered
+      if (from_memory) {
         for (int ahead = block + 2; ahead < std::min(block + 4, blocks); ahead++)
           prefetch(key_block(chunk / kBlock + ahead), kBlock * shape_.key_dim);
         for (int now = block; now < std::min(block + 2, blocks); now++)
           prefetch(value_block(chunk / kBlock + now), kBlock * shape_.value_dim);
       }
-      for (int row = 0; row < count;) {
-        const int height = std::min(kTileRows, count - row);
-        with_rows<kTileRows>(height, [&](auto constant) {
-          constexpr int kRows = decltype(constant)::value;
-          Floats sums[kRows][2] = {};
-          multiply_tile<Format, kRows>(&s_.queries[row * shape_.key_dim], shape_.key_dim, even, odd,
-                                       kBlock * Format::kPair, steps, sums);
-          for (int r = 0; r < kRows; r++) {
-            store(&s_.scores[(row + r) * kChunk + block * kBlock], sums[r][0] * shape_.scale);
-            if (block + 1 < blocks) store(&s_.scores[(row + r) * kChunk + (block + 1) * kBlock], sums[r][1] * shape_.scale);
-          }
+      with_rows<kTileRows>(height, [&](auto constant) {
+        constexpr int kRows = decltype(constant)::value;
+        Sums<kRows> sums;
+        clear<kRows>(sums);
+        multiply_tile<Format, kRows>(&s_.queries[row * shape_.key_dim], shape_.key_dim, even, odd, kBlock * Format::kPair,
+                                     steps, sums);
+        unrolled<kRows>([&](auto r) SPOTWISE_INLINE {
+          store(&s_.scores[r * kStride + block * kBlock], sums[r][0] * unit);
+          if (block + 1 < blocks) store(&s_.scores[r * kStride + (block + 1) * kBlock], sums[r][1] * unit);
         });
-        row += height;
-      }
+      });
     }
   }
 
   // Softmax over the chunk: scores become weights, what was summed so far is scaled to the new maximum.
-  void weigh(int r, int chunk, int blocks) {
-    float* scores = &s_.scores[r * kChunk];
-    const int position = first_position_ + r / group_;
-    const int first_seen = shape_.window ? std::max(0, position - shape_.window + 1) : 0;
-    const bool all_seen = first_seen <= chunk && chunk + blocks * kBlock - 1 <= position;
-    const bool plain = all_seen && !shape_.slopes && shape_.softcap == 0;
+  void weigh(int row, int r, int chunk, int blocks) {
+    float* scores = &s_.scores[r * kStride];
+    const int width = blocks * kBlock;
+    const Floats most = adjust(row, scores, chunk, width);
+    const float before = s_.largest_score[row];
+    const float now = std::max(before, largest(most));
+    Value* weights = &s_.weights[r * kStride];
+    if (now == -std::numeric_limits<float>::infinity()) {  // a window that begins beyond this chunk
+      std::memset(weights, 0, width * sizeof(Value));
+      return;
+    }
+    Floats total = {};
+    for (int i = 0; i < width; i += kLanes) {
+      const Floats weight = power_of_two(load(scores + i) - splat(now));
+      total += weight;
+      Format::put16(weights + i, weight);
+    }
+    const float shrink = before == now ? 1.0f : std::exp2(before - now);
+    s_.total[row] = s_.total[row] * shrink + sum(total);
+    s_.largest_score[row] = now;
+    if (shrink != 1.0f) {
+      float* sums = &s_.sums[row * shape_.value_dim];
+      for (int i = 0; i < shape_.value_dim; i += kLanes) store(sums + i, load(sums + i) * shrink);
+    }
+  }
+
+  // Caps, biases and hides the scores of a row as the layer says; returns the largest of each lane.
+  Floats adjust(int row, float* scores, int chunk, int width) const {
+    const int position = first_position_ + row / group_;
+    const int first_seen = shape_.window ? position - shape_.window + 1 : 0;
     const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const Floats hidden = splat(-std::numeric_limits<float>::infinity());
     Floats most = hidden;
-    for (int i = 0; i < blocks * kBlock; i += kLanes) {
+    for (int i = 0; i < width; i += kLanes) {
       Floats v = load(scores + i);
-      if (!plain) {
-        const Floats at = lanes + splat(float(chunk + i));
+      const int at = chunk + i;
+      const bool all_seen = first_seen <= at && at + kLanes - 1 <= position;
+      if (!all_seen || shape_.slopes || shape_.softcap != 0) {
+        const Floats distance = lanes + splat(float(at - position));
         if (shape_.softcap != 0) v = capped(v);
-        if (shape_.slopes) v += (at - splat(float(position))) * shape_.slopes[kv_head_ * group_ + r % group_];
-        v = at > splat(float(position)) ? hidden : v;
-        v = at < splat(float(first_seen)) ? hidden : v;
+        if (shape_.slopes) v += distance * (shape_.slopes[kv_head_ * group_ + row % group_] * kLog2E);
+        v = distance > Floats{} ? hidden : v;
+        v = distance < splat(float(first_seen - position)) ? hidden : v;
         store(scores + i, v);
       }
       most = maximum(most, v);
     }
-    const float before = s_.largest_score[r];
-    const float now = std::max(before, largest(most));
-    Value* weights = &s_.weights[r * kChunk];
-    if (now == -std::numeric_limits<float>::infinity()) {  // a window that begins beyond this chunk
-      std::memset(weights, 0, blocks * kBlock * sizeof(Value));
-      return;
-    }
-    Floats total = {};
-    for (int i = 0; i < blocks * kBlock; i += kLanes) {
-      const Floats v = load(scores + i);
-      // exponential() clamps; what is hidden counts exactly nothing
-      const Floats weight = v == hidden ? Floats{} : exponential(v - splat(now));
-      total += weight;
-      Format::put16(weights + i, weight);
-    }
-    const float shrink = before == now ? 1.0f : std::exp(before - now);
-    s_.total[r] = s_.total[r] * shrink + sum(total);
-    s_.largest_score[r] = now;
-    if (shrink != 1.0f) {
-      float* sums = &s_.sums[r * shape_.value_dim];
-      for (int i = 0; i < shape_.value_dim; i += kLanes) store(sums + i, load(sums + i) * shrink);
-    }
+    return most;
   }
 
   Floats capped(Floats v) const {
     // tanh(x) = 1 - 2 / (exp(2 x) + 1)
     const Floats x = v * splat(1.0f / shape_.softcap);
-    return splat(shape_.softcap) * (splat(1.0f) - splat(2.0f) / (exponential(x + x) + splat(1.0f)));
+    return splat(shape_.softcap * kLog2E) * (splat(1.0f) - splat(2.0f) / (exponential(x + x) + splat(1.0f)));
   }
 
-  void add_values(int count, int chunk, int blocks) {
+  void add_values(int row, int height, int chunk, int blocks) {
     const int columns = shape_.value_dim;
-    for (int row = 0; row < count;) {
-      const int height = std::min(kTileRows, count - row);
-      with_rows<kTileRows>(height, [&](auto constant) {
-        constexpr int kRows = decltype(constant)::value;
-        for (int column = 0; column < columns; column += kPanel) {
-          const bool both = column + kPanel <= columns;
-          Floats sums[kRows][2];
-          for (int r = 0; r < kRows; r++) {
-            const float* from = &s_.sums[(row + r) * columns + column];
-            sums[r][0] = load(from);
-            sums[r][1] = both ? load(from + kLanes) : Floats{};
-          }
-          for (int block = 0; block < blocks; block++) {
-            const Value* values = value_block(chunk / kBlock + block) + column * Format::kPair;
-            multiply_tile<Format, kRows>(&s_.weights[row * kChunk + block * kBlock], kChunk, values,
-                                         both ? values + kLanes * Format::kPair : values, columns * Format::kPair,
-                                         kBlock / Format::kPair, sums);
-          }
-          for (int r = 0; r < kRows; r++) {
-            float* to = &s_.sums[(row + r) * columns + column];
-            store(to, sums[r][0]);
-            if (both) store(to + kLanes, sums[r][1]);
-          }
+    with_rows<kTileRows>(height, [&](auto constant) {
+      constexpr int kRows = decltype(constant)::value;
+      for (int column = 0; column < columns; column += kPanel) {
+        const bool both = column + kPanel <= columns;
+        Sums<kRows> sums;
+        unrolled<kRows>([&](auto r) SPOTWISE_INLINE {
+          const float* from = &s_.sums[(row + r) * columns + column];
+          sums[r][0] = load(from);
+          sums[r][1] = both ? load(from + kLanes) : Floats{};
+        });
+        for (int block = 0; block < blocks; block++) {
+          const Value* values = value_block(chunk / kBlock + block) + column * Format::kPair;
+          multiply_tile<Format, kRows>(&s_.weights[block * kBlock], kStride, values,
+                                       both ? values + kLanes * Format::kPair : values, columns * Format::kPair,
+                                       kBlock / Format::kPair, sums);
         }
-      });
-      row += height;
-    }
+        unrolled<kRows>([&](auto r) SPOTWISE_INLINE {
+          float* to = &s_.sums[(row + r) * columns + column];
+          store(to, sums[r][0]);
+          if (both) store(to + kLanes, sums[r][1]);
+        });
+      }
+    });
   }
 
   const AttentionShape& shape_;

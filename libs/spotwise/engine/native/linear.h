@@ -71,10 +71,11 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
         const int height = (last_row - row + tiles - tile - 1) / (tiles - tile);
         with_rows<kTileRows>(height, [&](auto constant) {
           constexpr int kRows = decltype(constant)::value;
-          Floats sums[kRows][2] = {};
+          Sums<kRows> sums;
+          clear<kRows>(sums);
           multiply_tile<Format, kRows>(a + row * row_stride, row_stride, b, b + kLanes * Format::kPair,
                                        kPanel * Format::kPair, steps, sums);
-          for (int r = 0; r < kRows; r++) finish(row + r, panel, sums[r][0], sums[r][1]);
+          unrolled<kRows>([&](auto r) SPOTWISE_INLINE { finish(row + r, panel, sums[r][0], sums[r][1]); });
         });
         row += height;
       }
