@@ -15,6 +15,7 @@ gets a token, so that decodes cannot starve it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,16 @@ class BatchLimits:
         return self.max_num_batched_tokens - min(decodes, self.max_num_seqs - 1)
 
 
+class PromptBudget(Protocol):
+    """What the prompts of one iteration may take, for the sake of those that decode."""
+
+    def room_at(self, first_position: int) -> int:
+        """Return how many tokens of a prompt may join, the first of which is at `first_position`; at least 1 at first."""
+
+    def spend(self, first_position: int, tokens: int) -> None:
+        """Note a part that joins."""
+
+
 @dataclass(slots=True)
 class BatchBuilder:
     """Collects rows for one iteration; asked in order of arrival, it enforces the limits.
@@ -97,13 +108,12 @@ class BatchBuilder:
     Attributes:
         limits: of the iteration.
         decodes: how many sequences want to decode; they have their tokens before any prompt.
-        paced_prompt_tokens: prompt tokens at most for the sake of these, at least 1; prompts are cut to fit. `None` for no
-            such bound.
+        budget: what prompts may take for the sake of these; they are cut to fit. `None` for no such bound.
     """
 
     limits: BatchLimits
     decodes: int = 0
-    paced_prompt_tokens: int | None = None
+    budget: PromptBudget | None = None
     rows: list[BatchRow] = field(default_factory=list)
     _prompt_tokens: int = 0
     _prompts_closed: bool = False
@@ -113,27 +123,32 @@ class BatchBuilder:
         """Whether no row of any kind has room."""
         return len(self.rows) >= self.limits.max_num_seqs
 
-    def room_for_prompt(self, prompt_tokens: int) -> int:
-        """Return how many of a prompt's tokens may join: all, or where prompts are cut a first part, or none.
+    def room_for_prompt(self, prompt_tokens: int, first_position: int = 0) -> int:
+        """Return how many of a prompt's tokens from `first_position` on may join: all, where prompts are cut a part, or none.
 
         A prompt that does not get all it wants closes the batch for later prompts.
         """
         if self._prompts_closed or self.is_full:
             self._prompts_closed = True
             return 0
-        bounds = [self.limits.part_tokens(self.decodes), self.paced_prompt_tokens]
-        parts = [bound for bound in bounds if bound is not None]
-        room = min([self.limits.max_prompt_tokens, *parts]) - self._prompt_tokens
-        if prompt_tokens <= room:
+        rooms = [self.limits.max_prompt_tokens - self._prompt_tokens]
+        if (part_tokens := self.limits.part_tokens(self.decodes)) is not None:
+            rooms.append(part_tokens - self._prompt_tokens)
+        if self.budget is not None:
+            rooms.append(self.budget.room_at(first_position))
+        if prompt_tokens <= min(rooms):
             return prompt_tokens
         self._prompts_closed = True
-        if parts:
-            return room
+        is_cut = len(rooms) > 1
+        if is_cut:
+            return min(rooms)
         return prompt_tokens if self._prompt_tokens == 0 else 0
 
     def add_prompt(self, row: BatchRow) -> None:
         """Add a prefill row with the tokens that `room_for_prompt` gave."""
         self._prompt_tokens += row.num_tokens
+        if self.budget is not None:
+            self.budget.spend(row.first_position, row.num_tokens)
         self.rows.append(row)
 
     def add_decode(self, row: BatchRow) -> None:

@@ -48,6 +48,7 @@ class ModelFacts:
         context_limit: why that is less than the model's own context; `None` where it is not.
         vocab_size: size of its embedding.
         query_heads: of each layer; `None` where layers differ.
+        context_parity: tokens of context whose attention is as many multiplications as all else that a token takes.
     """
 
     geometry: KvGeometry
@@ -57,6 +58,7 @@ class ModelFacts:
     context_limit: str | None
     vocab_size: int
     query_heads: int | None
+    context_parity: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,21 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
         context_limit,
         int(config.vocab_size),
         query_heads.pop() if len(query_heads) == 1 else None,
+        _products_per_token(model, config)
+        / sum(call.query_heads * (call.key_dim + call.value_dim) for call in probe.calls),
     )
+
+
+def _products_per_token(model: PreTrainedModel, config: Any) -> float:
+    """Return the multiplications of a token's matrix products, without its attention and its logits."""
+    embeddings: Any = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    tables = {id(table.weight) for table in embeddings if table is not None}
+    weights = [
+        (name, weight) for name, weight in model.named_parameters() if weight.dim() >= 2 and id(weight) not in tables
+    ]
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    share = getattr(config, "num_experts_per_tok", experts) / experts if experts else 1.0
+    return sum(weight.numel() * (share if "experts" in name else 1.0) for name, weight in weights)
 
 
 def _run(model: PreTrainedModel, token_ids: torch.Tensor) -> None:

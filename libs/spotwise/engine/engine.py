@@ -157,6 +157,11 @@ class Engine:
         return self._facts.context_length
 
     @property
+    def context_parity(self) -> float:
+        """Tokens of context that cost a token as much as all else."""
+        return self._facts.context_parity
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
         return self._facts.vocab_size

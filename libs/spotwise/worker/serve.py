@@ -46,7 +46,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         await transport.start()
         stack.push_async_callback(transport.close)
         host.introduce(transfer_address=transport.address)
-        runtime = WorkerRuntime(host, engine, transport, settings.policy())
+        runtime = WorkerRuntime(host, engine, transport, settings.policy(engine.engine.context_parity))
         await runtime.start()
         await host.run()
 

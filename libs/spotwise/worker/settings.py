@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal, Self
 
@@ -63,8 +64,11 @@ class WorkerSettings(ModelServiceSettings):
         self.policy()
         return self
 
-    def policy(self) -> WorkerPolicy:
+    def policy(self, context_parity: float = math.inf) -> WorkerPolicy:
         """Return how the worker batches and gives memory.
+
+        Args:
+            context_parity: of the model.
 
         Raises:
             ValueError: settings contradict one another.
@@ -78,6 +82,7 @@ class WorkerSettings(ModelServiceSettings):
             self.prefix_caching,
             self.batching,
             self.max_stall_ms / 1000 or None,
+            context_parity,
         )
 
     @property

@@ -110,3 +110,20 @@ def test_cuda_without_a_device_says_so(llama_folder: Path) -> None:
     """The message names the way out."""
     with pytest.raises(ValueError, match="--device cpu"):
         Engine.load(EngineConfig(llama_folder, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("config", "products"),
+    [
+        (transformers.LlamaConfig(**SHAPE), 4 * 32 * 32 + 3 * 32 * 32),
+        (transformers.LlamaConfig(**SHAPE, tie_word_embeddings=True), 4 * 32 * 32 + 3 * 32 * 32),
+        (
+            transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+            4 * 32 * 32 + 4 * 32 + 2 * 3 * 32 * 32,
+        ),
+    ],
+)
+def test_what_a_context_costs_is_counted(config: Any, products: int, tmp_path: Path) -> None:
+    """A layer's products for a token, of a mixture only the experts that it takes, over those for a token of its context."""
+    engine = load_engine(save_model(config, tmp_path))
+    assert engine.context_parity == products / (4 * (8 + 8))

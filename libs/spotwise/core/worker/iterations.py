@@ -34,7 +34,7 @@ class Iterations:
         self._memory = memory
         self._prompt_side = prompt_side
         self._policy = policy
-        self._pace = Pace(policy.max_stall_s)
+        self._pace = Pace(policy.max_stall_s, policy.context_parity)
         self._members: frozenset[str] = frozenset()
 
     def run_next(self, now: float) -> None:
@@ -44,13 +44,13 @@ class Iterations:
             if batch is None:
                 return
             self._holdings.begin_iteration({row.sequence_id: row.num_tokens for row in batch.rows})
-            self._pace.ordered(batch.num_tokens, batch.prompt_tokens, now)
+            self._pace.ordered(batch, now)
             self._holdings.say(c.RunIteration(batch))
 
     def _next_batch(self, now: float) -> Batch | None:
         candidates = self._candidates()
-        decodes = sum(sequence.is_decoding for sequence in candidates)
-        builder = BatchBuilder(self._policy.limits, decodes, self._pace.prompt_tokens(decodes))
+        contexts = [sequence.known_tokens for sequence in candidates if sequence.is_decoding]
+        builder = BatchBuilder(self._policy.limits, len(contexts), self._pace.budget(contexts))
         self._memory.start_round()
         for sequence in candidates:
             if builder.is_full:
@@ -83,7 +83,8 @@ class Iterations:
         if not self._memory.can_admit(sequence, reused):
             return
         cached_tokens = len(reused) * self._holdings.pool.block_size
-        tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens)
+        first_position = sequence.computed_tokens + cached_tokens
+        tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens, first_position)
         if tokens == 0:
             return
         self._memory.admit(sequence, reused)

@@ -2,8 +2,9 @@
 
 Law: an iteration in which sequences decode takes about `max_stall_s` at most: prompts beside them are cut to what can be
 computed in that time, as learned from the iterations before (stall-free batching: Sarathi-Serve, Agrawal et al., OSDI 2024,
-section 4, which has its number of tokens set by hand). A fast device so takes long parts and a slow one short parts, without
-a setting; where nobody decodes, prompts run whole.
+section 4, which has its number of tokens set by hand). A token costs something, and as much again for every `context_parity`
+tokens that it attends to, so the parts of a long prompt become shorter as it goes on. A fast device so takes long parts and a
+slow one short parts, without a setting; where nobody decodes, prompts run whole.
 
 Invariants: a prompt always goes on, by `MIN_TOKENS` at least; the answer depends on nothing but what was ordered, when that
 was, and when it ended.
@@ -11,7 +12,12 @@ was, and when it ended.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spotwise.core.batching import Batch
 
 #: However slow the device and however many decode; an iteration with fewer prompt tokens says little of what these cost.
 MIN_TOKENS = 16
@@ -21,37 +27,98 @@ _FIRST_TOKENS = 64
 _NEWEST = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """Seconds that a token takes.
+
+    Attributes:
+        seconds: by itself.
+        seconds_per_context: for each token that it attends to.
+    """
+
+    seconds: float
+    seconds_per_context: float
+
+    def of(self, tokens: float, context: float) -> float:
+        """Return the seconds of tokens that attend to `context` tokens in all."""
+        return tokens * self.seconds + context * self.seconds_per_context
+
+    def part_within(self, seconds: float, first_position: int) -> int:
+        """Return how many tokens of a prompt from `first_position` on take so long: the root of a quadratic."""
+        if seconds <= 0.0:
+            return 0
+        first = self.of(1, first_position)
+        return int(2 * seconds / (first + math.sqrt(first * first + 2 * self.seconds_per_context * seconds)))
+
+
+class StallBudget:
+    """What prompts may take of one iteration.
+
+    Args:
+        cost: of a token; `None` where nothing is known of the device yet.
+        seconds: left for prompts; not above 0 where those that decode take all.
+    """
+
+    def __init__(self, cost: TokenCost | None, seconds: float) -> None:
+        self._cost = cost
+        self._seconds = seconds
+        self._spent_tokens = 0
+
+    def room_at(self, first_position: int) -> int:
+        """Return how many tokens of a prompt may join, the first of which is at `first_position`."""
+        known = _FIRST_TOKENS - self._spent_tokens
+        if self._cost is not None:
+            known = self._cost.part_within(self._seconds, first_position)
+        return max(known, MIN_TOKENS - self._spent_tokens, 0)
+
+    def spend(self, first_position: int, tokens: int) -> None:
+        """Note a part that joins."""
+        self._spent_tokens += tokens
+        if self._cost is not None:
+            self._seconds -= self._cost.of(tokens, _context(first_position, tokens))
+
+
 class Pace:
-    """Learns what a prompt token costs, and says how many may join an iteration.
+    """Learns what a token costs, and says how much of a prompt may join an iteration.
 
     Args:
         max_stall_s: seconds that an iteration with decodes should take at most; `None` lets it take what it takes.
+        context_parity: of the model: tokens of context that cost a token as much as all else.
     """
 
-    def __init__(self, max_stall_s: float | None) -> None:
+    def __init__(self, max_stall_s: float | None, context_parity: float = math.inf) -> None:
         self._max_stall_s = max_stall_s
-        self._seconds_per_token: float | None = None
-        self._in_flight: deque[tuple[int, float]] = deque()
+        self._context_parity = context_parity
+        self._cost: TokenCost | None = None
+        self._in_flight: deque[tuple[Batch, float]] = deque()
         self._last_end_s = 0.0
 
-    def prompt_tokens(self, decodes: int) -> int | None:
-        """Return how many prompt tokens may be computed beside `decodes` sequences; `None` for as many as there are."""
-        if self._max_stall_s is None or decodes == 0:
+    def budget(self, decode_contexts: Iterable[int]) -> StallBudget | None:
+        """Return what prompts may take beside decodes that attend to so many tokens each; `None` for all they want."""
+        contexts = list(decode_contexts)
+        if self._max_stall_s is None or not contexts:
             return None
-        if self._seconds_per_token is None:
-            return _FIRST_TOKENS
-        return max(MIN_TOKENS, int(self._max_stall_s / self._seconds_per_token) - decodes)
+        taken = self._cost.of(len(contexts), sum(contexts)) if self._cost else 0.0
+        return StallBudget(self._cost, self._max_stall_s - taken)
 
-    def ordered(self, tokens: int, prompt_tokens: int, now: float) -> None:
-        """Note an iteration of `tokens` in all, `prompt_tokens` of them no decodes."""
-        self._in_flight.append((tokens if prompt_tokens >= MIN_TOKENS else 0, now))
+    def ordered(self, batch: Batch, now: float) -> None:
+        """Note an iteration that begins now, or after those in flight."""
+        self._in_flight.append((batch, now))
 
     def ended(self, now: float) -> None:
         """Note that the oldest iteration in flight has ended; it began when the one before it had, or when it was ordered."""
-        tokens, ordered_s = self._in_flight.popleft()
+        batch, ordered_s = self._in_flight.popleft()
         seconds = now - max(ordered_s, self._last_end_s)
         self._last_end_s = now
-        if tokens == 0 or seconds <= 0.0:  # a clock that was set back
+        if batch.prompt_tokens < MIN_TOKENS or seconds <= 0.0:  # a clock that was set back
             return
-        known, new = self._seconds_per_token, seconds / tokens
-        self._seconds_per_token = new if known is None else known + _NEWEST * (new - known)
+        context = sum(_context(row.first_position, row.num_tokens) for row in batch.rows)
+        token_s = seconds / (batch.num_tokens + context / self._context_parity)
+        if self._cost is not None:
+            token_s = self._cost.seconds + _NEWEST * (token_s - self._cost.seconds)
+        self._cost = TokenCost(token_s, token_s / self._context_parity)
+
+
+def _context(first_position: int, tokens: int) -> float:
+    """Return how many tokens a part attends to in all."""
+    return tokens * (first_position + tokens / 2)

@@ -7,6 +7,7 @@ place each: rows in `batching.py` and `pace.py`, who may have one in `iterations
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -41,6 +42,7 @@ class WorkerPolicy:
         prefix_caching: prompts begin with the blocks that others computed already.
         batching: who may join a batch; `REQUEST_LEVEL` goes with `reserve=MAX_TOKENS`.
         max_stall_s: seconds that a prompt may hold up an iteration in which others decode, about; `None` for no bound.
+        context_parity: of the model: tokens of context that cost a token as much as all else; see `pace.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
     """
 
@@ -51,6 +53,7 @@ class WorkerPolicy:
     prefix_caching: bool = True
     batching: Batching = Batching.ITERATION_LEVEL
     max_stall_s: float | None = None
+    context_parity: float = math.inf
     max_in_flight: int = 1
 
     def __post_init__(self) -> None:
@@ -58,6 +61,8 @@ class WorkerPolicy:
             raise ValueError(f"watermark is {self.watermark}; it is a share, at least 0 and below 1")
         if self.max_stall_s is not None and self.max_stall_s <= 0.0:
             raise ValueError("max_stall_s must be above 0; None is no bound")
+        if not self.context_parity > 0.0:
+            raise ValueError("context_parity must be above 0; inf is a context that costs nothing")
         if self.max_in_flight < 1:
             raise ValueError("max_in_flight must be at least 1")
         if self.max_preemptions < 1:

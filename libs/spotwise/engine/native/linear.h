@@ -14,6 +14,7 @@
 namespace spotwise {
 
 constexpr int kPanel = 2 * kLanes;
+constexpr long kFetchBytes = 64 * 1024;
 constexpr long kBlockBytes = 384 * 1024;  // of activations that stay in the second-level cache
 
 template <class Format>
@@ -58,6 +59,9 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   // Few rows: the weights stream from memory, and a piece should be long enough to stream well.
   const int group = rows <= kTileRows ? std::max(1, std::min(4, weights.panels() / (4 * team.size()))) : 1;
   const int groups = (weights.panels() + group - 1) / group;
+  // Threads take panels in turn: while a panel's last tile is computed, the thread's next panel comes from memory. A panel that
+  // fills the cache would push out what is in use.
+  const bool fetch = group == 1 && row_bytes * kPanel <= kFetchBytes;
   team.each(blocks * groups, [&](int piece, int) {
     const int first_row = piece / groups * block_rows;
     const int last_row = std::min(rows, first_row + block_rows);
@@ -65,6 +69,7 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
     const int last_panel = std::min(weights.panels(), first_panel + group);
     for (int panel = first_panel; panel < last_panel; panel++) {
       const auto* b = weights.panel(panel);
+      const auto* next = fetch && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
       // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
       const int tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
       for (int tile = 0, row = first_row; tile < tiles; tile++) {
@@ -73,8 +78,13 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
           constexpr int kRows = decltype(constant)::value;
           Sums<kRows> sums;
           clear<kRows>(sums);
-          multiply_tile<Format, kRows>(a + row * row_stride, row_stride, b, b + kLanes * Format::kPair,
-                                       kPanel * Format::kPair, steps, sums);
+          const auto* from = a + row * row_stride;
+          constexpr long kStep = kPanel * Format::kPair;
+          if (next && tile == tiles - 1) {
+            multiply_tile<Format, kRows, true>(from, row_stride, b, b + kStep / 2, kStep, steps, sums, next);
+          } else {
+            multiply_tile<Format, kRows>(from, row_stride, b, b + kStep / 2, kStep, steps, sums);
+          }
           unrolled<kRows>([&](auto r) SPOTWISE_INLINE { finish(row + r, panel, sums[r][0], sums[r][1]); });
         });
         row += height;

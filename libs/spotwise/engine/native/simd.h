@@ -241,11 +241,16 @@ SPOTWISE_INLINE inline void clear(Sums<kRows>& sums) {
 }
 
 // sums[r] += the dot products of row r of `a` with 2 x 16 columns: `steps` pairs of values, `b0` and `b1` the two vectors of
-// a step, `stride` values from one step to the next.
-template <class Format, int kRows>
+// a step, `stride` values from one step to the next. With kFetch as many lines at `next` are fetched as are read at `b0` and `b1`.
+template <class Format, int kRows, bool kFetch = false>
 SPOTWISE_INLINE inline void multiply_tile(const typename Format::Value* a, long row_stride, const typename Format::Value* b0,
-                          const typename Format::Value* b1, long stride, int steps, Sums<kRows>& sums) {
+                                          const typename Format::Value* b1, long stride, int steps, Sums<kRows>& sums,
+                                          const typename Format::Value* next = nullptr) {
   for (int step = 0; step < steps; step++) {
+    if constexpr (kFetch) {
+      __builtin_prefetch(next + step * stride, 0, 2);
+      __builtin_prefetch(next + step * stride + stride / 2, 0, 2);
+    }
     auto first = Format::pairs(b0 + step * stride);
     auto second = Format::pairs(b1 + step * stride);
     keep_in_register(first);

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.worker.pace import MIN_TOKENS, Pace
+from spotwise.core.batching import Batch, BatchLimits, BatchRow
+from spotwise.core.worker.pace import MIN_TOKENS, Pace, TokenCost
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.worker.bench import WorkerBench, row_of
 
@@ -15,91 +15,174 @@ STALL_S = 1 / 16
 TOKEN_S = 1 / 1024
 
 
-def run(pace: Pace, tokens: int, seconds: float, now: float = 100.0) -> None:
-    """One iteration of nothing but a prompt."""
-    pace.ordered(tokens, tokens, now)
+def part(tokens: int, first_position: int = 0) -> BatchRow:
+    return BatchRow("p", first_position, tokens, ())
+
+
+def decode(context: int) -> BatchRow:
+    return BatchRow("d", context, 1, ())
+
+
+def run(pace: Pace, seconds: float, *rows: BatchRow, now: float = 100.0) -> None:
+    """One iteration."""
+    pace.ordered(Batch(rows), now)
     pace.ended(now + seconds)
+
+
+def room(pace: Pace, decodes: int = 1, first_position: int = 0) -> int:
+    """For a first prompt, beside decodes that have no context to speak of."""
+    budget = pace.budget([0] * decodes)
+    assert budget is not None
+    return budget.room_at(first_position)
+
+
+def paced() -> Pace:
+    """A pace that has seen one prompt alone, at 1/1024 s a token."""
+    pace = Pace(STALL_S)
+    run(pace, 1.0, part(1024))
+    return pace
 
 
 def test_a_prompt_alone_runs_whole() -> None:
     """It holds up nobody."""
-    pace = Pace(STALL_S)
-    run(pace, 1024, 1.0)
-    assert pace.prompt_tokens(decodes=0) is None
+    assert paced().budget([]) is None
 
 
 def test_without_a_bound_prompts_run_whole_beside_decodes_too() -> None:
     """Whatever they cost."""
     pace = Pace(None)
-    run(pace, 1024, 1.0)
-    assert pace.prompt_tokens(decodes=4) is None
+    run(pace, 1.0, part(1024))
+    assert pace.budget([1, 2, 3, 4]) is None
 
 
 def test_a_prompt_is_cut_to_what_the_device_computes_in_time() -> None:
     """A sixteenth of a second is 64 tokens here, of which the decodes have their own."""
-    pace = Pace(STALL_S)
-    run(pace, 1024, 1.0)
-    assert pace.prompt_tokens(decodes=1) == 63
-    assert pace.prompt_tokens(decodes=3) == 61
+    pace = paced()
+    assert room(pace, decodes=1) == 63
+    assert room(pace, decodes=3) == 61
+
+
+def test_prompts_of_an_iteration_share_its_time() -> None:
+    """Before anything is known of the device, too."""
+    for pace, tokens in ((Pace(STALL_S), 64), (paced(), 63)):
+        budget = pace.budget([0])
+        assert budget is not None
+        assert budget.room_at(0) == tokens
+        budget.spend(0, 40)
+        assert budget.room_at(0) == tokens - 40
+        budget.spend(0, tokens - 40)
+        assert budget.room_at(0) == 0
 
 
 def test_a_slow_device_still_goes_on() -> None:
-    """However long that takes and however many decode."""
+    """However long that takes and however many decode; but not with every prompt that waits."""
     pace = Pace(STALL_S)
-    run(pace, 100, 10.0)
-    assert pace.prompt_tokens(decodes=200) == MIN_TOKENS
+    run(pace, 10.0, part(100))
+    budget = pace.budget([0] * 200)
+    assert budget is not None
+    assert budget.room_at(0) == MIN_TOKENS
+    budget.spend(0, MIN_TOKENS)
+    assert budget.room_at(0) == 0
 
 
 def test_decodes_alone_say_nothing_of_what_prompts_cost() -> None:
     """They read all weights for a few tokens."""
-    pace = Pace(STALL_S)
-    run(pace, 1024, 1.0)
-    pace.ordered(4, 0, 200.0)
-    pace.ended(200.1)
-    assert pace.prompt_tokens(decodes=1) == 63
+    pace = paced()
+    run(pace, 0.1, *[decode(500)] * 4, now=200.0)
+    assert room(pace) == 63
 
 
 def test_iterations_that_overlap_are_not_counted_twice() -> None:
     """The second of a pipeline begins when the first has ended."""
     pace = Pace(STALL_S)
-    pace.ordered(1024, 1024, 10.0)
-    pace.ordered(1024, 1024, 10.0)
+    for _ in range(2):
+        pace.ordered(Batch((part(1024),)), 10.0)
     pace.ended(11.0)
     pace.ended(12.0)
-    assert pace.prompt_tokens(decodes=1) == 63
+    assert room(pace) == 63
 
 
 def test_a_clock_that_was_set_back_teaches_nothing() -> None:
     """Nor does it divide by it."""
-    pace = Pace(STALL_S)
-    run(pace, 1024, 1.0)
-    run(pace, 1024, -3600.0)
-    assert pace.prompt_tokens(decodes=1) == 63
+    pace = paced()
+    run(pace, -3600.0, part(1024))
+    assert room(pace) == 63
+
+
+ROWS = st.lists(st.builds(part, st.integers(1, 5000), st.integers(0, 10**6)), min_size=1, max_size=4)
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 5000), st.floats(-1.0, 100.0)), max_size=20),
-    st.integers(1, 300),
+    st.lists(st.tuples(ROWS, st.floats(-1.0, 100.0)), max_size=20),
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=300),
+    st.integers(0, 10**6),
     st.floats(1e-3, 1.0),
 )
-def test_there_is_always_room_for_some_tokens(past: list[tuple[int, float]], decodes: int, max_stall_s: float) -> None:
+def test_there_is_always_room_for_some_tokens(
+    past: list[tuple[list[BatchRow], float]], decodes: list[int], first_position: int, max_stall_s: float
+) -> None:
     """Whatever was measured."""
     pace = Pace(max_stall_s)
-    for tokens, seconds in past:
-        run(pace, tokens, seconds)
-    room = pace.prompt_tokens(decodes)
-    assert room is not None
-    assert room >= MIN_TOKENS
+    for rows, seconds in past:
+        run(pace, seconds, *rows)
+    budget = pace.budget(decodes)
+    assert budget is not None
+    assert budget.room_at(first_position) >= MIN_TOKENS
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(0.0, 1e-5), st.integers(0, 10**6), st.floats(1e-3, 10.0))
+def test_a_part_takes_its_time_and_no_more(
+    seconds: float, per_context: float, first_position: int, bound: float
+) -> None:
+    """One token more would take longer than allowed."""
+    cost = TokenCost(seconds, per_context)
+    tokens = cost.part_within(bound, first_position)
+
+    def takes(tokens: int) -> float:
+        return cost.of(tokens, tokens * (first_position + tokens / 2))
+
+    assert takes(tokens) <= bound * (1 + 1e-6)
+    assert takes(tokens + 1) >= bound * (1 - 1e-6)
 
 
 def test_a_steady_device_is_learned() -> None:
     """After some iterations parts take the time that they may take, whatever was measured first."""
     pace = Pace(STALL_S)
-    run(pace, 1024, 60.0, now=0.0)  # a cold start
+    run(pace, 60.0, part(1024), now=0.0)  # a cold start
     for second in range(60):
-        tokens = pace.prompt_tokens(decodes=1) or 0
-        run(pace, tokens, tokens * TOKEN_S, now=100.0 + second)
-    assert pace.prompt_tokens(decodes=1) in (62, 63)  # from above, and for ever a little above
+        tokens = room(pace)
+        run(pace, tokens * TOKEN_S, part(tokens), now=100.0 + second)
+    assert room(pace) in (62, 63)  # from above, and for ever a little above
+
+
+def test_a_context_costs_what_the_model_says() -> None:
+    """With 1,024 tokens behind it a token costs twice as much here: parts are half as long, decodes take double."""
+    pace = Pace(STALL_S, context_parity=1024.0)
+    run(pace, 64 * 2 * TOKEN_S, part(64, 1024 - 32))
+    assert room(pace, first_position=0) == 61  # of 63, whose mean context is 31
+    assert room(pace, first_position=1024) == 31
+    budget = pace.budget([1024, 1024])
+    assert budget is not None
+    assert budget.room_at(1024) == 29
+
+
+@given(st.integers(500, 5000), st.integers(500, 3000), st.lists(st.integers(0, 2000), min_size=1, max_size=4))
+def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int, decodes: list[int]) -> None:
+    """Where prompts follow prompts, beside decodes."""
+    cost = TokenCost(5e-4, 5e-4 / parity)
+    pace = Pace(STALL_S, parity)
+    run(pace, cost.of(100, 5000), part(100))
+    position = 0
+    for second in range(200, 250):
+        budget = pace.budget(decodes)
+        assert budget is not None
+        tokens = min(budget.room_at(position), prompt - position)
+        is_cut = position + tokens < prompt
+        context = tokens * (position + tokens / 2) + sum(decodes) + len(decodes) / 2
+        seconds = cost.of(tokens + len(decodes), context)
+        run(pace, seconds, part(tokens, position), *map(decode, decodes), now=float(second))
+        position = position + tokens if is_cut else 0
+        assert not is_cut or seconds == pytest.approx(STALL_S, rel=0.1)
 
 
 class TestInAWorker:
@@ -132,3 +215,9 @@ def test_a_bound_of_nothing_is_refused() -> None:
     """It would allow no prompt at all."""
     with pytest.raises(ValueError, match="max_stall_s"):
         WorkerPolicy(max_stall_s=0.0)
+
+
+def test_a_context_cannot_cost_everything() -> None:
+    """A parity of 0 would be that."""
+    with pytest.raises(ValueError, match="context_parity"):
+        WorkerPolicy(context_parity=0.0)
