@@ -19,16 +19,22 @@ class LanguageModel:
     Attributes:
         name: as profiles have it.
         weight_bytes: of all weights.
-        layers, kv_heads, head_size: heads are those that keys and values have, not those of the queries.
+        layers, heads, kv_heads, head_size: of the attention; several heads of queries may share one of keys and values.
         value_bytes: of one number in the KV cache.
     """
 
     name: str
     weight_bytes: int
     layers: int
+    heads: int
     kv_heads: int
     head_size: int
     value_bytes: int = 2
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in a token's queries, all heads of a layer."""
+        return self.heads * self.head_size
 
     @property
     def kv_token_bytes(self) -> int:
@@ -69,8 +75,8 @@ class MachineType:
 
 
 #: 329 and 135 GiB are what the paper's simulator takes up for the weights of both.
-BLOOM_176B = LanguageModel("bloom-176b", 329 * GIB, layers=70, kv_heads=112, head_size=128)
+BLOOM_176B = LanguageModel("bloom-176b", 329 * GIB, layers=70, heads=112, kv_heads=112, head_size=128)
 #: Grouped queries: 8 heads of keys and values for 64 of queries.
-LLAMA2_70B = LanguageModel("llama2-70b", 135 * GIB, layers=80, kv_heads=8, head_size=128)
+LLAMA2_70B = LanguageModel("llama2-70b", 135 * GIB, layers=80, heads=64, kv_heads=8, head_size=128)
 
 LANGUAGE_MODELS = {model.name: model for model in (BLOOM_176B, LLAMA2_70B)}
