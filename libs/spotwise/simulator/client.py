@@ -19,10 +19,11 @@ from spotwise.core.sampling import SamplingParams
 from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.observation import Arrival, CompletedRequest, Observer
-from spotwise.simulator.synthetic_engine import TOKEN_ID
+from spotwise.simulator.token_times import Progress
 from spotwise.simulator.world_settings import WorldSettings
 
 _EPOCH = 1
+_TOKEN_ID = 0
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -36,11 +37,10 @@ class _Live:
 
     arrival: Arrival
     record: RequestRecord
+    progress: Progress
     started_s: float | None = None
-    first_token_s: float = 0.0
-    last_token_s: float = 0.0
-    longest_gap_s: float = 0.0
-    tokens: int = 0
+    first_token_s: float | None = None
+    delivered: int = 0  #: tokens, those included that were only counted
     prompt_machine: str | None = None
     token_machine: str | None = None
 
@@ -90,11 +90,11 @@ class Client:
         number, settings = self.arrived, self._settings
         self.arrived += 1
         stop = StopCriteria(max_new_tokens=arrival.output_tokens)
-        prompt = (TOKEN_ID,) * arrival.prompt_tokens
+        prompt = (_TOKEN_ID,) * arrival.prompt_tokens
         record = RequestRecord(
             str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )
-        self._live[number] = _Live(arrival, record)
+        self._live[number] = _Live(arrival, record, Progress(arrival.prompt_tokens))
         self.most_live = max(self.most_live, len(self._live))
         asked_tokens = settings.asked_tokens(arrival.output_tokens)
         stream = m.StreamRef(self.id, number)
@@ -107,6 +107,10 @@ class Client:
         """Return what a worker must know of a request, as long as that is live."""
         live = self._live.get(int(request_id))
         return None if live is None else live.record
+
+    def progress(self, request_id: str) -> Progress:
+        """Return how far a live request is."""
+        return self._live[int(request_id)].progress
 
     def prefill_started(self, request_id: str) -> None:
         """Note when a request's prompt began to be computed; later beginnings are parts, or after a preemption."""
@@ -125,44 +129,36 @@ class Client:
         self._fail(int(message.request_id), f"{message.code.value}: {message.message}")
 
     def _tokens_came(self, batch: m.TokenBatch) -> None:
-        now, gap_s, alike = self._queue.now, 0.0, 0
         for delta in batch.deltas:
             live = self._live.get(delta.stream_id)
             if live is None:
                 raise SimulationError(f"a token for stream {delta.stream_id}, which has ended")
-            if delta.token_id is None:
+            if delta.token_id is None and delta.finish_reason is FinishReason.ERROR:
                 self._fail(delta.stream_id, delta.error)
                 continue
-            if delta.token_index != live.tokens:
-                raise SimulationError(f"stream {delta.stream_id} got token {delta.token_index} after {live.tokens}")
-            live.tokens += 1
-            if live.tokens == 1:
-                live.first_token_s = now
-            else:
-                if now - live.last_token_s != gap_s:
-                    if alike:
-                        self._observer.tokens_spaced(gap_s, alike)
-                    gap_s, alike = now - live.last_token_s, 0
-                alike += 1
-                live.longest_gap_s = max(live.longest_gap_s, gap_s)
-            live.last_token_s = now
+            if delta.token_index < live.delivered or (live.delivered == 0 and delta.token_index > 0):
+                raise SimulationError(f"stream {delta.stream_id}: token {delta.token_index} after {live.delivered}")
+            if live.first_token_s is None:
+                live.first_token_s = self._queue.now
+            live.delivered = delta.token_index + 1
             if delta.finish_reason is not None:
-                self._complete(delta.stream_id, live, delta.finish_reason)
-        if alike:
-            self._observer.tokens_spaced(gap_s, alike)
+                self._complete(delta.stream_id, live, live.first_token_s, delta.finish_reason)
 
-    def _complete(self, number: int, live: _Live, reason: FinishReason) -> None:
-        if reason is not FinishReason.LENGTH or live.tokens != live.arrival.output_tokens:
-            raise SimulationError(f"request {number} ended by {reason.value} after {live.tokens} tokens")
+    def _complete(self, number: int, live: _Live, first_token_s: float, reason: FinishReason) -> None:
+        arrival, progress = live.arrival, live.progress
+        if reason is not FinishReason.LENGTH or not live.delivered == progress.output_tokens == arrival.output_tokens:
+            raise SimulationError(
+                f"request {number} ended by {reason.value} with {live.delivered} of {arrival.output_tokens} tokens, "
+                f"{progress.output_tokens} of which were made"
+            )
         self.completed += 1
-        arrival = live.arrival
         self._observer.request_completed(
             CompletedRequest(
                 arrival,
-                live.first_token_s,
-                live.last_token_s,
+                first_token_s,
+                self._queue.now,
                 queue_s=None if live.started_s is None else live.started_s - arrival.at_s,
-                longest_gap_s=live.longest_gap_s,
+                longest_gap_s=progress.longest_gap_s,
                 prompt_machine=live.prompt_machine,
                 token_machine=live.token_machine,
             )

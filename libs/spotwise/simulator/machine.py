@@ -2,13 +2,14 @@
 
 Law: what the machine does next is decided by the same `WorkerRole` that a live worker has. Here its commands take simulated
 time instead of real: an iteration as long as `IterationCost` says, a hand-off as long as the network takes. The store answers
-at once, and tokens are all the same: nobody looks at them, only at how many there are.
+at once, and tokens are all the same: nobody looks at them, only at how many there are. Where the policy allows orders of
+several iterations, what has ended of one is counted before the role is told of anything else.
 
 A prompt's KV leaves as `Overlap` says. Layer by layer, the first layer's KV is there when the first layer is computed, so the
 bytes of all layers but the last may be sent from then on, and those of the last when the iteration ends: what a client sees of
 the transfer is the last layer's, and whatever the link could not carry meanwhile (Splitwise, section 4.4).
 
-Invariants: one iteration at a time; a sequence's KV arrives once and whole, or not at all.
+Invariants: one order at a time; a sequence's KV arrives once and whole, or not at all.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spotwise.core import messages as m
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.batching import BatchRow
 from spotwise.core.record import RequestRecord, sequence_id
+from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
 from spotwise.simulator.block_counts import BlockCounts
@@ -29,9 +30,14 @@ from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.network import Link, Network, Transfer
 from spotwise.simulator.observation import Observer
+from spotwise.simulator.orders import Order
 from spotwise.simulator.results import MachineResult
-from spotwise.simulator.synthetic_engine import SyntheticEngine
+from spotwise.simulator.token_times import Progress, TokenTimes
 from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
+
+
+#: The one token of all prompts and answers.
+TOKEN_ID = 0
 
 
 class RequestStore(Protocol):
@@ -39,6 +45,9 @@ class RequestStore(Protocol):
 
     def record(self, request_id: str, epoch: int) -> RequestRecord | None:
         """Return an attempt's record, if it is still there."""
+
+    def progress(self, request_id: str) -> Progress:
+        """Return how far a request is whose record is there."""
 
     def prefill_started(self, request_id: str) -> None:
         """Note that the first part of a prompt is computed from now on."""
@@ -97,7 +106,9 @@ class Machine:
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
         self._queue = around.queue
-        self._engine = SyntheticEngine()
+        self._counts = settings.policy.counted_steps > 1
+        self._token_times = TokenTimes(around.observer)
+        self._order: Order | None = None
         self._pushes: dict[str, _Push] = {}
         self._told: m.WorkerLoad | None = None
         self._beat_is_planned = False
@@ -106,8 +117,9 @@ class Machine:
             m.RecordLedger: _nothing,
             c.LoadRecord: self._load_record,
             c.DropSequence: self._drop,
-            c.AppendToken: lambda command: self._engine.append(command.sequence_id),
+            c.AppendToken: _nothing,
             c.RunIteration: self._run_iteration,
+            c.EndRun: self._end_run,
             c.ExpectKv: _nothing,
             c.ForgetKv: _nothing,
             c.PushKv: self._push,
@@ -116,10 +128,10 @@ class Machine:
 
     def receive(self, event: Any) -> None:
         """Take in a message, or what the machine's own engine and links have to say."""
+        self._count_ended()
         if isinstance(event, m.StartPrefill) and event.target.worker_id != self.id:
             self._prepare_push(event)
-        for command in self.role.handle(event, self._queue.now):
-            self._performers[type(command)](command)
+        self._tell_role(event)
         self._plan_beat()
 
     def finish(self) -> MachineResult:
@@ -130,11 +142,16 @@ class Machine:
         self.result.received_bytes = self.receive_link.carried_bytes
         return self.result
 
+    def _tell_role(self, event: c.WorkerEvent) -> None:
+        for command in self.role.handle(event, self._queue.now):
+            self._performers[type(command)](command)
+
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
     def beat(self, _: None = None) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
         self._beat_is_planned = False
+        self._count_ended()
         load = self.role.load()
         if load != self._told:
             self._told = load
@@ -158,23 +175,66 @@ class Machine:
             gone = c.RecordUnavailable(command.request_id, command.epoch, "the request was closed", retryable=False)
             self._queue.at(self._queue.now, self.receive, gone)
         else:
-            self._engine.load(record)
+            self._token_times.enter(record.sequence_id, self._around.store.progress(command.request_id))
             self._queue.at(self._queue.now, self.receive, c.RecordLoaded(record))
 
     def _drop(self, command: c.DropSequence) -> None:
-        self._engine.drop(command.sequence_id)
+        self._token_times.drop(command.sequence_id)
         push = self._pushes.pop(command.sequence_id, None)
         if push is not None:
             self._around.network.call_off(push.transfer)
 
     def _run_iteration(self, command: c.RunIteration) -> None:
-        shape = BatchShape.of(command.batch)
-        seconds = self._cost.iteration_s(shape)
-        if shape.prompt_tokens:
+        order = self._order = Order(command.batch, command.steps, self._cost, self._queue.now)
+        if order.shape.prompt_tokens:
             for row in command.batch.rows:
                 if not row.is_decode:
-                    self._prompt_row_started(row, seconds)
-        self._queue.at(self._queue.now + seconds, self._iteration_ended, (command.batch, shape, seconds))
+                    self._prompt_row_started(row, order.look_s - self._queue.now)
+        self._queue.at(order.look_s, self._look, (order, order.look_s))
+
+    def _end_run(self, command: c.EndRun) -> None:
+        assert self._order is not None
+        self._order.cut()
+        self._queue.at(self._order.look_s, self._look, (self._order, self._order.look_s))
+
+    def _look(self, planned: tuple[Order, float]) -> None:
+        order, look_s = planned
+        if self._order is not order or order.look_s != look_s:
+            return  # it was cut, or is over
+        if order.is_planned:
+            self._count_ended()
+            self._plan_beat()
+        else:
+            order.plan()
+            self._queue.at(order.look_s, self._look, (order, order.look_s))
+
+    def _count_ended(self) -> None:
+        """Tell the role which iterations have ended; it may not be told of anything that came later before."""
+        order = self._order
+        if order is None:
+            return
+        began_s, ended_before = order.counted_s, order.taken
+        ends_s = order.take_ended(self._queue.now)
+        if not ends_s:
+            return
+        self._account(order, len(ends_s), order.counted_s - began_s)
+        made = self._token_times.iterations_ended(order.batch, ended_before, ends_s)
+        if order.is_over:
+            self._order = None
+        if self._counts:
+            self._tell_role(c.IterationsCounted(len(ends_s), ended=order.is_over))
+        else:
+            self._tell_role(c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made)))
+
+    def _account(self, order: Order, iterations: int, seconds: float) -> None:
+        result, used_blocks = self.result, self.pool.used_blocks
+        result.iterations += iterations
+        result.busy_s += seconds
+        if order.shape.prompt_tokens:
+            result.prompt_s += seconds
+        result.kv_block_s += used_blocks * seconds
+        result.kv_blocks_peak = max(result.kv_blocks_peak, used_blocks)
+        self._around.observer.iterations_ended(self.id, order.shape, seconds, iterations)
 
     def _prompt_row_started(self, row: BatchRow, seconds: float) -> None:
         request_id = row.sequence_id.rpartition("@")[0]
@@ -185,18 +245,6 @@ class Machine:
             layers = self._around.settings.model.layers
             done_tokens = row.first_position + row.num_tokens * (layers - 1) / layers
             self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
-
-    def _iteration_ended(self, ended: tuple[Batch, BatchShape, float]) -> None:
-        batch, shape, seconds = ended
-        result, used_blocks = self.result, self.pool.used_blocks
-        result.iterations += 1
-        result.busy_s += seconds
-        if shape.prompt_tokens:
-            result.prompt_s += seconds
-        result.kv_block_s += used_blocks * seconds
-        result.kv_blocks_peak = max(result.kv_blocks_peak, used_blocks)
-        self._around.observer.iterations_ended(self.id, shape, seconds)
-        self.receive(c.IterationFinished(self._engine.run(batch)))
 
     # --- hand-offs ----------------------------------------------------------------------------------------------------
 

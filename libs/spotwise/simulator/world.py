@@ -61,6 +61,16 @@ class World:
         self._arrivals: Iterator[Arrival] = iter(())
         self._awaited: Arrival | None = None
 
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return self._queue.now
+
+    @property
+    def kv_blocks_held(self) -> int:
+        """KV blocks in use on all machines."""
+        return sum(machine.pool.used_blocks for machine in self._machines.values())
+
     def run(self, arrivals: Iterable[Arrival]) -> WorldResult:
         """Serve a trace to its last token. A world is run once.
 
