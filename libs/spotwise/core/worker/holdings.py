@@ -23,12 +23,17 @@ from spotwise.core.worker.sequence import Sequence
 
 
 class Holdings:
-    """Sequences in order of arrival, and the commands that their fates cause."""
+    """Sequences in order of arrival, and the commands that their fates cause.
+
+    Attributes:
+        lost_a_member: a sequence in the newest iteration ordered was condemned since.
+    """
 
     def __init__(self, worker_id: str, pool: BlockPool) -> None:
         self.worker_id = worker_id
         self.pool = pool
-        self._iterations: deque[dict[str, int]] = deque()
+        self.lost_a_member = False
+        self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
@@ -103,22 +108,21 @@ class Holdings:
         """Iterations ordered and not ended."""
         return len(self._iterations)
 
-    def in_iteration(self, sequence: Sequence) -> bool:
-        """Tell whether an iteration in flight computes tokens of the sequence."""
-        return any(sequence.sequence_id in tokens for tokens in self._iterations)
-
-    def begin_iteration(self, tokens: dict[str, int]) -> None:
+    def begin_iteration(self, members: list[tuple[Sequence, int]]) -> None:
         """Note which sequences take part in an iteration that is about to be ordered, with how many tokens."""
-        self._iterations.append(tokens)
+        for sequence, _ in members:
+            sequence.in_iteration = True
+        self._iterations.append(members)
+        self.lost_a_member = False
 
     def end_iteration(self) -> list[tuple[Sequence, int]]:
         """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
         took_part = self._iterations.popleft()
-        members = [sequence for sequence in self if sequence.sequence_id in took_part]
-        for sequence in members:
+        for sequence, _ in took_part:
+            sequence.in_iteration = False
             if sequence.condemned:
                 self.release(sequence)
-        return [(sequence, took_part[sequence.sequence_id]) for sequence in members if not sequence.condemned]
+        return [member for member in took_part if not member[0].condemned]
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -185,11 +189,12 @@ class Holdings:
             self.say(c.ForgetKv(sequence.request_id))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.condemned = True
+        self.lost_a_member |= sequence.in_iteration
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
-        if sequence.push_in_flight or self.in_iteration(sequence):
+        if sequence.push_in_flight or sequence.in_iteration:
             return
         del self._sequences[sequence.sequence_id]
         if sequence.block_ids:

@@ -64,6 +64,7 @@ class WorkerRole:
             c.RecordLoaded: self._record_loaded,
             c.RecordUnavailable: self._record_unavailable,
             c.IterationFinished: self._iterations.iteration_finished,
+            c.IterationsCounted: self._iterations.iterations_counted,
             c.IterationFailed: self._iterations.iteration_failed,
             c.KvArrived: self._token_side.kv_arrived,
             c.HandoffDelivered: self._prompt_side.handoff_delivered,
@@ -84,6 +85,7 @@ class WorkerRole:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
         self._handlers[type(event)](event, now)
         self._iterations.run_next(now)
+        self._iterations.end_run_after(event)
         self._leave_if_done(now)
         return self._holdings.answer()
 
@@ -106,6 +108,9 @@ class WorkerRole:
             running=states[RequestState.RUNNING],
             preempted=states[RequestState.PREEMPTED],
             migrating=states[RequestState.MIGRATING],
+            decoding=sum(s.in_token_phase for s in decoding),
+            prompts_in_place=sum(s.in_prompt_phase for s in decoding),
+            prompts_to_hand_off=sum(not s.decodes_here for s in held),
             preemptions=self._memory.preemptions,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
         )

@@ -25,15 +25,18 @@ class Sequence:
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
         condemned: ended, and here only until nothing uses its blocks any more.
         push_in_flight: its blocks are being read for a hand-off.
+        in_iteration: an iteration in flight computes tokens of it.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
+        prompt_ordered_here: its prompt phase is this worker's.
         prefilled_here: its prompt phase ran on this worker.
         preemptions: how often it lost its blocks here.
         model: from the record; KV of another model is another.
-        token_ids: from the record on, all known tokens.
+        token_ids: from the record on, all known tokens, up to the first that was only counted.
         may_reuse: its prompt may begin with blocks that are computed already; known from the record on.
         cached_tokens: prompt tokens that needed no computing, once the prompt has begun.
         block_hashes: of its first full blocks, as far as they were asked for.
         entered_blocks: how many of its first blocks are in the prefix cache.
+        sequence_id: of this attempt, for the engine and the block pool.
     """
 
     request_id: str
@@ -53,6 +56,8 @@ class Sequence:
     handed_token_id: int | None = None
     condemned: bool = False
     push_in_flight: bool = False
+    prompt_ordered_here: bool = False
+    in_iteration: bool = False
     prefilled_here: bool = False
     started_s: float | None = None
     preemptions: int = 0
@@ -63,11 +68,10 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     entered_blocks: int = 0
     block_ids: tuple[int, ...] = ()
+    sequence_id: str = field(init=False)
 
-    @property
-    def sequence_id(self) -> str:
-        """Id of this attempt, for the engine and the block pool."""
-        return sequence_id(self.request_id, self.epoch)
+    def __post_init__(self) -> None:
+        self.sequence_id = sequence_id(self.request_id, self.epoch)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -80,9 +84,26 @@ class Sequence:
         return max(0, self.owed_tokens - self.produced_here)
 
     @property
+    def tokens_to_length(self) -> int:
+        """New tokens after which it ends by length; of a sequence whose record is known."""
+        assert self.stop is not None
+        return self.stop.max_new_tokens - self.output_tokens
+
+    @property
     def decodes_here(self) -> bool:
         """Whether this worker runs its token phase."""
         return self.target is None
+
+    @property
+    def in_prompt_phase(self) -> bool:
+        """Whether its prompt is this worker's to compute, and has brought no token yet."""
+        return self.prompt_ordered_here and self.produced_here == 0
+
+    @property
+    def in_token_phase(self) -> bool:
+        """Whether its first token is known and this worker runs what follows."""
+        is_reserved = self.state is RequestState.WAITING_FOR_KV
+        return self.decodes_here and not is_reserved and not self.in_prompt_phase
 
     @property
     def is_runnable(self) -> bool:
@@ -110,6 +131,12 @@ class Sequence:
     def awaits_prefill(self) -> bool:
         """Whether its prompt, or a part of it, is still to be computed here."""
         return not self.condemned and self.known_tokens > 0 and not self.is_decoding
+
+    def count_tokens(self, tokens: int) -> None:
+        """Note new tokens."""
+        self.output_tokens += tokens
+        self.produced_here += tokens
+        self.known_tokens += tokens
 
     def advance(self, event: RequestEvent) -> None:
         """Move along the transition table."""
