@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +114,21 @@ def test_the_same_world_is_the_same_run(
     assert first[0] == second[0]
     assert first[1].completed == second[1].completed
     assert first[1].iterations == second[1].iterations
+
+
+@given(TRACES, CLUSTERS, SETTINGS, st.integers(2, 40))
+@settings(max_examples=100, deadline=None)
+def test_orders_of_several_iterations_change_no_decision(
+    arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
+) -> None:
+    """Every request has the same times on the same machines, and every machine does the same."""
+    single = run(worlds.machines(*counts, kind=SMALL), chosen, arrivals)
+    counted_policy = replace(chosen.policy, counted_steps=steps)
+    counted = run(worlds.machines(*counts, kind=SMALL), replace(chosen, policy=counted_policy), arrivals)
+    assert single[1].completed == counted[1].completed
+    for one, many in zip(single[0].machines, counted[0].machines, strict=True):
+        assert (one.iterations, one.preemptions, one.sent) == (many.iterations, many.preemptions, many.sent)
+        assert abs(one.busy_s - many.busy_s) < 1e-9
 
 
 TRANSFERS = st.lists(

@@ -133,14 +133,19 @@ class Client:
             live = self._live.get(delta.stream_id)
             if live is None:
                 raise SimulationError(f"a token for stream {delta.stream_id}, which has ended")
-            if delta.token_id is None and delta.finish_reason is FinishReason.ERROR:
+            if delta.finish_reason is FinishReason.ERROR:
                 self._fail(delta.stream_id, delta.error)
                 continue
-            if delta.token_index < live.delivered or (live.delivered == 0 and delta.token_index > 0):
-                raise SimulationError(f"stream {delta.stream_id}: token {delta.token_index} after {live.delivered}")
+            # an ending after tokens that were only counted says how many they are; all else is a token by its index
+            is_ending = delta.token_id is None and delta.finish_reason is not None
+            tokens = delta.token_index if is_ending else delta.token_index + 1
             if live.first_token_s is None:
                 live.first_token_s = self._queue.now
-            live.delivered = delta.token_index + 1
+                if tokens != 1:
+                    raise SimulationError(f"stream {delta.stream_id} begins with token {tokens}")
+            if tokens <= live.delivered:
+                raise SimulationError(f"stream {delta.stream_id} got token {tokens} after token {live.delivered}")
+            live.delivered = tokens
             if delta.finish_reason is not None:
                 self._complete(delta.stream_id, live, live.first_token_s, delta.finish_reason)
 

@@ -158,9 +158,11 @@ class Machine:
             kind = m.MemberKind.PROMPT_WORKER if self.home is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
             member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home, load=load)
             self._around.control.send(self._around.scheduler_id, member)
+        if self._order is not None:
+            self._plan_beat()
 
     def _plan_beat(self) -> None:
-        """Beat at the next multiple of the period: a machine to which nothing happens has nothing new to tell."""
+        """Beat at the next multiple of the period: a machine that does nothing has nothing new to tell."""
         if not self._beat_is_planned:
             self._beat_is_planned = True
             period_s, now = self._around.settings.heartbeat_s, self._queue.now
