@@ -9,7 +9,7 @@ Invariants: those of `BlockPool` that speak of numbers: free and owned blocks su
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from spotwise.core.kv_blocks import BlockPool, KvBlocksError
 
@@ -29,9 +29,12 @@ class BlockCounts(BlockPool):
         """Blocks that nobody owns."""
         return self._unowned
 
-    def can_allocate(self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0) -> bool:
-        """Tell whether blocks that are free now hold `tokens` tokens, and `spare` blocks stay free."""
-        return -(-tokens // self.block_size) + spare <= self._unowned
+    def can_allocate(
+        self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
+    ) -> bool:
+        """Tell whether blocks that are free now, or that `given_up` own, hold `tokens` tokens, and `spare` stay free."""
+        freed = sum(len(self.owned_by(owner)) for owner in given_up)
+        return -(-tokens // self.block_size) + spare <= self._unowned + freed
 
     def find(self, contents: Iterable[bytes]) -> tuple[int, ...]:
         """Find nothing: no content is remembered."""
