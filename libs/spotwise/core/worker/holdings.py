@@ -11,7 +11,7 @@ answer to a load can be taken for no other holding of the same attempt.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from spotwise.core import messages as m
@@ -35,6 +35,7 @@ class Holdings:
         self.lost_a_member = False
         self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
+        self._attempts: Counter[str] = Counter()  #: sequences by request
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
         self._loading: set[str] = set()
@@ -66,6 +67,7 @@ class Holdings:
         """Enter an attempt that is not here."""
         sequence = Sequence(request_id, epoch, stream, state, now)
         self._sequences[sequence.sequence_id] = sequence
+        self._attempts[request_id] += 1
         return sequence
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
@@ -173,6 +175,8 @@ class Holdings:
 
     def fence(self, request_id: str, epoch: int) -> None:
         """End all attempts up to `epoch`; whoever asked knows."""
+        if request_id not in self._attempts:
+            return
         for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.condemned]:
             self.cancel_target(sequence)
             self.end(sequence, FinishReason.ABORT)
@@ -197,6 +201,9 @@ class Holdings:
         if sequence.push_in_flight or sequence.in_iteration:
             return
         del self._sequences[sequence.sequence_id]
+        self._attempts[sequence.request_id] -= 1
+        if not self._attempts[sequence.request_id]:
+            del self._attempts[sequence.request_id]
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
         self.say(c.DropSequence(sequence.sequence_id))

@@ -6,11 +6,15 @@ ordered, and a sequence is in one of them at most. Decode rows and prefill rows 
 and its first token comes with the last of them.
 
 Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
-as many iterations as the later, or has ended; who has no blocks yet is not passed by a later one that has none either, while
-a reservation is a place in memory already given; every runnable decode takes part as long as there are rows and blocks.
+as many iterations as the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed by a
+later one that has none either, while a reservation is a place in memory already given; every runnable decode takes part as long
+as there are rows and blocks. Where prompts come first (`prompts_first`), a prompt that has waited too long for blocks may also
+pass those that were preempted and wait for theirs; where they do not, nobody loses blocks but to who came before.
 """
 
 from __future__ import annotations
+
+from itertools import compress
 
 from spotwise.core.batching import Batch, BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
@@ -24,7 +28,6 @@ from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.runs import CountedRuns
 from spotwise.core.worker.sequence import Sequence
-
 
 #: In the hand-off of a first token that was only counted.
 UNNAMED_TOKEN = 0
@@ -43,13 +46,17 @@ class Iterations:
         self._runs = CountedRuns(holdings, policy)
         self._members: frozenset[str] = frozenset()
 
+    @property
+    def prompt_token_s(self) -> float | None:
+        """Seconds that a prompt token takes on this worker; `None` until some were computed."""
+        return self._pace.prompt_token_s
+
     def run_next(self, now: float) -> None:
         """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
         while self._holdings.iterations_in_flight < self._policy.max_in_flight:
             candidates = self._candidates()
-            self._memory.start_round()
-            may_preempt = self._memory.prompts_first(candidates, now)
-            members, batch = self._next_batch([s for s in candidates if s.is_runnable], now)
+            may_preempt = self._memory.start_round(candidates, now)
+            members, batch = self._next_batch(candidates, now)
             if batch is None:
                 return
             self._holdings.begin_iteration(members)
@@ -65,13 +72,14 @@ class Iterations:
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
         """Return who takes part, with how many tokens, and the batch of these."""
-        contexts = [sequence.known_tokens for sequence in candidates if sequence.is_decoding]
+        decoding = [sequence.is_decoding for sequence in candidates]
+        contexts = [sequence.known_tokens for sequence in compress(candidates, decoding)]
         builder = BatchBuilder(self._policy.limits, len(contexts), self._pace.budget(contexts))
         members: list[tuple[Sequence, int]] = []
-        for sequence in candidates:
+        for sequence, decodes in zip(candidates, decoding, strict=True):
             if builder.is_full:
                 break
-            if sequence.is_decoding:
+            if decodes:
                 if self._memory.grow(sequence, now):
                     builder.add_decode(_row(sequence, 1))
                     members.append((sequence, 1))
@@ -165,8 +173,10 @@ class Iterations:
     def _publish(self, sequence: Sequence, finish_reason: FinishReason | None, sampled: SampledToken | None) -> None:
         """Tell the gateway of the newest token; where it is only counted, of an ending after so many."""
         is_ending = sampled is None and finish_reason is not None
-        prefilled_now = _is_prefilled_now(sequence)
-        queue_s = (sequence.started_s or sequence.arrived_s) - sequence.arrived_s if prefilled_now else None
+        queue_s = cached_tokens = None
+        if _is_prefilled_now(sequence):
+            assert sequence.started_s is not None
+            queue_s, cached_tokens = sequence.started_s - sequence.arrived_s, sequence.cached_tokens
         self._holdings.publish(
             sequence.stream.gateway_id,
             TokenDelta(
@@ -175,7 +185,7 @@ class Iterations:
                 token_id=sampled.token_id if sampled else None,
                 finish_reason=finish_reason,
                 queue_s=queue_s,
-                cached_tokens=sequence.cached_tokens if prefilled_now else None,
+                cached_tokens=cached_tokens,
                 logprobs=sampled.logprobs if sampled else None,
                 prompt_logprobs=sampled.prompt_logprobs if sampled else None,
             ),

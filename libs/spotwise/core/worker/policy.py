@@ -86,6 +86,11 @@ class WorkerPolicy:
             )
 
     @property
+    def prompts_take_blocks(self) -> bool:
+        """Whether prompts may preempt; with all blocks reserved nobody is preempted."""
+        return self.prompts_first and self.reserve is Reserve.ON_DEMAND
+
+    @property
     def reserved_new_tokens(self) -> int | None:
         """Of a request's new tokens, how many a reservation has blocks for at most; `None` for all."""
         return 1 if self.reserve is Reserve.ON_DEMAND else None

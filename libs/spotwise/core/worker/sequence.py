@@ -9,6 +9,9 @@ from spotwise.core.record import KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
 
 
+_COMPUTED_HERE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
+
+
 @dataclass(slots=True)
 class Sequence:
     """What a worker knows of one attempt at a request.
@@ -108,8 +111,7 @@ class Sequence:
     @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
-        runs = self.state in (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
-        return runs and self.stop is not None and not self.condemned
+        return self.state in _COMPUTED_HERE and self.stop is not None and not self.condemned
 
     @property
     def is_preemptible(self) -> bool:
@@ -119,13 +121,12 @@ class Sequence:
     @property
     def waits_for_blocks(self) -> bool:
         """Whether it is to be computed here, wholly or again, and owns no block."""
-        waits = self.state in (RequestState.WAITING, RequestState.PREEMPTED)
-        return waits and not self.block_ids and not self.condemned
+        return not self.block_ids and self.state in _COMPUTED_HERE and not self.condemned
 
     @property
     def is_decoding(self) -> bool:
         """Whether all its known tokens but the last have their KV."""
-        return self.computed_tokens > 0 and self.uncomputed_tokens == 1
+        return self.computed_tokens > 0 and self.known_tokens - self.computed_tokens == 1
 
     @property
     def awaits_prefill(self) -> bool:
@@ -148,3 +149,5 @@ class Sequence:
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)
+        if self.decodes_here and not self.owed_tokens:
+            self.owed_tokens = self.tokens_to_length

@@ -17,6 +17,7 @@ is never one of a prompt's. That of a sequence which decodes is never one that c
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 from spotwise.core.worker.holdings import Holdings
@@ -59,12 +60,9 @@ class Victims:
             if self._may_lose(sequence) and (rank := decode_rank(sequence, now)) < prompt_rank
         ]
         ranked.sort(key=lambda entry: entry[:2])
-        chosen: list[Sequence] = []
-        for _, _, sequence in ranked:
-            chosen.append(sequence)
-            if suffices([victim.sequence_id for victim in chosen]):
-                return _needed(chosen, suffices)
-        return None
+        in_order = [sequence for _, _, sequence in ranked]
+        enough = bisect_left(range(len(in_order)), True, key=lambda last: suffices(_ids(in_order[: last + 1])))
+        return None if enough == len(in_order) else _needed(in_order[: enough + 1], suffices)
 
     def _all_but_the_top(self) -> list[Sequence]:
         return [sequence for sequence in self._holdings if sequence.is_preemptible][1:]
@@ -74,20 +72,24 @@ class Victims:
             sequence.is_preemptible
             and sequence.preemptions < self._policy.max_preemptions
             and not sequence.in_iteration
-            and (sequence.is_decoding or not self._policy.prompts_first)
+            and (sequence.is_decoding or not self._policy.prompts_take_blocks)
         )
 
 
 def decode_rank(sequence: Sequence, now: float) -> float:
-    """Return what a prompt must outrank to take a decode's blocks."""
+    """Return what a prompt must outrank to take a decode's blocks, in seconds."""
     return (now - sequence.arrived_s) * (1 + sequence.preemptions)
 
 
 def _needed(chosen: list[Sequence], suffices: Callable[[list[str]], bool]) -> list[Sequence]:
-    """Leave out, the highest rank first, who need not lose its blocks because of one that came after it in the choice."""
-    needed = list(chosen)
+    """Leave out, the highest rank first, who need not lose its blocks because of another one's."""
+    needed = chosen
     for sequence in reversed(chosen):
         others = [victim for victim in needed if victim is not sequence]
-        if suffices([victim.sequence_id for victim in others]):
+        if suffices(_ids(others)):
             needed = others
     return needed
+
+
+def _ids(sequences: list[Sequence]) -> list[str]:
+    return [sequence.sequence_id for sequence in sequences]
