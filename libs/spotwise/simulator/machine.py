@@ -1,0 +1,246 @@
+"""A machine of the simulated cluster: a worker's role, and an engine that takes its time.
+
+Law: what the machine does next is decided by the same `WorkerRole` that a live worker has. Here its commands take simulated
+time instead of real: an iteration as long as `IterationCost` says, a hand-off as long as the network takes. The store answers
+at once, and tokens are all the same: nobody looks at them, only at how many there are.
+
+A prompt's KV leaves as `Overlap` says. Layer by layer, the first layer's KV is there when the first layer is computed, so the
+bytes of all layers but the last may be sent from then on, and those of the last when the iteration ends: what a client sees of
+the transfer is the last layer's, and whatever the link could not carry meanwhile (Splitwise, section 4.4).
+
+Invariants: one iteration at a time; a sequence's KV arrives once and whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spotwise.core import messages as m
+from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.cost_model import BatchShape
+from spotwise.core.record import RequestRecord, sequence_id
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.role import WorkerRole
+from spotwise.simulator.block_counts import BlockCounts
+from spotwise.simulator.control_plane import ControlPlane
+from spotwise.simulator.events import EventQueue
+from spotwise.simulator.network import Link, Network, Transfer
+from spotwise.simulator.observation import Observer
+from spotwise.simulator.results import MachineResult
+from spotwise.simulator.synthetic_engine import SyntheticEngine
+from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
+
+
+class RequestStore(Protocol):
+    """Where the records of requests are, and who likes to know when a prompt begins."""
+
+    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
+        """Return an attempt's record, if it is still there."""
+
+    def prefill_started(self, request_id: str) -> None:
+        """Note that the first part of a prompt is computed from now on."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What all machines of a world share.
+
+    Attributes:
+        machines: by id.
+    """
+
+    queue: EventQueue
+    network: Network
+    control: ControlPlane
+    store: RequestStore
+    observer: Observer
+    settings: WorldSettings
+    scheduler_id: str
+    machines: dict[str, Machine] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Push:
+    """A hand-off, from the first byte that may be sent."""
+
+    target_id: str
+    transfer: Transfer
+    begun_s: float = 0.0
+    offered_bytes: float = 0.0
+    command: c.PushKv | None = None
+
+
+class Machine:
+    """One worker of the world.
+
+    Args:
+        machine_id: its id.
+        kind: its hardware, and the pool it starts in.
+        phase: of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
+        around: the world.
+    """
+
+    def __init__(self, machine_id: str, kind: SimulatedMachine, phase: float, around: Surroundings) -> None:
+        settings, machine_type = around.settings, kind.machine_type
+        kv_tokens = machine_type.kv_tokens(settings.model, settings.memory_share)
+        self.id = machine_id
+        self.home = kind.home
+        self.send_link = Link(machine_type.link_bytes_per_s)
+        self.receive_link = Link(machine_type.link_bytes_per_s)
+        self.pool = BlockCounts(kv_tokens // settings.kv_block_size, settings.kv_block_size)
+        self.role = WorkerRole(machine_id, 1, machine_id, self.pool, settings.worker_policy)
+        self.result = MachineResult(machine_id, machine_type.name, kind.home, kv_blocks=self.pool.num_blocks)
+        self._cost = machine_type.cost
+        self._phase_s = phase * settings.heartbeat_s
+        self._around = around
+        self._queue = around.queue
+        self._engine = SyntheticEngine()
+        self._pushes: dict[str, _Push] = {}
+        self._told: m.WorkerLoad | None = None
+        self._beat_is_planned = False
+        self._performers: dict[type, Callable[[Any], None]] = {
+            m.Send: lambda command: around.control.send(command.recipient_id, command.message),
+            m.RecordLedger: _nothing,
+            c.LoadRecord: self._load_record,
+            c.DropSequence: self._drop,
+            c.AppendToken: lambda command: self._engine.append(command.sequence_id),
+            c.RunIteration: self._run_iteration,
+            c.ExpectKv: _nothing,
+            c.ForgetKv: _nothing,
+            c.PushKv: self._push,
+        }
+        around.control.open_inbox(machine_id, self.receive)
+
+    def receive(self, event: Any) -> None:
+        """Take in a message, or what the machine's own engine and links have to say."""
+        if isinstance(event, m.StartPrefill) and event.target.worker_id != self.id:
+            self._prepare_push(event)
+        for command in self.role.handle(event, self._queue.now):
+            self._performers[type(command)](command)
+        self._plan_beat()
+
+    def finish(self) -> MachineResult:
+        """Return what the machine did."""
+        self.result.home = self.home
+        self.result.preemptions = self.role.load().preemptions
+        self.result.sent_bytes = self.send_link.carried_bytes
+        self.result.received_bytes = self.receive_link.carried_bytes
+        return self.result
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    def beat(self, _: None = None) -> None:
+        """Tell the scheduler how the machine is doing, unless it was told just that."""
+        self._beat_is_planned = False
+        load = self.role.load()
+        if load != self._told:
+            self._told = load
+            kind = m.MemberKind.PROMPT_WORKER if self.home is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+            member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home, load=load)
+            self._around.control.send(self._around.scheduler_id, member)
+
+    def _plan_beat(self) -> None:
+        """Beat at the next multiple of the period: a machine to which nothing happens has nothing new to tell."""
+        if not self._beat_is_planned:
+            self._beat_is_planned = True
+            period_s, now = self._around.settings.heartbeat_s, self._queue.now
+            beats = math.floor((now - self._phase_s) / period_s) + 1
+            self._queue.at(max(now, self._phase_s + beats * period_s), self.beat)
+
+    # --- the engine ---------------------------------------------------------------------------------------------------
+
+    def _load_record(self, command: c.LoadRecord) -> None:
+        record = self._around.store.record(command.request_id, command.epoch)
+        if record is None:
+            gone = c.RecordUnavailable(command.request_id, command.epoch, "the request was closed", retryable=False)
+            self._queue.at(self._queue.now, self.receive, gone)
+        else:
+            self._engine.load(record)
+            self._queue.at(self._queue.now, self.receive, c.RecordLoaded(record))
+
+    def _drop(self, command: c.DropSequence) -> None:
+        self._engine.drop(command.sequence_id)
+        push = self._pushes.pop(command.sequence_id, None)
+        if push is not None:
+            self._around.network.call_off(push.transfer)
+
+    def _run_iteration(self, command: c.RunIteration) -> None:
+        shape = BatchShape.of(command.batch)
+        seconds = self._cost.iteration_s(shape)
+        if shape.prompt_tokens:
+            for row in command.batch.rows:
+                if not row.is_decode:
+                    self._prompt_row_started(row, seconds)
+        self._queue.at(self._queue.now + seconds, self._iteration_ended, (command.batch, shape, seconds))
+
+    def _prompt_row_started(self, row: BatchRow, seconds: float) -> None:
+        request_id = row.sequence_id.rpartition("@")[0]
+        self._around.store.prefill_started(request_id)
+        push = self._pushes.get(row.sequence_id)
+        crossover_tokens = self._around.settings.overlap.crossover_tokens
+        if push is not None and crossover_tokens is not None and row.num_tokens >= crossover_tokens:
+            layers = self._around.settings.model.layers
+            done_tokens = row.first_position + row.num_tokens * (layers - 1) / layers
+            self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
+
+    def _iteration_ended(self, ended: tuple[Batch, BatchShape, float]) -> None:
+        batch, shape, seconds = ended
+        result, used_blocks = self.result, self.pool.used_blocks
+        result.iterations += 1
+        result.busy_s += seconds
+        if shape.prompt_tokens:
+            result.prompt_s += seconds
+        result.kv_block_s += used_blocks * seconds
+        result.kv_blocks_peak = max(result.kv_blocks_peak, used_blocks)
+        self._around.observer.iterations_ended(self.id, shape, seconds)
+        self.receive(c.IterationFinished(self._engine.run(batch)))
+
+    # --- hand-offs ----------------------------------------------------------------------------------------------------
+
+    def _prepare_push(self, order: m.StartPrefill) -> None:
+        target = self._around.machines[order.target.worker_id]
+        id_ = sequence_id(order.request_id, order.epoch)
+        self._pushes[id_] = _Push(target.id, Transfer(id_, self.send_link, target.receive_link, self._sent))
+
+    def _offer_early(self, offer: tuple[_Push, float]) -> None:
+        push, tokens = offer
+        if push.command is None:
+            self._offer(push, tokens, is_last=False)
+
+    def _push(self, command: c.PushKv) -> None:
+        push = self._pushes[sequence_id(command.handoff.request_id, command.handoff.epoch)]
+        push.command = command
+        self._offer(push, command.handoff.num_tokens, is_last=True)
+
+    def _offer(self, push: _Push, tokens: float, *, is_last: bool) -> None:
+        """Let the link have the KV of a prompt's first `tokens` tokens, as far as it has not got it yet."""
+        if not push.offered_bytes:
+            push.begun_s = self._queue.now
+        more_bytes = tokens * self._around.settings.model.kv_token_bytes - push.offered_bytes
+        push.offered_bytes += more_bytes
+        self._around.network.add(push.transfer, more_bytes, is_last=is_last)
+
+    def _sent(self, transfer: Transfer) -> None:
+        """Deliver what has wholly gone out."""
+        arrival_s = self._queue.now + self._around.settings.link_latency_s
+        self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])
+
+    def _delivered(self, push: _Push) -> None:
+        assert push.command is not None
+        handoff, now = push.command.handoff, self._queue.now
+        if self._pushes.pop(sequence_id(handoff.request_id, handoff.epoch), None) is not push:
+            return  # called off while its last bytes were on the way
+        kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
+        target = self._around.machines[push.target_id]
+        self.result.sent += 1
+        target.result.received += 1
+        target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
+        delivered = c.HandoffDelivered(handoff.request_id, handoff.epoch, kv_bytes, transfer_s, "simulated")
+        self._queue.at(now + self._around.settings.link_latency_s, self.receive, delivered)
+
+
+def _nothing(command: Any) -> None:
+    """Take note of nothing: ledgers and windows are for a world in which something goes wrong."""

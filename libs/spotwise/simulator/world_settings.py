@@ -1,0 +1,96 @@
+"""What can be chosen about a simulated world, beside its machines.
+
+Law: everything that decides is a setting of the roles (`WorkerPolicy`, `SchedulerLimits`), the same that a live mesh has; the
+rest says how the world around them behaves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from spotwise.core.messages import Pool
+from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.simulator.hardware import LanguageModel, MachineType
+
+#: Nobody dies, no message is lost: nothing has to be given up for silence, and no request is turned away for waiting.
+PATIENT = SchedulerLimits(
+    max_queued=2**62,
+    max_queue_s=math.inf,
+    reservation_timeout_s=math.inf,
+    lease_s=math.inf,
+    member_timeout_s=math.inf,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedMachine:
+    """A machine to be, and the pool that it starts in."""
+
+    machine_type: MachineType
+    home: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How a prompt's KV leaves while the prompt is computed.
+
+    Attributes:
+        crossover_tokens: a part of a prompt with at least so many tokens is sent layer by layer, each while the next is
+            computed; a smaller one when it is complete (Splitwise, section 4.4: 512 on H100). `None` sends nothing early.
+    """
+
+    crossover_tokens: int | None = 512
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSettings:
+    """What is said once and holds for the whole world.
+
+    Attributes:
+        model: whose weights and KV fill the machines.
+        policy: of every worker. Prefix caching is off: traces say nothing of what prompts have in common.
+        limits: of the scheduler.
+        max_new_tokens: what every request asks for at most; the scheduler and the workers know this bound and not the answer's
+            true length.
+        knows_output: an oracle instead: every request asks for exactly what it will get, and all of it is reserved (the
+            published simulator).
+        memory_share: of a machine's memory, what weights and KV may take up.
+        kv_block_size: tokens of a block.
+        overlap: of transfers with prefill.
+        control_latency_s: of every message between members, the request and the client's tokens included.
+        link_latency_s: of a transfer, after its last byte.
+        heartbeat_s: between two heartbeats of a machine whose load changed.
+        tick_s: between two ticks of the scheduler.
+    """
+
+    model: LanguageModel
+    policy: WorkerPolicy = field(default_factory=lambda: WorkerPolicy(prefix_caching=False))
+    limits: SchedulerLimits = PATIENT
+    max_new_tokens: int = 2048
+    knows_output: bool = False
+    memory_share: float = 0.9
+    kv_block_size: int = 16
+    overlap: Overlap = Overlap()
+    control_latency_s: float = 0.0005
+    link_latency_s: float = 0.00001
+    heartbeat_s: float = 0.25
+    tick_s: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.policy.prefix_caching:
+            raise ValueError("a simulated worker has no prefix cache: its policy must have prefix_caching=False")
+        if min(self.control_latency_s, self.link_latency_s) < 0 or min(self.heartbeat_s, self.tick_s) <= 0:
+            raise ValueError("latencies are at least 0, periods above 0")
+        if self.max_new_tokens < 1:
+            raise ValueError("max_new_tokens must be at least 1")
+
+    @property
+    def worker_policy(self) -> WorkerPolicy:
+        """The policy of every worker: with an oracle, what a request will need is reserved."""
+        return replace(self.policy, reserve=Reserve.MAX_TOKENS) if self.knows_output else self.policy
+
+    def asked_tokens(self, output_tokens: int) -> int:
+        """Return what a request with such an answer asks for; never less than the answer has."""
+        return output_tokens if self.knows_output else max(self.max_new_tokens, output_tokens)
