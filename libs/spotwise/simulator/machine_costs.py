@@ -13,7 +13,7 @@ from pathlib import Path
 from spotwise.core.cost_model import TableIterationCost
 from spotwise.simulator.built_in_costs import BUILT_IN
 from spotwise.simulator.hardware import LanguageModel
-from spotwise.simulator.profile_fit import Peaks, fit_honest, fit_published, with_slower_prompts
+from spotwise.simulator.profile_fit import Peaks, fit_honest, fit_published, fit_published_by_batch, with_slower_prompts
 from spotwise.simulator.profiles import ProfileError, ProfileRow, measured, read_profile
 
 #: GPUs of a machine, all of which serve one copy of the model.
@@ -35,6 +35,7 @@ class DecodeModel(StrEnum):
 
     HONEST = "honest"  #: by batch size and context, as the profile's measurements say
     PUBLISHED = "published"  #: as the published simulator does: nearly the same for every batch
+    BY_BATCH = "by-batch"  #: the published one with a single change: iterations that only decode go by batch size
 
 
 def built_in_costs(model: LanguageModel, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
@@ -78,10 +79,10 @@ def fit(rows: list[ProfileRow], model: LanguageModel, gpu: str, decode_model: De
     Raises:
         ProfileError: there are too few.
     """
-    if decode_model is DecodeModel.PUBLISHED:
-        return fit_published(rows)
-    kept, _ = measured(rows)
-    return fit_honest(kept, model, PEAKS[gpu])
+    if decode_model is DecodeModel.HONEST:
+        kept, _ = measured(rows)
+        return fit_honest(kept, model, PEAKS[gpu])
+    return fit_published(rows) if decode_model is DecodeModel.PUBLISHED else fit_published_by_batch(rows)
 
 
 def _with_capped(costs: dict[str, TableIterationCost]) -> dict[str, TableIterationCost]:

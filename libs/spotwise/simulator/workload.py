@@ -62,13 +62,18 @@ class Workload:
         if self.kind is ArrivalKind.POISSON:
             if rate is None or seconds is None:
                 raise ValueError("Poisson arrivals need a rate and a time")
-            return poisson_arrivals(self._sizes(), rate, seconds, seed)
+            return poisson_arrivals(self.sizes(), rate, seconds, seed)
         assert self.path is not None
         factor = 1.0 if rate is None else mean_rate(self.path) / rate
         own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path))
         return own if seconds is None else takewhile(lambda arrival: arrival.at_s < seconds, own)
 
-    def _sizes(self) -> Sizes:
+    def sizes(self) -> Sizes:
+        """Return what sizes are drawn from.
+
+        Raises:
+            TraceError: the trace cannot be read.
+        """
         return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly)
 
 
