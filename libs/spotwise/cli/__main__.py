@@ -17,6 +17,7 @@ from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
 from spotwise.cli.join import join
+from spotwise.cli.simulate.app import simulate
 from spotwise.cli.status import status
 from spotwise.cli.up import up
 from spotwise.mesh.telemetry import silence_logging
@@ -36,6 +37,7 @@ app.command()(join)
 app.command()(drain)
 app.command()(explain)
 app.add_typer(bench, name="bench")
+app.add_typer(simulate, name="simulate")
 
 
 def main() -> None:

@@ -32,6 +32,8 @@ from spotwise.simulator.profiles import LONGEST_TRUE_OUTPUT, ProfileError, Profi
 
 #: The published simulator's rule for prompts and decodes in one iteration.
 PUBLISHED_MIXED_FACTOR = 1.1
+#: Batches of more than one request were measured with prompts of so many tokens.
+_BATCH_LINE_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,20 @@ def fit_published(rows: Sequence[ProfileRow]) -> TableIterationCost:
     )
 
 
+def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
+    """Fit as the published simulator does, but time decodes by the number of requests they were measured with.
+
+    Raises:
+        ProfileError: there are too few.
+    """
+    decodes: dict[int, list[float]] = {}
+    for row in rows:
+        if row.prompt_size == _BATCH_LINE_PROMPT and row.token_size <= LONGEST_TRUE_OUTPUT:
+            decodes.setdefault(row.batch_size, []).append(row.token_s)
+    by_batch = _rising({batch_size: median(seconds) for batch_size, seconds in decodes.items()})
+    return dataclasses.replace(fit_published(rows), decode=by_batch)
+
+
 def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterationCost:
     """Return what iterations cost where prompts take `factor` times as long and decodes as long as before: a power cap.
 
@@ -129,7 +145,7 @@ def error_between_points(rows: Sequence[ProfileRow], fit: Fit) -> FitError:
     inner = [
         (size, batch)
         for size, batch in sizes
-        if (batch > 1 or size not in (shortest, longest)) and batch != largest and (size, batch) != (512, 1)
+        if (batch > 1 or size not in (shortest, longest)) and batch != largest and (size, batch) != (_BATCH_LINE_PROMPT, 1)
     ]
     return _error(
         (

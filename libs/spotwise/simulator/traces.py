@@ -101,7 +101,7 @@ def poisson_arrivals(sizes: Sizes, rate: float, seconds: float, seed: int) -> It
 
     Gaps and sizes have generators of their own, so that another rate brings the same requests at other times.
     """
-    gaps_rng, sizes_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    gaps_rng, sizes_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     at_s = 0.0
     is_first = True
     while True:
