@@ -49,6 +49,7 @@ SETTINGS = st.builds(
     control_latency_s=st.sampled_from([0.0, 0.001]),
     link_latency_s=st.sampled_from([0.0, 0.002]),
     overlap=st.sampled_from([Overlap(None), Overlap(20)]),
+    counted_steps=st.sampled_from([1, 64]),
 )
 CLUSTERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)).filter(
     lambda counts: counts[1] + counts[2] > 0
@@ -122,9 +123,8 @@ def test_orders_of_several_iterations_change_no_decision(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
 ) -> None:
     """Every request has the same times on the same machines, and every machine does the same."""
-    single = run(worlds.machines(*counts, kind=SMALL), chosen, arrivals)
-    counted_policy = replace(chosen.policy, counted_steps=steps)
-    counted = run(worlds.machines(*counts, kind=SMALL), replace(chosen, policy=counted_policy), arrivals)
+    single = run(worlds.machines(*counts, kind=SMALL), replace(chosen, counted_steps=1), arrivals)
+    counted = run(worlds.machines(*counts, kind=SMALL), replace(chosen, counted_steps=steps), arrivals)
     assert single[1].completed == counted[1].completed
     for one, many in zip(single[0].machines, counted[0].machines, strict=True):
         assert (one.iterations, one.preemptions, one.sent) == (many.iterations, many.preemptions, many.sent)

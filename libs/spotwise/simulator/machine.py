@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 from spotwise.core import messages as m
 from spotwise.core.batching import BatchRow
+from spotwise.core.counted_blocks import CountedBlockPool
 from spotwise.core.record import RequestRecord, sequence_id
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
-from spotwise.simulator.block_counts import BlockCounts
 from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.network import Link, Network, Transfer
@@ -99,14 +99,14 @@ class Machine:
         self.home = kind.home
         self.send_link = Link(machine_type.link_bytes_per_s)
         self.receive_link = Link(machine_type.link_bytes_per_s)
-        self.pool = BlockCounts(kv_tokens // settings.kv_block_size, settings.kv_block_size)
+        self.pool = CountedBlockPool(kv_tokens // settings.kv_block_size, settings.kv_block_size)
         self.role = WorkerRole(machine_id, 1, machine_id, self.pool, settings.worker_policy)
         self.result = MachineResult(machine_id, machine_type.name, kind.home, kv_blocks=self.pool.num_blocks)
         self._cost = machine_type.cost
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
         self._queue = around.queue
-        self._counts = settings.policy.counted_steps > 1
+        self._counts = settings.counted_steps > 1
         self._token_times = TokenTimes(around.observer)
         self._order: Order | None = None
         self._pushes: dict[str, _Push] = {}

@@ -63,6 +63,7 @@ class WorldSettings:
         link_latency_s: of a transfer, after its last byte.
         heartbeat_s: between two heartbeats of a machine whose load changed.
         tick_s: between two ticks of the scheduler.
+        counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
     """
 
     model: LanguageModel
@@ -77,6 +78,7 @@ class WorldSettings:
     link_latency_s: float = 0.00001
     heartbeat_s: float = 0.25
     tick_s: float = 0.2
+    counted_steps: int = 64
 
     def __post_init__(self) -> None:
         if self.policy.prefix_caching:
@@ -89,7 +91,8 @@ class WorldSettings:
     @property
     def worker_policy(self) -> WorkerPolicy:
         """The policy of every worker: with an oracle, what a request will need is reserved."""
-        return replace(self.policy, reserve=Reserve.MAX_TOKENS) if self.knows_output else self.policy
+        reserve = Reserve.MAX_TOKENS if self.knows_output else self.policy.reserve
+        return replace(self.policy, reserve=reserve, counted_steps=self.counted_steps)
 
     def asked_tokens(self, output_tokens: int) -> int:
         """Return what a request with such an answer asks for; never less than the answer has."""
