@@ -167,7 +167,9 @@ class Machine:
             self._beat_is_planned = True
             period_s, now = self._around.settings.heartbeat_s, self._queue.now
             beats = math.floor((now - self._phase_s) / period_s) + 1
-            self._queue.at(max(now, self._phase_s + beats * period_s), self.beat)
+            if self._phase_s + beats * period_s <= now:  # rounded down
+                beats += 1
+            self._queue.at(self._phase_s + beats * period_s, self.beat)
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
