@@ -32,12 +32,8 @@ from spotwise.simulator.network import Link, Network, Transfer
 from spotwise.simulator.observation import Observer
 from spotwise.simulator.orders import Order
 from spotwise.simulator.results import MachineResult
-from spotwise.simulator.token_times import Progress, TokenTimes
+from spotwise.simulator.token_times import TOKEN_ID, Progress, TokenTimes
 from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
-
-
-#: The one token of all prompts and answers.
-TOKEN_ID = 0
 
 
 class RequestStore(Protocol):

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from spotwise.core.batching import Batch
 from spotwise.simulator.observation import Observer
 
+#: The one token of all prompts and answers.
+TOKEN_ID = 0
+
 
 @dataclass(slots=True)
 class Progress:

@@ -48,7 +48,12 @@ class TestOneRequest:
         assert (prompt.home, token.home) == (Pool.PROMPT, Pool.TOKEN)
         assert (prompt.iterations, token.iterations) == (1, 2)
         assert prompt.busy_s == prompt.prompt_s == pytest.approx(prefill_s(100))
-        assert token.busy_s == pytest.approx(decode_s(101, ) + decode_s(102))
+        assert token.busy_s == pytest.approx(
+            decode_s(
+                101,
+            )
+            + decode_s(102)
+        )
         assert token.prompt_s == 0.0
         assert (prompt.sent, prompt.received, token.sent, token.received) == (1, 0, 0, 1)
         assert prompt.sent_bytes == token.received_bytes == pytest.approx(100_000)
