@@ -144,9 +144,8 @@ class Machine:
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
-    def beat(self, _: None = None) -> None:
+    def beat(self) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
-        self._beat_is_planned = False
         self._count_ended()
         load = self.role.load()
         if load != self._told:
@@ -154,6 +153,10 @@ class Machine:
             kind = m.MemberKind.PROMPT_WORKER if self.home is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
             member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home, load=load)
             self._around.control.send(self._around.scheduler_id, member)
+
+    def _beat_in_turn(self, _: None) -> None:
+        self._beat_is_planned = False
+        self.beat()
         if self._order is not None:
             self._plan_beat()
 
@@ -165,7 +168,7 @@ class Machine:
             beats = math.floor((now - self._phase_s) / period_s) + 1
             if self._phase_s + beats * period_s <= now:  # rounded down
                 beats += 1
-            self._queue.at(self._phase_s + beats * period_s, self.beat)
+            self._queue.at(self._phase_s + beats * period_s, self._beat_in_turn)
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +206,8 @@ class Machine:
             return  # it was cut, or is over
         if order.is_planned:
             self._count_ended()
+            if order.shape.prompt_tokens and self._around.settings.beats_after_prompts:
+                self.beat()
             self._plan_beat()
         else:
             order.plan()

@@ -62,6 +62,7 @@ class WorldSettings:
         control_latency_s: of every message between members, the request and the client's tokens included.
         link_latency_s: of a transfer, after its last byte.
         heartbeat_s: between two heartbeats of a machine whose load changed.
+        beats_after_prompts: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
     """
@@ -77,6 +78,7 @@ class WorldSettings:
     control_latency_s: float = 0.0005
     link_latency_s: float = 0.00001
     heartbeat_s: float = 0.25
+    beats_after_prompts: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
 
