@@ -88,7 +88,7 @@ def _load_to(load: m.WorkerLoad) -> cluster.WorkerLoad:
 
 def _load_from(proto: cluster.WorkerLoad) -> m.WorkerLoad:
     counts = {name: getattr(proto, name) for name in _LOAD_COUNTS}
-    figures = {name: getattr(proto, name) if proto.HasField(name) else None for name in _LOAD_OPTIONAL}
+    figures: dict[str, Any] = {name: getattr(proto, name) if proto.HasField(name) else None for name in _LOAD_OPTIONAL}
     return m.WorkerLoad(**counts, **figures, assignments_seen=tuple(sorted(proto.assignments_seen.items())))
 
 

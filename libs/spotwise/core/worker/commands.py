@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from spotwise.core.batching import Batch
 from spotwise.core.messages import (
     CancelRequest,
+    ChangeHome,
     Drain,
+    Pool,
     RecordLedger,
     RenewLeases,
     ReserveKv,
@@ -88,6 +90,7 @@ WorkerEvent = (
     | StartPrefill
     | CancelRequest
     | RenewLeases
+    | ChangeHome
     | Drain
     | RecordLoaded
     | RecordUnavailable
@@ -156,10 +159,27 @@ class PushKv:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeHome:
+    """Say from now on that the worker belongs to this pool."""
+
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process."""
 
 
 WorkerCommand = (
-    Send | RecordLedger | LoadRecord | DropSequence | AppendToken | RunIteration | ExpectKv | ForgetKv | PushKv | Leave
+    Send
+    | RecordLedger
+    | LoadRecord
+    | DropSequence
+    | AppendToken
+    | RunIteration
+    | ExpectKv
+    | ForgetKv
+    | PushKv
+    | TakeHome
+    | Leave
 )
