@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.events import EventQueue
@@ -39,11 +40,21 @@ POLICIES = st.builds(
     ),
     prefix_caching=st.just(False),
     watermark=st.sampled_from([0.0, 0.1]),
+    preempt_after_s=st.sampled_from([0.0, 0.3]),
     max_preemptions=st.sampled_from([1, 3]),
+)
+POOLS = st.builds(
+    PoolPolicy,
+    max_pending_prompt_tokens=st.sampled_from([0, 200, 8192]),
+    break_even=st.booleans(),
+    repurpose_share=st.just(0.5),
+    repurpose_window_s=st.sampled_from([None, 0.5]),
+    prefix_spans=st.just(0),
 )
 SETTINGS = st.builds(
     worlds.settings,
     POLICIES,
+    pools=POOLS,
     max_new_tokens=st.sampled_from([40, 80]),
     knows_output=st.booleans(),
     control_latency_s=st.sampled_from([0.0, 0.001]),

@@ -5,77 +5,27 @@ time instead of real: an iteration as long as `IterationCost` says, a hand-off a
 at once, and tokens are all the same: nobody looks at them, only at how many there are. Where the policy allows orders of
 several iterations, what has ended of one is counted before the role is told of anything else.
 
-A prompt's KV leaves as `Overlap` says. Layer by layer, the first layer's KV is there when the first layer is computed, so the
-bytes of all layers but the last may be sent from then on, and those of the last when the iteration ends: what a client sees of
-the transfer is the last layer's, and whatever the link could not carry meanwhile (Splitwise, section 4.4).
-
-Invariants: one order at a time; a sequence's KV arrives once and whole, or not at all.
+Invariants: one order at a time; the role hears of everything in the order in which it happened.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.batching import BatchRow
 from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.record import RequestRecord, sequence_id
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
-from spotwise.simulator.control_plane import ControlPlane
-from spotwise.simulator.events import EventQueue
-from spotwise.simulator.network import Link, Network, Transfer
-from spotwise.simulator.observation import Observer
+from spotwise.simulator.hand_offs import HandOffs
+from spotwise.simulator.network import Link
 from spotwise.simulator.orders import Order
 from spotwise.simulator.results import MachineResult
-from spotwise.simulator.token_times import TOKEN_ID, Progress, TokenTimes
-from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
-
-
-class RequestStore(Protocol):
-    """Where the records of requests are, and who likes to know when a prompt begins."""
-
-    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
-        """Return an attempt's record, if it is still there."""
-
-    def progress(self, request_id: str) -> Progress:
-        """Return how far a request is whose record is there."""
-
-    def prefill_started(self, request_id: str) -> None:
-        """Note that the first part of a prompt is computed from now on."""
-
-
-@dataclass(slots=True)
-class Surroundings:
-    """What all machines of a world share.
-
-    Attributes:
-        machines: by id.
-    """
-
-    queue: EventQueue
-    network: Network
-    control: ControlPlane
-    store: RequestStore
-    observer: Observer
-    settings: WorldSettings
-    scheduler_id: str
-    machines: dict[str, Machine] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Push:
-    """A hand-off, from the first byte that may be sent."""
-
-    target_id: str
-    transfer: Transfer
-    begun_s: float = 0.0
-    offered_bytes: float = 0.0
-    command: c.PushKv | None = None
+from spotwise.simulator.surroundings import Surroundings
+from spotwise.simulator.token_times import TOKEN_ID, TokenTimes
+from spotwise.simulator.world_settings import SimulatedMachine
 
 
 class Machine:
@@ -105,7 +55,7 @@ class Machine:
         self._counts = settings.counted_steps > 1
         self._token_times = TokenTimes(around.observer)
         self._order: Order | None = None
-        self._pushes: dict[str, _Push] = {}
+        self._hand_offs = HandOffs(self.send_link, self.result, self.receive, around)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -118,7 +68,7 @@ class Machine:
             c.EndRun: self._end_run,
             c.ExpectKv: _nothing,
             c.ForgetKv: _nothing,
-            c.PushKv: self._push,
+            c.PushKv: self._hand_offs.push,
             c.TakeHome: self._take_home,
         }
         around.control.open_inbox(machine_id, self.receive)
@@ -127,7 +77,7 @@ class Machine:
         """Take in a message, or what the machine's own engine and links have to say."""
         self._count_ended()
         if isinstance(event, m.StartPrefill) and event.target.worker_id != self.id:
-            self._prepare_push(event)
+            self._hand_offs.ordered(event)
         self._tell_role(event)
         self._plan_beat()
 
@@ -187,16 +137,15 @@ class Machine:
 
     def _drop(self, command: c.DropSequence) -> None:
         self._token_times.drop(command.sequence_id)
-        push = self._pushes.pop(command.sequence_id, None)
-        if push is not None:
-            self._around.network.call_off(push.transfer)
+        self._hand_offs.drop(command.sequence_id)
 
     def _run_iteration(self, command: c.RunIteration) -> None:
         order = self._order = Order(command.batch, command.steps, self._cost, self._queue.now)
         if order.shape.prompt_tokens:
             for row in command.batch.rows:
                 if not row.is_decode:
-                    self._prompt_row_started(row, order.look_s - self._queue.now)
+                    self._around.store.prefill_started(row.sequence_id.rpartition("@")[0])
+                    self._hand_offs.part_started(row, order.look_s - self._queue.now)
         self._queue.at(order.look_s, self._look, (order, order.look_s))
 
     def _end_run(self, command: c.EndRun) -> None:
@@ -246,59 +195,6 @@ class Machine:
         result.kv_block_s += used_blocks * seconds
         result.kv_blocks_peak = max(result.kv_blocks_peak, used_blocks)
         self._around.observer.iterations_ended(self.id, order.shape, seconds, iterations)
-
-    def _prompt_row_started(self, row: BatchRow, seconds: float) -> None:
-        request_id = row.sequence_id.rpartition("@")[0]
-        self._around.store.prefill_started(request_id)
-        push = self._pushes.get(row.sequence_id)
-        crossover_tokens = self._around.settings.overlap.crossover_tokens
-        if push is not None and crossover_tokens is not None and row.num_tokens >= crossover_tokens:
-            layers = self._around.settings.model.layers
-            done_tokens = row.first_position + row.num_tokens * (layers - 1) / layers
-            self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
-
-    # --- hand-offs ----------------------------------------------------------------------------------------------------
-
-    def _prepare_push(self, order: m.StartPrefill) -> None:
-        target = self._around.machines[order.target.worker_id]
-        id_ = sequence_id(order.request_id, order.epoch)
-        self._pushes[id_] = _Push(target.id, Transfer(id_, self.send_link, target.receive_link, self._sent))
-
-    def _offer_early(self, offer: tuple[_Push, float]) -> None:
-        push, tokens = offer
-        if push.command is None:
-            self._offer(push, tokens, is_last=False)
-
-    def _push(self, command: c.PushKv) -> None:
-        push = self._pushes[sequence_id(command.handoff.request_id, command.handoff.epoch)]
-        push.command = command
-        self._offer(push, command.handoff.num_tokens, is_last=True)
-
-    def _offer(self, push: _Push, tokens: float, *, is_last: bool) -> None:
-        """Let the link have the KV of a prompt's first `tokens` tokens, as far as it has not got it yet."""
-        if not push.offered_bytes:
-            push.begun_s = self._queue.now
-        more_bytes = tokens * self._around.settings.model.kv_token_bytes - push.offered_bytes
-        push.offered_bytes += more_bytes
-        self._around.network.add(push.transfer, more_bytes, is_last=is_last)
-
-    def _sent(self, transfer: Transfer) -> None:
-        """Deliver what has wholly gone out."""
-        arrival_s = self._queue.now + self._around.settings.link_latency_s
-        self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])
-
-    def _delivered(self, push: _Push) -> None:
-        assert push.command is not None
-        handoff, now = push.command.handoff, self._queue.now
-        if self._pushes.pop(sequence_id(handoff.request_id, handoff.epoch), None) is not push:
-            return  # called off while its last bytes were on the way
-        kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
-        target = self._around.machines[push.target_id]
-        self.result.sent += 1
-        target.result.received += 1
-        target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
-        delivered = c.HandoffDelivered(handoff.request_id, handoff.epoch, kv_bytes, transfer_s, "simulated")
-        self._queue.at(now + self._around.settings.link_latency_s, self.receive, delivered)
 
 
 def _nothing(command: Any) -> None:

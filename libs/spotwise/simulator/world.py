@@ -22,10 +22,11 @@ from spotwise.core.scheduler import SchedulerRole
 from spotwise.simulator.client import Client, SimulationError
 from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
-from spotwise.simulator.machine import Machine, Surroundings
+from spotwise.simulator.machine import Machine
 from spotwise.simulator.network import Network
 from spotwise.simulator.observation import Arrival, Observer
 from spotwise.simulator.results import WorldResult
+from spotwise.simulator.surroundings import Surroundings
 from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
 
 _SCHEDULER = "scheduler"
@@ -53,11 +54,12 @@ class World:
         around = Surroundings(
             self._queue, Network(self._queue), self._control, self._client, observer, settings, _SCHEDULER
         )
-        self._machines = around.machines
+        self._machines: dict[str, Machine] = {}
         digits = len(str(len(machines) - 1))
         for number, kind in enumerate(machines):
             machine_id = f"m{number:0{digits}}"
-            self._machines[machine_id] = Machine(machine_id, kind, number / len(machines), around)
+            machine = Machine(machine_id, kind, number / len(machines), around)
+            self._machines[machine_id] = around.machines[machine_id] = machine
         self._arrivals: Iterator[Arrival] = iter(())
         self._awaited: Arrival | None = None
 

@@ -24,6 +24,9 @@ PATIENT = SchedulerLimits(
     member_timeout_s=math.inf,
 )
 
+#: Traces say nothing of what prompts have in common.
+WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
@@ -72,7 +75,7 @@ class WorldSettings:
     model: LanguageModel
     policy: WorkerPolicy = field(default_factory=lambda: WorkerPolicy(prefix_caching=False))
     limits: SchedulerLimits = PATIENT
-    pools: PoolPolicy = PoolPolicy(prefix_spans=0)
+    pools: PoolPolicy = WITHOUT_PREFIXES
     max_new_tokens: int = 2048
     knows_output: bool = False
     memory_share: float = 0.9

@@ -13,6 +13,7 @@ from spotwise.simulator.designs import (
     SPLITWISE_AA,
     SPLITWISE_HA,
     SPLITWISE_HHCAP,
+    Design,
     Split,
 )
 from tests.unit.simulator.worlds import COST
@@ -37,10 +38,10 @@ class TestDesigns:
         assert [machine.home for machine in BASELINE_A100.cluster(Split(3), COSTS)] == [Pool.MIXED] * 3
 
     @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
-    def test_a_split_that_is_not_the_designs_is_refused(self, design: object, split: Split) -> None:
+    def test_a_split_that_is_not_the_designs_is_refused(self, design: Design, split: Split) -> None:
         """A baseline has no token machines, a split design has some."""
         with pytest.raises(ValueError, match="cannot be split"):
-            design.cluster(split, COSTS)  # type: ignore[attr-defined]
+            design.cluster(split, COSTS)
 
     def test_every_split_of_the_paper_is_one_of_its_design(self) -> None:
         """All clusters can be made."""

@@ -14,7 +14,8 @@ class TestEventQueue:
 
     def test_events_happen_in_order_of_time_and_then_of_scheduling(self) -> None:
         """Whatever order they were scheduled in."""
-        queue, happened = EventQueue(), []
+        queue = EventQueue()
+        happened: list[str] = []
         for time_s, name in ((2.0, "late"), (1.0, "first"), (1.0, "second")):
             queue.at(time_s, happened.append, name)
         queue.run()
@@ -24,7 +25,8 @@ class TestEventQueue:
 
     def test_what_an_event_schedules_for_now_comes_after_what_was_scheduled_for_now_before(self) -> None:
         """So nothing happens in the middle of something else."""
-        queue, happened = EventQueue(), []
+        queue = EventQueue()
+        happened: list[str] = []
 
         def first(name: str) -> None:
             happened.append(name)
@@ -37,7 +39,8 @@ class TestEventQueue:
 
     def test_run_stops_at_its_limit_and_goes_on_from_there(self) -> None:
         """What is due at the limit happens."""
-        queue, happened = EventQueue(), []
+        queue = EventQueue()
+        happened: list[float] = []
         for time_s in (1.0, 2.0, 3.0):
             queue.at(time_s, happened.append, time_s)
         queue.run(until_s=2.0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.messages import Pool
-from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.observation import Arrival
 from spotwise.simulator.world import World
 from spotwise.simulator.world_settings import Overlap
@@ -37,7 +39,8 @@ class TestOneRequest:
         assert served.longest_gap_s == pytest.approx(0.01 + decode_s(101))
         assert served.queue_s == 0.0
         assert (served.prompt_machine, served.token_machine) == ("m0", "m1")
-        assert diary.gaps == [(pytest.approx(0.01 + decode_s(101)), 1), (pytest.approx(decode_s(102)), 1)]
+        assert [count for _, count in diary.gaps] == [1, 1]
+        assert [gap_s for gap_s, _ in diary.gaps] == pytest.approx([0.01 + decode_s(101), decode_s(102)])
         assert (result.arrived, result.completed, result.failed, result.most_live) == (1, 1, 0, 1)
         assert result.ended_s == pytest.approx(5.0 + served.e2e_s)
 
@@ -123,13 +126,27 @@ class TestManyRequests:
         """So more requests run at once than would fit with all that they may ask for."""
         kind = machine_type(kv_tokens=512)
         arrivals = [Arrival(0.0, 16, 8) for _ in range(8)]
-        asked = {"max_new_tokens": 240}
-        unknown, _ = serve(machines(mixed=1, kind=kind), arrivals, settings(**asked))
-        reserved = settings(WorkerPolicy(reserve="max_tokens", prefix_caching=False), **asked)  # type: ignore[arg-type]
+        unknown, _ = serve(machines(mixed=1, kind=kind), arrivals, settings(max_new_tokens=240))
+        reserved = settings(WorkerPolicy(reserve=Reserve.MAX_TOKENS, prefix_caching=False), max_new_tokens=240)
         known_bound, _ = serve(machines(mixed=1, kind=kind), arrivals, reserved)
         oracle, _ = serve(machines(mixed=1, kind=kind), arrivals, settings(knows_output=True))
         assert unknown.machines[0].iterations < known_bound.machines[0].iterations
         assert oracle.machines[0].iterations < known_bound.machines[0].iterations
+
+    def test_a_machine_that_always_works_for_the_other_pool_is_given_to_it(self) -> None:
+        """One token machine cannot hold what three prompt machines send: a prompt machine helps out, then moves."""
+        arrivals = [Arrival(number * 0.05, 64, 100) for number in range(400)]
+        kind = machine_type(kv_tokens=1024)
+        pools = PoolPolicy(prefix_spans=0, repurpose_share=0.5, repurpose_window_s=2.0)
+        stays, _ = serve(
+            machines(prompt=3, token=1, kind=kind),
+            arrivals,
+            settings(max_new_tokens=128, pools=replace(pools, repurpose_window_s=None)),
+        )
+        moves, _ = serve(machines(prompt=3, token=1, kind=kind), arrivals, settings(max_new_tokens=128, pools=pools))
+        homes = [machine.home for machine in stays.machines]
+        assert homes == [Pool.PROMPT, Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]
+        assert [machine.home for machine in moves.machines].count(Pool.TOKEN) > 1
 
     def test_what_no_machine_could_hold_is_refused(self) -> None:
         """And said to the observer, not raised."""
@@ -151,12 +168,12 @@ class TestManyRequests:
         world = World(machines(mixed=1), settings(), diary)
         read = []
 
-        def trace() -> object:
+        def trace() -> Iterator[Arrival]:
             for number in range(5):
                 read.append((number, world.now))
                 yield Arrival(number * 1.0, 10, 1)
 
-        world.run(trace())  # type: ignore[arg-type]
+        world.run(trace())
         assert read == [(0, 0.0), (1, 0.0), (2, 1.0), (3, 2.0), (4, 3.0)]
 
     def test_arrivals_that_go_back_in_time_are_an_error(self) -> None:
