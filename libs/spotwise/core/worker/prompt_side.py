@@ -40,7 +40,7 @@ class PromptSide:
             return
         holdings.fence(order.request_id, order.epoch - 1)
         sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
-        sequence.known_tokens = order.prompt_tokens
+        sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
         sequence.target, sequence.lease_s = order.target, order.lease_s
         if holdings.pool.could_ever_fit(order.prompt_tokens):
             holdings.load_record(sequence)
@@ -56,7 +56,7 @@ class PromptSide:
             return  # else delivered twice
         self._holdings.say(c.ForgetKv(order.request_id))
         sequence.advance(RequestEvent.PREFILL_ASSIGNED_HERE)
-        sequence.known_tokens = order.prompt_tokens
+        sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
         sequence.lease_expires_s = None
 
     def hand_off(self, sequence: Sequence, first_token_id: int) -> None:

@@ -106,6 +106,9 @@ class WorkerRole:
             running=states[RequestState.RUNNING],
             preempted=states[RequestState.PREEMPTED],
             migrating=states[RequestState.MIGRATING],
+            decoding=sum(s.in_token_phase for s in decoding),
+            prompts_in_place=sum(s.in_prompt_phase for s in decoding),
+            prompts_to_hand_off=sum(not s.decodes_here for s in held),
             preemptions=self._memory.preemptions,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
         )
