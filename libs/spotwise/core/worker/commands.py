@@ -47,6 +47,21 @@ class IterationFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class IterationsCounted:
+    """The engine ran iterations of the oldest batch ordered, and its tokens carry no ids: each sequence whose known tokens were
+    all computed has one more after each of them.
+
+    Attributes:
+        steps: iterations that ended and were not counted yet.
+        ended: the order is over, run to its end or cut short at this boundary; else its next iteration runs already. An engine
+            that runs several counts those that have ended before it tells its role of anything else.
+    """
+
+    steps: int
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class IterationFailed:
     """The engine raised in the oldest batch ordered; nothing of it counts."""
 
@@ -92,6 +107,7 @@ WorkerEvent = (
     | RecordLoaded
     | RecordUnavailable
     | IterationFinished
+    | IterationsCounted
     | IterationFailed
     | KvArrived
     | HandoffDelivered
@@ -125,9 +141,21 @@ class AppendToken:
 
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """Run the batch; batches end in the order in which they were ordered."""
+    """Run the batch; batches end in the order in which they were ordered.
+
+    Attributes:
+        batch: the rows of the first iteration.
+        steps: iterations to run, unless `EndRun` comes: in each further one every row is a token further on. More than 1 only
+            for decodes, and where the policy's `counted_steps` allows it: for engines whose tokens carry no ids.
+    """
 
     batch: Batch
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """End the order in flight with the iteration that runs now: what comes next is to be decided anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,5 +189,15 @@ class Leave:
 
 
 WorkerCommand = (
-    Send | RecordLedger | LoadRecord | DropSequence | AppendToken | RunIteration | ExpectKv | ForgetKv | PushKv | Leave
+    Send
+    | RecordLedger
+    | LoadRecord
+    | DropSequence
+    | AppendToken
+    | RunIteration
+    | EndRun
+    | ExpectKv
+    | ForgetKv
+    | PushKv
+    | Leave
 )
