@@ -24,7 +24,9 @@ ARRIVALS = st.builds(
     cancel_ticks=st.none() | st.none() | st.integers(0, 200),
 )
 #: Ticks since the step before, and what happens then.
-SCRIPTS = st.lists(st.tuples(st.integers(0, 60), ARRIVALS | st.sampled_from(["tick", "renew", "stop early"])), max_size=14)
+SCRIPTS = st.lists(
+    st.tuples(st.integers(0, 60), ARRIVALS | st.sampled_from(["tick", "renew", "stop early"])), max_size=14
+)
 POLICIES = st.builds(
     WorkerPolicy,
     st.builds(BatchLimits, st.integers(1, 6), st.integers(8, 30), st.none() | st.integers(6, 16)),

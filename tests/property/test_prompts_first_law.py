@@ -38,8 +38,8 @@ POLICIES = st.builds(
 )
 
 
-#: Iterations that a request may be here: all those before it, one by one, each computed again as often as allowed.
-LONGEST = 12 * 60 * 4
+#: Iterations that a request may be here, of some 600 in all: most are done in 60, and up to eleven others are ahead of it.
+LONGEST = 400
 
 
 class Play:
@@ -122,7 +122,7 @@ def test_blocks_are_lost_to_who_came_before_or_to_a_prompt_that_waited(
     assert max(counts.values(), default=0) <= policy.max_preemptions
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**32), st.integers(15, 24), POLICIES, st.sampled_from([1, 1000]))
 def test_nobody_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, policy: WorkerPolicy, counted_steps: int
@@ -132,8 +132,8 @@ def test_nobody_waits_for_ever_while_others_keep_coming(
     timeline = Timeline(blocks, replace(policy, counted_steps=counted_steps))
     arrived_at: dict[str, int] = {}
     longest = 0
-    for number in range(1500):
-        tick = number * 4
+    for number in range(500):
+        tick = number * 8
         timeline.run(until=tick)
         arrived_at = {name: began for name, began in arrived_at.items() if name in timeline.live}
         longest = max([longest, *(timeline.role.iterations - began for began in arrived_at.values())])

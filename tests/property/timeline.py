@@ -34,10 +34,11 @@ class Arrival:
     """A request, and what becomes of it.
 
     Attributes:
-        kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one), `in_place`, or
-            `queued` (in place without a reservation).
+        kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one),
+            `in_place`, or `queued` (in place without a reservation).
         alike: the first tokens of prompts with the same number are the same.
-        load_ticks, then_ticks: until its record is loaded; until its KV or its order in place comes, or its hand-off is delivered.
+        load_ticks: until its record is loaded.
+        then_ticks: until its KV or its order in place comes, or its hand-off is delivered.
         cancel_ticks: until its client leaves, if that comes first.
     """
 
@@ -193,13 +194,10 @@ class Timeline:
             self._later(arrival.then_ticks, c.KvArrived(KvHandoff(name, 1, arrival.prompt, 0), 1, 0.1, "shm"))
         else:
             stream = m.StreamRef("g", 0)
-            self._later(
-                arrival.then_ticks, m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S)
-            )
+            self._later(arrival.then_ticks, m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S))
 
     def _record(self, name: str) -> RequestRecord:
         arrival = self.live[name]
         prompt = tuple((arrival.alike * 7 + position // 9) % 50 for position in range(arrival.prompt))
         stop = StopCriteria(arrival.new)
         return RequestRecord(name, 1, "g", 1, "model", prompt, (), SamplingParams(), stop, 0.0)
-

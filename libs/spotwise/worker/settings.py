@@ -50,7 +50,9 @@ class WorkerSettings(ModelServiceSettings):
         description="prompts that wait for KV blocks take them from sequences that decode; with on_demand; "
         "false is strictly first come, first served",
     )
-    preempt_after_ms: float = Field(1000.0, ge=0, description="how long a prompt waits for KV blocks before it takes them")
+    preempt_after_ms: float = Field(
+        1000.0, ge=0, description="how long a prompt waits for KV blocks before it takes them"
+    )
     prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
     batching: Batching = Field(
         Batching.ITERATION_LEVEL,

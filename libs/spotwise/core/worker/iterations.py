@@ -6,15 +6,14 @@ ordered, and a sequence is in one of them at most. Decode rows and prefill rows 
 and its first token comes with the last of them.
 
 Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
-as many iterations as the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed by a
-later one that has none either, while a reservation is a place in memory already given; every runnable decode takes part as long
-as there are rows and blocks. Where prompts come first (`prompts_first`), a prompt that has waited too long for blocks may also
-pass those that were preempted and wait for theirs; where they do not, nobody loses blocks but to who came before.
+as many iterations as the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed
+by a later one that has none either, while a reservation is a place in memory already given; every runnable decode takes part
+as long as there are rows and blocks. Where prompts come first (`prompts_first`), a prompt that has waited too long for
+blocks may also pass those that were preempted and wait for theirs; where they do not, nobody loses blocks but to who came
+before.
 """
 
 from __future__ import annotations
-
-from itertools import compress
 
 from spotwise.core.batching import Batch, BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
@@ -45,6 +44,7 @@ class Iterations:
         self._pace = Pace(policy.max_stall_s, policy.context_parity)
         self._runs = CountedRuns(holdings, policy)
         self._members: frozenset[str] = frozenset()
+        self._decodes_bound_prompts = policy.max_stall_s is not None or policy.limits.max_num_batched_tokens is not None
 
     @property
     def prompt_token_s(self) -> float | None:
@@ -55,15 +55,19 @@ class Iterations:
         """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
         while self._holdings.iterations_in_flight < self._policy.max_in_flight:
             candidates = self._candidates()
-            may_preempt = self._memory.start_round(candidates, now)
+            self._memory.start_round(candidates, now)
             members, batch = self._next_batch(candidates, now)
             if batch is None:
                 return
             self._holdings.begin_iteration(members)
             self._pace.ordered(batch, now)
             somebody_waits = len(members) < len(candidates)
-            steps = self._runs.begin(members, somebody_waits=somebody_waits, may_preempt=may_preempt)
+            steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=self._is_settled(candidates))
             self._holdings.say(c.RunIteration(batch, steps))
+
+    def _is_settled(self, candidates: list[Sequence]) -> bool:
+        """Tell whether those that have no row in the batch just made will have none in the next, with nothing new."""
+        return not self._memory.preempted_in_round and not self._memory.a_prompt_may_preempt(candidates)
 
     def end_run_after(self, event: c.WorkerEvent) -> None:
         """Cut the order in flight short, where an event that was handled changes what comes next."""
@@ -72,14 +76,16 @@ class Iterations:
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
         """Return who takes part, with how many tokens, and the batch of these."""
-        decoding = [sequence.is_decoding for sequence in candidates]
-        contexts = [sequence.known_tokens for sequence in compress(candidates, decoding)]
+        if self._memory.all_can_decode(candidates, self._policy.limits.max_num_seqs):
+            rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
+            return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
+        contexts = [s.known_tokens for s in candidates if s.is_decoding] if self._decodes_bound_prompts else []
         builder = BatchBuilder(self._policy.limits, len(contexts), self._pace.budget(contexts))
         members: list[tuple[Sequence, int]] = []
-        for sequence, decodes in zip(candidates, decoding, strict=True):
+        for sequence in candidates:
             if builder.is_full:
                 break
-            if decodes:
+            if sequence.is_decoding:
                 if self._memory.grow(sequence, now):
                     builder.add_decode(_row(sequence, 1))
                     members.append((sequence, 1))
@@ -141,11 +147,19 @@ class Iterations:
         if not self._runs.count(event.steps, ended=event.ended):
             return
         self._pace.ended(now)
+        if event.steps > 1:
+            self._runs.advance(event.steps)
+            for sequence, _ in self._holdings.end_iteration():
+                if sequence.tokens_to_length <= 0:
+                    self._token_counted(sequence, now)
+            return
         for sequence, tokens in self._holdings.end_iteration():
-            sequence.computed_tokens += tokens + event.steps - 1
-            self._memory.prefixes.enter_computed(sequence)
-            if sequence.uncomputed_tokens == 1 - event.steps:
-                self._tokens_counted(sequence, event.steps, now)
+            sequence.computed_tokens += tokens
+            if self._memory.prefixes.is_enabled:
+                self._memory.prefixes.enter_computed(sequence)
+            if sequence.computed_tokens == sequence.known_tokens:
+                sequence.count_tokens(1)
+                self._token_counted(sequence, now)
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
@@ -162,13 +176,12 @@ class Iterations:
         self._publish(sequence, finish_reason, sampled)
         self._go_on(sequence, finish_reason, sampled.token_id, now)
 
-    def _tokens_counted(self, sequence: Sequence, tokens: int, now: float) -> None:
-        is_first = sequence.produced_here == 0
-        sequence.count_tokens(tokens)
-        finish_reason = FinishReason.LENGTH if sequence.tokens_to_length <= 0 else None
-        if is_first or finish_reason is not None:
+    def _token_counted(self, sequence: Sequence, now: float) -> None:
+        is_last = sequence.tokens_to_length <= 0
+        if is_last or sequence.produced_here == 1:
+            finish_reason = FinishReason.LENGTH if is_last else None
             self._publish(sequence, finish_reason, None)
-        self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
+            self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
 
     def _publish(self, sequence: Sequence, finish_reason: FinishReason | None, sampled: SampledToken | None) -> None:
         """Tell the gateway of the newest token; where it is only counted, of an ending after so many."""

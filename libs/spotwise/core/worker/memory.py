@@ -12,16 +12,16 @@ waiting for one another in a circle:
 4. after `max_preemptions` a sequence waits until all blocks that it may ever need are free at once, and is no victim any more;
 5. a hand-off's blocks are reserved before its prompt is computed, the block of its first token included, under a lease.
 
-Why that ends: the first of the sequences that run here is nobody's victim. It either grows, or waits for holders that need no
-more blocks (full reservations, pushes, prompts whose blocks are all there) or that become victims of it or end in a bounded
-time (reservations, by their lease). So the first always ends, and then the next one is the first.
+Why that ends: the first of the sequences that run here is nobody's victim. It either grows, or waits for holders that need
+no more blocks (full reservations, pushes, prompts whose blocks are all there) or that become victims of it or end in a
+bounded time (reservations, by their lease). So the first always ends, and then the next one is the first.
 
-Why nobody waits for ever: newcomers leave what waits here its blocks, and are not let in where those are not free. A prompt that
-preempts takes what its victims had, and of the free blocks only those that nobody ahead of it waits for; so while somebody waits,
-those that hold blocks do not become more, the first of them ends again and again, and what it leaves is kept. What waits for
-nothing but blocks is of three kinds, in order of arrival: prompts to be handed off, which have none before they begin; preempted
-sequences; and those that grow. Reservations wait for a prompt or for KV, not for blocks: they have theirs, on a worker of any
-home.
+Why nobody waits for ever: newcomers leave what waits here its blocks, and are not let in where those are not free. A prompt
+that preempts takes what its victims had, and of the free blocks only those that nobody ahead of it waits for; so while
+somebody waits, those that hold blocks do not become more, the first of them ends again and again, and what it leaves is
+kept. What waits for nothing but blocks is of three kinds, in order of arrival: prompts to be handed off, which have none
+before they begin; preempted sequences; and those that grow. Reservations wait for a prompt or for KV, not for blocks: they
+have theirs, on a worker of any home.
 
 Source: on-demand blocks and preemption by recomputation, PagedAttention (Kwon et al., SOSP 2023), section 4.5; prompts before
 decodes, with ageing and a bound, Splitwise (Patel et al., ISCA 2024), section 4.3; with `reserve=max_tokens` nobody grows and
@@ -34,8 +34,6 @@ victim; where nothing is held, nothing is kept from a newcomer.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from functools import partial
 
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker.holdings import Holdings
@@ -62,6 +60,7 @@ class Memory:
         grows = policy.reserve is Reserve.ON_DEMAND
         self._watermark_blocks = math.ceil(policy.watermark * self._pool.num_blocks) if grows else 0
         self._is_short = False
+        self._preemptions_before = 0
         self._victims = Victims(holdings, policy)
 
     # --- newcomers ----------------------------------------------------------------------------------------------------
@@ -88,50 +87,50 @@ class Memory:
 
     # --- those that are here ------------------------------------------------------------------------------------------
 
-    def start_round(self, candidates: list[Sequence], now: float) -> bool:
-        """Begin to give blocks for the next iteration, to prompts that have waited too long first.
+    def start_round(self, candidates: list[Sequence], now: float) -> None:
+        """Begin to give blocks for the next iteration, to the first prompt that waits for its first ones before anybody else.
 
         Args:
             candidates: who may take part, in order of arrival.
             now: Unix time.
-
-        Returns:
-            Whether one of them is a prompt that may yet preempt.
         """
         self._is_short = False
-        if not self._policy.prompts_take_blocks or not any(map(_is_new_prompt, candidates)):
-            return False
-        claimed = rows = 0
-        for sequence in candidates:
-            if not _is_new_prompt(sequence):
-                claimed += max(0, self._entry_blocks(sequence) - len(sequence.block_ids))
-                rows += bool(sequence.block_ids)
-            elif rows >= self._policy.limits.max_num_seqs:
-                return False  # it would have no row
-            elif self._fits_beside(claimed, sequence):
-                claimed += self._entry_blocks(sequence)
-            elif not self._take_for(sequence, claimed, now):
-                return True
-        return False
+        self._preemptions_before = self.preemptions
+        if not self.a_prompt_may_preempt(candidates):
+            return
+        first = next(place for place, sequence in enumerate(candidates) if _is_new_prompt(sequence))
+        has_row = sum(bool(sequence.block_ids) for sequence in candidates[:first]) < self._policy.limits.max_num_seqs
+        waited_s = now - candidates[first].arrived_s
+        if has_row and waited_s >= self._policy.preempt_after_s:
+            self._make_room(candidates[first], candidates[:first], waited_s, now)
 
-    def _fits_beside(self, claimed: int, prompt: Sequence, given_up: Collection[str] = ()) -> bool:
-        """Tell whether a prompt has room where the free blocks that others ahead of it wait for stay free."""
-        reused = self.prefixes.reusable_blocks(prompt)
-        spare = min(claimed, self._pool.free_blocks) + (self._room_to_grow() if prompt.decodes_here else 0)
-        return self._pool.can_allocate(self._entry_tokens(prompt), reused, spare, given_up)
+    def a_prompt_may_preempt(self, candidates: list[Sequence]) -> bool:
+        """Tell whether one of these is a prompt that takes blocks once it has waited long enough, if it finds them."""
+        return self._policy.prompts_take_blocks and any(map(_is_new_prompt, candidates))
 
-    def _take_for(self, prompt: Sequence, claimed: int, now: float) -> bool:
-        """Preempt for a prompt that has waited long enough, and give it its blocks; tell whether that is done."""
-        waited_s = now - prompt.arrived_s
-        if waited_s < self._policy.preempt_after_s:
-            return False
-        victims = self._victims.of_prompt(waited_s, now, partial(self._fits_beside, claimed, prompt))
-        for victim in victims or ():
+    @property
+    def preempted_in_round(self) -> bool:
+        """Whether somebody lost blocks in this round: who waits may have room in the next one, with nothing else changed."""
+        return self.preemptions > self._preemptions_before
+
+    def _make_room(self, prompt: Sequence, ahead: list[Sequence], waited_s: float, now: float) -> None:
+        """Preempt for a prompt and give it its blocks, unless it has room beside what those ahead of it wait for."""
+        lacking = [max(0, self._entry_blocks(sequence) - len(sequence.block_ids)) for sequence in ahead]
+        spare = self._room_to_grow()
+        claimed = sum(lacking) + (0 if all(sequence.block_ids for sequence in ahead) else spare)
+        kept = min(claimed, self._pool.free_blocks)  # what comes free by preempting is the prompt's
+        tokens, reused = self._entry_tokens(prompt), self.prefixes.reusable_blocks(prompt)
+
+        def has_room(given_up: list[str]) -> bool:
+            return self._pool.can_allocate(tokens, reused, kept + (spare if prompt.decodes_here else 0), given_up)
+
+        if has_room([]):
+            return
+        victims = self._victims.of_prompt(waited_s, now, has_room)
+        for victim in victims:
             self._preempt(victim, now)
         if victims:
-            reused = self.prefixes.reusable_blocks(prompt)
-            self._holdings.allocate(prompt, self._entry_tokens(prompt), reused)
-        return bool(victims)
+            self._holdings.allocate(prompt, tokens, reused)
 
     def can_admit(self, sequence: Sequence, reused: tuple[int, ...]) -> bool:
         """Tell whether a sequence has blocks, or can have those for its known tokens, `reused` the first of them.
@@ -154,6 +153,23 @@ class Memory:
         if reused:
             sequence.entered_blocks = len(reused)
             sequence.computed_tokens = len(reused) * self._pool.block_size
+
+    def all_can_decode(self, candidates: list[Sequence], max_num_seqs: int) -> bool:
+        """Tell whether all of these decode, and nobody stands back: there are rows, and those that need a block get one."""
+        if len(candidates) > max_num_seqs:
+            return False
+        size = self._pool.block_size
+        needy = []
+        for sequence in candidates:
+            if sequence.known_tokens - sequence.computed_tokens != 1 or not sequence.computed_tokens:
+                return False
+            if sequence.known_tokens > size * len(sequence.block_ids):
+                needy.append(sequence)
+        if len(needy) > self._pool.free_blocks:
+            return False
+        for sequence in needy:
+            self._holdings.extend(sequence, sequence.known_tokens)
+        return True
 
     def grow(self, sequence: Sequence, now: float) -> bool:
         """See to it that a sequence has blocks for all its known tokens; tell whether it has."""
@@ -192,4 +208,4 @@ class Memory:
 
 def _is_new_prompt(sequence: Sequence) -> bool:
     """Tell whether a sequence waits for its first blocks."""
-    return sequence.state is RequestState.WAITING and not sequence.block_ids
+    return not sequence.block_ids and sequence.state is RequestState.WAITING

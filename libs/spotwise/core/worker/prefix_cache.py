@@ -26,11 +26,11 @@ class PrefixCache:
 
     def __init__(self, holdings: Holdings, *, enabled: bool) -> None:
         self._holdings = holdings
-        self._enabled = enabled
+        self.is_enabled = enabled
 
     def reusable_blocks(self, sequence: Sequence) -> tuple[int, ...]:
         """Return the blocks with which a sequence that has nothing computed may begin."""
-        if not self._enabled or sequence.computed_tokens > 0 or not sequence.may_reuse:
+        if not self.is_enabled or sequence.computed_tokens > 0 or not sequence.may_reuse:
             return ()
         pool = self._holdings.pool
         most = min(sequence.known_tokens - 1, len(sequence.token_ids)) // pool.block_size
@@ -38,7 +38,7 @@ class PrefixCache:
 
     def enter_computed(self, sequence: Sequence) -> None:
         """Make the full blocks of a sequence, whose record is known, findable."""
-        if not self._enabled:
+        if not self.is_enabled:
             return
         pool = self._holdings.pool
         full = min(sequence.computed_tokens, len(sequence.token_ids)) // pool.block_size

@@ -1,11 +1,12 @@
 """How many iterations one order is.
 
-Law: where tokens carry no ids, nobody looks at each of them, and one order may stand for many iterations of the same decodes:
-for those that would be ordered one by one if nothing happened meanwhile. So it ends with the iteration in which a sequence
-reaches its `max_new_tokens`, or has its first token here, which is published when it is there; before one for which the free
-blocks do not suffice, because somebody would be preempted for it; and after one iteration where a prompt could preempt as time
-goes by. If somebody becomes runnable, a member of the batch is given up, the blocks that the run still needs are taken, or
-anything at all moves while somebody waits, the order ends with the iteration that runs then.
+Law: where tokens carry no ids, nobody looks at each of them, and one order may stand for many iterations of the same
+decodes: for those that would be ordered one by one if nothing happened meanwhile. So it ends with the iteration in which a
+sequence reaches its `max_new_tokens`, or has its first token here, which is published when it is there; before one for which
+the free blocks do not suffice, because somebody would be preempted for it; and after one iteration where a prompt could
+preempt as time goes by, or somebody who waits could have the room that a preemption has left. If somebody becomes runnable,
+a member of the batch is given up, the blocks that the run still needs are taken, or anything at all moves while somebody
+waits, the order ends with the iteration that runs then.
 
 The blocks of an iteration are taken when the iterations before it are counted, in the order in which single ones would take
 them, so that everybody sees the free blocks that there would be.
@@ -41,22 +42,25 @@ class CountedRuns:
         self._somebody_waits = False
         self._held = (0, 0)  #: free blocks and sequences, as far as this run accounts for them
 
-    def begin(self, members: list[tuple[Sequence, int]], *, somebody_waits: bool, may_preempt: bool) -> int:
+    def begin(self, members: list[tuple[Sequence, int]], *, somebody_waits: bool, is_settled: bool) -> int:
         """Return how many iterations of these members, each with its tokens of the first, may be ordered, and follow them.
 
         Args:
             members: of the batch, in its order.
             somebody_waits: who is runnable and has no row.
-            may_preempt: a prompt among these takes blocks from a member as soon as it has waited long enough.
+            is_settled: with nothing new these stay without one: no prompt among them preempts once it has waited long enough,
+                and nobody of them finds the room that a preemption just left.
         """
         self._left, self._blocks_to_come = 1, 0
-        if self._most_steps == 1 or may_preempt:
+        if self._most_steps == 1 or not is_settled:
             return 1
         steps = self._most_steps
         for sequence, _ in members:
-            if not sequence.produced_here or sequence.uncomputed_tokens != 1:
+            if not sequence.produced_here or sequence.known_tokens - sequence.computed_tokens != 1:
                 return 1
-            steps = min(steps, sequence.tokens_to_length)
+            left = sequence.tokens_to_length
+            if left < steps:
+                steps = left
         self._members = [sequence for sequence, _ in members]
         self._left = self._within_free_blocks(steps)
         self._somebody_waits = somebody_waits
@@ -92,11 +96,17 @@ class CountedRuns:
         self._held = (self._pool.free_blocks, len(self._holdings))
         if is_over:
             self._left = 0
-            return True
+        else:
+            self.advance(steps)
+        return is_over
+
+    def advance(self, steps: int) -> None:
+        """Let all members of a run be so many tokens further."""
         for sequence in self._members:
             sequence.computed_tokens += steps
-            sequence.count_tokens(steps)
-        return False
+            sequence.known_tokens += steps
+            sequence.output_tokens += steps
+            sequence.produced_here += steps
 
     def _grow(self, iterations: int) -> None:
         size = self._pool.block_size

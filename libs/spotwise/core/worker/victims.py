@@ -45,8 +45,8 @@ class Victims:
                 return sequence
         raise AssertionError("who needs blocks is held")
 
-    def of_prompt(self, waited_s: float, now: float, suffices: Callable[[list[str]], bool]) -> list[Sequence] | None:
-        """Return whose blocks a prompt takes that has waited so long, or `None` where that would not do.
+    def of_prompt(self, waited_s: float, now: float, suffices: Callable[[list[str]], bool]) -> list[Sequence]:
+        """Return whose blocks a prompt takes that has waited so long, or nobody where that would not do.
 
         Args:
             waited_s: by the prompt.
@@ -62,7 +62,7 @@ class Victims:
         ranked.sort(key=lambda entry: entry[:2])
         in_order = [sequence for _, _, sequence in ranked]
         enough = bisect_left(range(len(in_order)), True, key=lambda last: suffices(_ids(in_order[: last + 1])))
-        return None if enough == len(in_order) else _needed(in_order[: enough + 1], suffices)
+        return [] if enough == len(in_order) else _needed(in_order[: enough + 1], suffices)
 
     def _all_but_the_top(self) -> list[Sequence]:
         return [sequence for sequence in self._holdings if sequence.is_preemptible][1:]
@@ -72,13 +72,18 @@ class Victims:
             sequence.is_preemptible
             and sequence.preemptions < self._policy.max_preemptions
             and not sequence.in_iteration
-            and (sequence.is_decoding or not self._policy.prompts_take_blocks)
+            and not (self._policy.prompts_take_blocks and _is_being_computed(sequence))
         )
 
 
 def decode_rank(sequence: Sequence, now: float) -> float:
     """Return what a prompt must outrank to take a decode's blocks, in seconds."""
     return (now - sequence.arrived_s) * (1 + sequence.preemptions)
+
+
+def _is_being_computed(sequence: Sequence) -> bool:
+    """Tell whether a prompt, or a preempted sequence, is not computed to its end yet."""
+    return sequence.in_prompt_phase or not sequence.is_decoding
 
 
 def _needed(chosen: list[Sequence], suffices: Callable[[list[str]], bool]) -> list[Sequence]:

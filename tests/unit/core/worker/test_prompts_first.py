@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
 from spotwise.core.record import KvTarget
 from spotwise.core.worker import commands as c
@@ -33,8 +34,8 @@ def test_a_prompt_that_waits_too_long_takes_the_blocks_of_a_decode() -> None:
     """Not before its time; the last arrival of equals loses them, and comes back when the prompt has left."""
     bench = full()
     bench.prefill("p", prompt=30)
-    assert rows(bench.iterate(after_s=0.9, a=52, b=51)) == ["a@1", "b@1"]
-    commands = bench.iterate(after_s=0.1, a=53, b=52)
+    assert rows(bench.iterate(after_s=0.875, a=52, b=51)) == ["a@1", "b@1"]
+    commands = bench.iterate(after_s=0.125, a=53, b=52)
     assert rows(commands) == ["a@1", "p@1"]
     assert ledger(commands, "preempted") == [{"computed_tokens": 19, "preemptions": 1}]
     assert rows(bench.iterate(a=54, p=50)) == ["a@1"]
@@ -69,18 +70,18 @@ def test_the_first_arrival_is_never_a_victim() -> None:
 def test_the_longer_a_prompt_waits_the_older_the_decodes_it_outranks() -> None:
     """A decode of 60 seconds falls to one that has waited for 7, not for 6."""
     bench = full()
-    bench.feed(c.IterationFinished(()), after_s=60.0)
+    bench.iterate(after_s=60.0, a=52, b=51)
     bench.prefill("p", prompt=30)
-    assert rows(bench.iterate(after_s=6.0, a=52, b=51)) == ["a@1", "b@1"]
-    assert rows(bench.iterate(after_s=1.0, a=53, b=52)) == ["a@1", "p@1"]
+    assert rows(bench.iterate(after_s=6.0, a=53, b=52)) == ["a@1", "b@1"]
+    assert rows(bench.iterate(after_s=1.0, a=54, b=53)) == ["a@1", "p@1"]
 
 
 def test_equals_do_not_preempt_one_another() -> None:
     """A rank must be higher: ten seconds of waiting are a hundred of decoding, and no more."""
     bench = full()
-    bench.feed(c.IterationFinished(()), after_s=90.0)
+    bench.iterate(after_s=90.0, a=52, b=51)
     bench.prefill("p", prompt=30)
-    assert rows(bench.iterate(after_s=10.0, a=52, b=51)) == ["a@1", "b@1"]
+    assert rows(bench.iterate(after_s=10.0, a=53, b=52)) == ["a@1", "b@1"]
 
 
 def test_one_that_was_preempted_before_is_harder_to_preempt() -> None:
@@ -146,14 +147,22 @@ def test_a_prompt_without_a_row_takes_nothing() -> None:
 
 
 def test_free_blocks_that_a_preempted_one_waits_for_are_left_to_it() -> None:
-    """A prompt takes what its own victim had; b goes on waiting for two blocks, of which one is free."""
-    bench = full(blocks=5)
-    bench.prefill("p", prompt=40)
-    assert rows(bench.iterate(after_s=1.0, a=52, b=51)) == ["a@1", "p@1"]
-    bench.iterate(a=53, p=50)
-    bench.prefill("q", prompt=10)
-    bench.delivered("p")
-    assert rows(bench.iterate(after_s=1.0, a=54)) == ["a@1", "b@1", "q@1"]
+    """One is free, and b waits for two; c has one: a prompt that needs two gets neither, one that needs one gets that of c."""
+    bench = full(blocks=8)
+    bench.decode("c", prompt=10)
+    bench.decode("d", prompt=10)
+    bench.reserve("r", tokens=20, new=10)
+    bench.iterate(a=52, b=51)
+    bench.prefill("p", prompt=50)
+    assert rows(bench.iterate(after_s=1.0, a=53, b=52, c=51, d=51)) == ["a@1", "c@1", "p@1"]
+    bench.feed(m.CancelRequest("r", 1))
+    bench.prefill("two", prompt=20)
+    commands = bench.iterate(after_s=1.0, a=54, c=52, p=50)
+    assert (rows(commands), preempted(commands)) == (["a@1", "c@1"], 0)
+    bench.feed(m.CancelRequest("two", 1))
+    bench.prefill("one", prompt=10)
+    assert rows(bench.iterate(after_s=1.0, a=55, c=53)) == ["a@1", "one@1"]
+    assert bench.pool.free_blocks == 1
 
 
 def test_a_prompt_that_is_computed_in_parts_keeps_its_blocks() -> None:
@@ -162,8 +171,10 @@ def test_a_prompt_that_is_computed_in_parts_keeps_its_blocks() -> None:
     bench = WorkerBench(blocks=4, policy=replace(POLICY, limits=limits))
     bench.decode("a", prompt=31)
     bench.in_place("p", prompt=31)
-    assert row_of(bench.iterate(a=51), "p") == (0, 16)
-    assert row_of(bench.iterate(), "p") == (16, 15)
+    for part in ((0, 15), (15, 15), (30, 1)):
+        commands = bench.iterate(**({"a": 51} if part == (0, 15) else {}))
+        assert rows(commands) == ["p@1"]
+        assert row_of(commands, "p") == part
     commands = bench.iterate(p=50)
     assert rows(commands) == ["a@1"]
     assert ledger(commands, "preempted") == [{"computed_tokens": 31, "preemptions": 1}]
@@ -185,7 +196,7 @@ class TestInPlaceWithoutReservation:
         bench = full()
         bench.start("p", prompt=30, target=self.HERE)
         bench.load("p", max_new=2)
-        assert bench.role.load().owed_tokens == 9 + 9 + 2
+        assert bench.role.load().owed_tokens == 8 + 9 + 2
         assert rows(bench.iterate(after_s=1.0, a=52, b=51)) == ["a@1", "p@1"]
         assert rows(bench.iterate(a=53, p=50)) == ["a@1", "p@1"]
         assert [delta.token_id for delta in deltas(bench.iterate(a=54, p=51))] == [54, 51]

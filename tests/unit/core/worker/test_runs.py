@@ -142,7 +142,7 @@ def test_a_reservation_that_takes_the_blocks_of_a_run_ends_it() -> None:
     bench.in_place("a", max_new=200)
     assert steps(counted(bench)) == 199
     assert only(bench.reserve("r", tokens=200, new=100), c.EndRun) == [c.EndRun()]
-    assert steps(counted(bench)) == 16 * 19 - 16 * 7 - 31
+    assert steps(counted(bench)) == 16 * (20 - 7) - 31
 
 
 def test_anything_that_moves_while_somebody_waits_ends_the_order() -> None:
