@@ -174,9 +174,7 @@ def settings_of(case: Case, model: LanguageModel) -> WorldSettings:
         return WorldSettings(model, policy)
     if model.name == "bloom-176b":
         model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
-    return WorldSettings(
-        model, policy, knows_output=True, memory_share=1.0, control_latency_s=0.0, link_latency_s=0.0
-    )
+    return WorldSettings(model, policy, knows_output=True, memory_share=1.0, control_latency_s=0.0, link_latency_s=0.0)
 
 
 def _ids(cluster: list[SimulatedMachine]) -> dict[str, SimulatedMachine]:
@@ -204,10 +202,7 @@ def _summary(
         metrics.output_tokens / ended_s if ended_s else 0.0,
         {metric: latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
         metrics.verdict(),
-        {
-            name: _pool_summary(pool, machines.count(name), ended_s)
-            for name, pool in sorted(metrics.pools.items())
-        },
+        {name: _pool_summary(pool, machines.count(name), ended_s) for name, pool in sorted(metrics.pools.items())},
         design.price_per_hour(case.split),
         design.power(case.split),
         sum(machine.sent for machine in result.machines),
@@ -233,5 +228,3 @@ def _pool_summary(pool: PoolFigures, machines: int, ended_s: float) -> PoolSumma
         tuple(tokens),
         tuple(shares),
     )
-
-

@@ -112,7 +112,8 @@ class RunMetrics:
         return Verdict(
             {
                 metric: tuple(
-                    (self.slowdowns[metric].at(percent) or 0.0, bound) for percent, bound in zip(PERCENTS, bounds, strict=True)
+                    (self.slowdowns[metric].at(percent) or 0.0, bound)
+                    for percent, bound in zip(PERCENTS, bounds, strict=True)
                 )
                 for metric, bounds in objectives.bounds.items()
             },

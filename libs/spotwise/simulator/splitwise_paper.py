@@ -149,9 +149,7 @@ def clusters() -> list[Cluster]:
 def limit_searches(scope: Scope, wanted: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
     """Search the limits of clusters."""
     return {
-        cluster: limit_of(
-            scope.case(DESIGNS[cluster.design], cluster.split, cluster.asked), scope.grid, scope.seeds
-        )
+        cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.asked), scope.grid, scope.seeds)
         for cluster in wanted
     }
 
@@ -159,8 +157,7 @@ def limit_searches(scope: Scope, wanted: Sequence[Cluster]) -> dict[Cluster, Sea
 def saturation_searches(scope: Scope) -> dict[str, Search[float]]:
     """Search what clusters of equal power answer when latency does not matter (section 6.6)."""
     return {
-        design.name: _saturated(scope, design)
-        for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
+        design.name: _saturated(scope, design) for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
     }
 
 
@@ -204,7 +201,11 @@ def headlines(found: Findings) -> list[Headline]:
             about="a ratio of machines alone: 86 beside 40",
         ),
         _provisioned(
-            "equal throughput, conv: power of HHcap over Baseline-H100", 0.75, found, HHCAP_POWER, SPLITWISE_HHCAP,
+            "equal throughput, conv: power of HHcap over Baseline-H100",
+            0.75,
+            found,
+            HHCAP_POWER,
+            SPLITWISE_HHCAP,
             Objective.POWER,
         ),
         _provisioned(
@@ -218,7 +219,9 @@ def headlines(found: Findings) -> list[Headline]:
     ]
     for design, kept in ((aa, 1.0), (hh, 1.0), (ha, 0.93), (hhcap, 0.93)):
         moved = Cluster("iso-power", "code", "conv", design)
-        name = f"conv on a cluster made for code: throughput of {design.removeprefix('Splitwise-')} over its own cluster's"
+        name = (
+            f"conv on a cluster made for code: throughput of {design.removeprefix('Splitwise-')} over its own cluster's"
+        )
         rows.append(_throughputs(name, kept, found, moved, power[design]))
     for design, per_dollar in ((a100, 0.89), (aa, 0.89), (h100, 0.75), (hh, 0.75)):
         rows.append(

@@ -24,10 +24,11 @@ from spotwise.simulator.splitwise_paper import (
 from spotwise.simulator.workload import Workload
 from tests.unit.simulator.summaries import Oracle
 
+TEN_AND_FIVE = Split(10, 5)
 SCOPE = Scope({name: Workload(name) for name in ("code", "conv")}, 10.0, Grid(), (0, 1))
 
 
-def findings(rates: dict[str, float], cheapest: Split | None = Split(10, 5)) -> Findings:
+def findings(rates: dict[str, float], cheapest: Split | None = TEN_AND_FIVE) -> Findings:
     """Every cluster of a design carries the same."""
     return Findings(
         {cluster: Limit((rates.get(cluster.design, 100.0),) * 2, ()) for cluster in clusters()},

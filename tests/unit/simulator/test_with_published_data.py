@@ -43,7 +43,9 @@ def test_rows_that_mislead_are_counted(profile: list[ProfileRow]) -> None:
 
 @pytest.mark.parametrize(("model", "gpu"), PAIRS)
 @pytest.mark.parametrize("decode_model", DecodeModel)
-def test_what_comes_along_is_the_fit(profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel) -> None:
+def test_what_comes_along_is_the_fit(
+    profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
+) -> None:
     """To the digits that were kept."""
     fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu, decode_model)
     built_in = BUILT_IN[model, gpu, decode_model]
@@ -62,7 +64,6 @@ def test_the_honest_fit_is_near_what_it_has_not_seen(profile: list[ProfileRow], 
     rows, _ = measured(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()))
     honest = functools.partial(fit_honest, model=LANGUAGE_MODELS[model], peaks=PEAKS[gpu])
     repeats, between = error_on_repeats(rows, honest), error_between_points(rows, honest)
-    print(f"{model} {gpu}: repeats {repeats}, between {between}")
     assert (repeats.prompt + repeats.decode) / 2 < 5.0
     assert between.decode < 5.0
 

@@ -112,26 +112,25 @@ def paper(
         decode_model=decode_model,
         profile=files.profile,
     )
-    searches: dict[Cluster | str, Search[Any]] = {
-        **limit_searches(scope, clusters()),
-        **provisioning_searches(scope),
-        **{f"saturated {design}": search for design, search in saturation_searches(scope).items()},
-    }
+    limits, provisioning, saturation = limit_searches(scope, clusters()), provisioning_searches(scope), saturation_searches(scope)
+    searches: dict[tuple[str, Cluster | str], Search[Any]] = {}
+    searches |= {("limit", cluster): limit for cluster, limit in limits.items()}
+    searches |= {("provisioning", question): machines for question, machines in provisioning.items()}
+    searches |= {("saturation", design): throughput for design, throughput in saturation.items()}
     with told_plainly(), runs_bar(console, "splitwise") as finished:
         results = drive(searches, processors(jobs), finished)
-    limits = {cluster: results[cluster] for cluster in clusters()}
     found = Findings(
-        limits,
-        {key.removeprefix("saturated "): results[key] for key in results if str(key).startswith("saturated ")},
-        {question: results[question] for question in provisioning_searches(scope)},
+        {cluster: results["limit", cluster] for cluster in limits},
+        {design: results["saturation", design] for design in saturation},
+        {question: results["provisioning", question] for question in provisioning},
     )
     rows = headlines(found)
-    console.print(limits_table(limits))
+    console.print(limits_table(found.limits))
     console.print(headline_table(rows))
     document = {
         "environment": about,
         "headlines": [_headline_document(row) for row in rows],
-        "limits": [_limit_document(cluster, limit) for cluster, limit in limits.items()],
+        "limits": [_limit_document(cluster, limit) for cluster, limit in found.limits.items()],
     }
     write_document(document, json, console)
     if figures is not None:
@@ -141,7 +140,9 @@ def paper(
 
 def limits_table(limits: Mapping[Cluster, Limit]) -> Table:
     """The highest rate of every cluster, requests a second: a row a question, a column a design."""
-    table = Table(header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left")
+    table = Table(
+        header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
+    )
     table.add_column("machines for, and asked")
     for design in DESIGNS:
         table.add_column(design.removeprefix("Splitwise-"), justify="right")
@@ -201,7 +202,9 @@ def _check_published(
 
 def comparison_table(results: Mapping[PublishedCluster, Comparison]) -> Table:
     """The published simulator's limits and ours."""
-    table = Table(header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left")
+    table = Table(
+        header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
+    )
     for heading in ("decode model", "workload", "design", "machines"):
         table.add_column(heading)
     for heading in ("published", "ours", "agrees"):
@@ -269,5 +272,3 @@ def _comparison_document(cluster: PublishedCluster, comparison: Comparison) -> d
 
 def _file(path: Path) -> Path | None:
     return path if path.is_file() else None
-
-
