@@ -70,13 +70,13 @@ def test_the_honest_fit_is_near_what_it_has_not_seen(profile: list[ProfileRow], 
 
 @pytest.mark.parametrize("workload", SYNTHETIC)
 def test_synthetic_sizes_are_distributed_as_in_the_trace(data: Path, workload: str) -> None:
-    """At no size do the shares of the requests differ by more than 2 %."""
+    """At no size do the shares of the requests differ by more than 4 %."""
     trace = read_sizes(data / "traces" / f"AzureLLMInferenceTrace_{workload}.csv")
     drawn = SYNTHETIC[workload].draw(100_000, np.random.default_rng(1))
     for own, theirs in zip(drawn, (trace.prompt_tokens, trace.output_tokens), strict=True):
         at = np.unique(theirs)
         shares = [np.searchsorted(np.sort(sizes), at, side="right") / len(sizes) for sizes in (own, theirs)]
-        assert np.abs(shares[0] - shares[1]).max() < 0.02
+        assert np.abs(shares[0] - shares[1]).max() < 0.04
 
 
 def test_traces_are_read_to_their_last_line(data: Path) -> None:

@@ -15,7 +15,7 @@ from spotwise.simulator.world import World
 from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
 
 #: 1,000 bytes of KV a token, in ten layers.
-MODEL = LanguageModel("tiny", weight_bytes=0, layers=10, kv_heads=5, head_size=10, value_bytes=1)
+MODEL = LanguageModel("tiny", weight_bytes=0, layers=10, heads=5, kv_heads=5, head_size=10, value_bytes=1)
 COST = LinearIterationCost(0.01, 0.0001, 0.0, 0.0005, 0.000001)
 
 
