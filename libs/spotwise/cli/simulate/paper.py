@@ -112,7 +112,11 @@ def paper(
         decode_model=decode_model,
         profile=files.profile,
     )
-    limits, provisioning, saturation = limit_searches(scope, clusters()), provisioning_searches(scope), saturation_searches(scope)
+    limits, provisioning, saturation = (
+        limit_searches(scope, clusters()),
+        provisioning_searches(scope),
+        saturation_searches(scope),
+    )
     searches: dict[tuple[str, Cluster | str], Search[Any]] = {}
     searches |= {("limit", cluster): limit for cluster, limit in limits.items()}
     searches |= {("provisioning", question): machines for question, machines in provisioning.items()}
