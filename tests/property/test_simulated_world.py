@@ -60,20 +60,22 @@ SMALL = worlds.machine_type(kv_tokens=256, link_bytes_per_s=1e6)
 
 @dataclass
 class Watch(worlds.Diary):
-    """A diary that looks at the clock, too."""
+    """A diary that looks at the clock, too: single iterations are told of when they end, several some time later."""
 
     world: World | None = None
+    counted: bool = False
     busy_until_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         assert self.world is not None
-        assert self.world.now - seconds >= self.busy_until_s[machine_id] - 1e-9, "two iterations at once"
-        self.busy_until_s[machine_id] = self.world.now
+        begin_s = self.world.now - seconds
+        assert begin_s >= self.busy_until_s[machine_id] - 1e-9, "two iterations at once"
+        self.busy_until_s[machine_id] = self.busy_until_s[machine_id] + seconds if self.counted else self.world.now
         super().iterations_ended(machine_id, shape, seconds, iterations)
 
 
 def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[Arrival]) -> tuple[WorldResult, Watch]:
-    watch = Watch()
+    watch = Watch(counted=chosen.counted_steps > 1)
     watch.world = World(cluster, chosen, watch)
     return watch.world.run(arrivals), watch
 

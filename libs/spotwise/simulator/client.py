@@ -19,11 +19,10 @@ from spotwise.core.sampling import SamplingParams
 from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.observation import Arrival, CompletedRequest, Observer
-from spotwise.simulator.token_times import Progress
+from spotwise.simulator.token_times import TOKEN_ID, Progress
 from spotwise.simulator.world_settings import WorldSettings
 
 _EPOCH = 1
-_TOKEN_ID = 0
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -90,7 +89,7 @@ class Client:
         number, settings = self.arrived, self._settings
         self.arrived += 1
         stop = StopCriteria(max_new_tokens=arrival.output_tokens)
-        prompt = (_TOKEN_ID,) * arrival.prompt_tokens
+        prompt = (TOKEN_ID,) * arrival.prompt_tokens
         record = RequestRecord(
             str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )

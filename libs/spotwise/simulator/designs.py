@@ -43,9 +43,7 @@ class Hardware:
 
     def serving(self, cost: IterationCost) -> MachineType:
         """Return the machine with a model on it."""
-        return MachineType(
-            self.name, cost, self.memory_bytes, self.link_bytes_per_s, self.price_per_hour, self.power
-        )
+        return MachineType(self.name, cost, self.memory_bytes, self.link_bytes_per_s, self.price_per_hour, self.power)
 
 
 DGX_A100 = Hardware("dgx-a100", "a100-80gb", _DGX_MEMORY_BYTES, _GPUS * 25e9, _GPUS * 2.21, 1.0)

@@ -32,12 +32,8 @@ from spotwise.simulator.network import Link, Network, Transfer
 from spotwise.simulator.observation import Observer
 from spotwise.simulator.orders import Order
 from spotwise.simulator.results import MachineResult
-from spotwise.simulator.token_times import Progress, TokenTimes
+from spotwise.simulator.token_times import TOKEN_ID, Progress, TokenTimes
 from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
-
-
-#: The one token of all prompts and answers.
-TOKEN_ID = 0
 
 
 class RequestStore(Protocol):
@@ -217,18 +213,20 @@ class Machine:
         order = self._order
         if order is None:
             return
-        began_s, ended_before = order.counted_s, order.taken
+        began_s = order.counted_s
         ends_s = order.take_ended(self._queue.now)
         if not ends_s:
             return
         self._account(order, len(ends_s), order.counted_s - began_s)
-        made = self._token_times.iterations_ended(order.batch, ended_before, ends_s)
-        if order.is_over:
+        self._token_times.iterations_ended(order.batch, ends_s)
+        is_over = order.is_over
+        if is_over:
             self._order = None
-        if self._counts:
-            self._tell_role(c.IterationsCounted(len(ends_s), ended=order.is_over))
-        else:
-            self._tell_role(c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made)))
+            made = self._token_times.order_ended(order.batch)
+            if not self._counts:
+                self._tell_role(c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made)))
+                return
+        self._tell_role(c.IterationsCounted(len(ends_s), ended=is_over))
 
     def _account(self, order: Order, iterations: int, seconds: float) -> None:
         result, used_blocks = self.result, self.pool.used_blocks

@@ -29,7 +29,6 @@ class Order:
     Attributes:
         batch: rows of the first.
         shape: of the first.
-        taken: iterations that were taken.
         counted_s: when the last iteration that was taken ended, or the first one began.
         look_s: when there is something to do: no later than the end of the last iteration.
     """
@@ -38,7 +37,6 @@ class Order:
         self.batch = batch
         self.shape = BatchShape.of(batch)
         self.counted_s = self.look_s = now
-        self.taken = 0
         self._cost = cost
         self._steps = steps
         self._planned = 0
@@ -75,7 +73,6 @@ class Order:
         while ends and ends[0] <= now:
             taken.append(ends.popleft())
         if taken:
-            self.taken += len(taken)
             self.counted_s = taken[-1]
         return taken
 

@@ -9,11 +9,15 @@ nothing grows with the number of tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
 from spotwise.simulator.observation import Observer
+
+#: The one token of all prompts and answers.
+TOKEN_ID = 0
 
 
 @dataclass(slots=True)
@@ -34,58 +38,66 @@ class Progress:
 
 
 class TokenTimes:
-    """The sequences of one machine, and who hears of their tokens."""
+    """The sequences of one machine, the order that runs there, and who hears of their tokens."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._progress: dict[str, Progress] = {}
+        self._first_s = self._last_s = 0.0
+        self._longest_s = 0.0
+        self._iterations = 0
 
     def enter(self, sequence_id: str, progress: Progress) -> None:
         """Follow a sequence here."""
         self._progress[sequence_id] = progress
 
     def drop(self, sequence_id: str) -> None:
-        """Follow it here no more."""
+        """Follow it here no more; not while an order has a row of it."""
         self._progress.pop(sequence_id, None)
 
-    def iterations_ended(self, batch: Batch, ended_before: int, ends_s: Sequence[float]) -> list[str]:
-        """Note the tokens of some iterations of an order, and report their distances.
+    def iterations_ended(self, batch: Batch, ends_s: Sequence[float]) -> None:
+        """Note some iterations of the order that runs; all have a token for each of its rows, if they are several."""
+        rows = len(batch.rows)
+        for end_s in ends_s:
+            if self._iterations:
+                gap_s = end_s - self._last_s
+                self._observer.tokens_spaced(gap_s, rows)
+                if gap_s > self._longest_s:
+                    self._longest_s = gap_s
+            else:
+                self._first_s = end_s
+            self._iterations += 1
+            self._last_s = end_s
 
-        Args:
-            batch: of the order; its rows are those of the first iteration.
-            ended_before: iterations of the order that were noted before.
-            ends_s: when each of those to be noted ended.
+    def order_ended(self, batch: Batch) -> list[str]:
+        """Note what the order that ran did for its sequences, and report how far its first tokens were from those before.
 
         Returns:
-            Whose tokens they are, in order of rows.
+            Whose tokens it made, in order of rows.
         """
-        steps, first_s, last_s = len(ends_s), ends_s[0], ends_s[-1]
-        longest_s = max((later - earlier for earlier, later in zip(ends_s, ends_s[1:], strict=False)), default=0.0)
+        first_s, last_s, longest_s, iterations = self._first_s, self._last_s, self._longest_s, self._iterations
+        self._longest_s, self._iterations = 0.0, 0
         made: list[str] = []
-        gap_s, alike, progress_of = 0.0, 0, self._progress
+        since_s, alike = math.nan, 0
         for row in batch.rows:
-            id_ = row.sequence_id
-            progress = progress_of[id_]
-            if row.first_position + row.num_tokens + ended_before != progress.known_tokens:
+            progress = self._progress[row.sequence_id]
+            if row.first_position + row.num_tokens != progress.known_tokens:
                 continue  # a part of a prompt that is not its last
-            made.append(id_)
+            made.append(row.sequence_id)
             if progress.output_tokens:
-                own_s = first_s - progress.last_token_s
-                if own_s != gap_s:
+                if progress.last_token_s != since_s:
                     if alike:
-                        self._observer.tokens_spaced(gap_s, alike)
-                    gap_s, alike = own_s, 0
+                        self._observer.tokens_spaced(first_s - since_s, alike)
+                    since_s, alike = progress.last_token_s, 0
                 alike += 1
-                if own_s > progress.longest_gap_s:
-                    progress.longest_gap_s = own_s
-            if longest_s > progress.longest_gap_s:
-                progress.longest_gap_s = longest_s
-            progress.known_tokens += steps
-            progress.output_tokens += steps
+                gap_s = first_s - since_s
+                if gap_s < longest_s:
+                    gap_s = longest_s
+                if gap_s > progress.longest_gap_s:
+                    progress.longest_gap_s = gap_s
+            progress.known_tokens += iterations
+            progress.output_tokens += iterations
             progress.last_token_s = last_s
         if alike:
-            self._observer.tokens_spaced(gap_s, alike)
-        if made:
-            for earlier, later in zip(ends_s, ends_s[1:], strict=False):
-                self._observer.tokens_spaced(later - earlier, len(made))
+            self._observer.tokens_spaced(first_s - since_s, alike)
         return made

@@ -24,7 +24,9 @@ def machine_type(kv_tokens: int = 4096, link_bytes_per_s: float = 1e7, cost: Ite
     return MachineType("tiny", cost, kv_tokens * MODEL.kv_token_bytes, link_bytes_per_s, 1.0, 1.0)
 
 
-def machines(prompt: int = 0, token: int = 0, mixed: int = 0, kind: MachineType | None = None) -> list[SimulatedMachine]:
+def machines(
+    prompt: int = 0, token: int = 0, mixed: int = 0, kind: MachineType | None = None
+) -> list[SimulatedMachine]:
     """So many of each."""
     pools = [Pool.PROMPT] * prompt + [Pool.TOKEN] * token + [Pool.MIXED] * mixed
     return [SimulatedMachine(kind or machine_type(), pool) for pool in pools]
