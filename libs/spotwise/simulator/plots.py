@@ -162,7 +162,7 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
     prompts = [run.case.split.prompt for run in grid[0]]
     tokens = [row[0].case.split.token for row in grid]
     values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])
-    figure = _figure(1.6 + 0.42 * len(prompts), 1.5 + 0.42 * len(tokens))
+    figure = _figure(max(4.8, 1.6 + 0.42 * len(prompts)), max(3.2, 1.5 + 0.42 * len(tokens)))
     axes = figure.subplots()
     norm = LogNorm(min(bound / 4, float(values.min())), max(bound * 4, float(np.median(values))))
     image = axes.imshow(values, origin="lower", cmap="cividis_r", aspect="auto", norm=norm)
@@ -176,11 +176,12 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
         axes.plot(x, y, marker="*", color=_BOUND, markersize=13, markeredgecolor="white")
     axes.set_xticks(range(len(prompts)), [str(number) for number in prompts])
     axes.set_yticks(range(len(tokens)), [str(number) for number in tokens])
-    axes.set_xlabel("prompt machines")
-    axes.set_ylabel("token machines")
-    axes.set_title(title or "x: an objective breaks; star: the cheapest of the others", fontsize=9)
+    axes.set_xlabel("prompt machines\n(x: an objective breaks; star: the cheapest of the others)", fontsize=9)
+    axes.set_ylabel("token machines", fontsize=9)
+    axes.set_title(title, fontsize=10)
     bar = figure.colorbar(image, ax=axes, label=f"{metric.upper()} p{percent}, slowdown", extend="max")
     bar.ax.axhline(bound, color=_BOUND, linewidth=1.5)
+    bar.ax.yaxis.set_major_formatter("{x:g}")
     return figure
 
 
