@@ -93,7 +93,8 @@ class RunSummary:
     Attributes:
         completed, failed: requests.
         ended_s: when the last one ended, simulated.
-        requests_per_s, output_tokens_per_s: over that time.
+        requests_per_s: between a quarter and three quarters of all answers, when the cluster neither fills nor empties.
+        output_tokens_per_s: at that rate.
         latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`); empty where nothing
             was measured.
         verdict: of the objectives.
@@ -193,13 +194,14 @@ def _summary(
 ) -> RunSummary:
     machines = list(homes.values())
     ended_s = result.ended_s
+    requests_per_s = metrics.steady_requests_per_s or (result.completed / ended_s if ended_s else 0.0)
     return RunSummary(
         case,
         result.completed,
         result.failed,
         ended_s,
-        result.completed / ended_s if ended_s else 0.0,
-        metrics.output_tokens / ended_s if ended_s else 0.0,
+        requests_per_s,
+        requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
         {metric: latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
         metrics.verdict(),
         {name: _pool_summary(pool, machines.count(name), ended_s) for name, pool in sorted(metrics.pools.items())},

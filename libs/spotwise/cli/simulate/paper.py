@@ -23,13 +23,12 @@ from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.parallel import drive
 from spotwise.simulator.published_runs import Comparison, PublishedCluster, compare, read_published_runs
 from spotwise.simulator.search import Grid, Limit, Search
+from spotwise.simulator.splitwise_headlines import Headline, headlines
 from spotwise.simulator.splitwise_paper import (
     Cluster,
     Findings,
-    Headline,
     Scope,
     clusters,
-    headlines,
     limit_searches,
     provisioning_searches,
     saturation_searches,
@@ -38,8 +37,6 @@ from spotwise.simulator.workload import Workload
 
 _SECONDS = 120.0
 _QUICK_SECONDS = 20.0
-#: A difference of less than this is what a grid of rates can bring about by itself.
-_SAME = 0.05
 
 
 class Paper(StrEnum):
@@ -128,7 +125,7 @@ def paper(
         {design: results["saturation", design] for design in saturation},
         {question: results["provisioning", question] for question in provisioning},
     )
-    rows = headlines(found)
+    rows = headlines(found, decode_model)
     console.print(limits_table(found.limits))
     console.print(headline_table(rows))
     document = {
@@ -171,14 +168,14 @@ def headline_table(rows: list[Headline]) -> Table:
     table.add_column("headline")
     for heading in ("paper", "ours", "ours/paper"):
         table.add_column(heading, justify="right")
-    table.add_column("ours is", max_width=60)
+    table.add_column("ours rests on", max_width=60)
     for row in rows:
         if row.ours is None:
             table.add_row(row.name, f"{row.paper:g}", "none", "", row.about)
             continue
         ours = f"{row.ours:.2f}" + ("" if row.spread is None else f" ({row.spread[0]:.2f}–{row.spread[1]:.2f})")
         ratio = row.ours / row.paper
-        colour = "green" if abs(ratio - 1) <= _SAME else "yellow"
+        colour = "yellow" if row.differs else "green"
         table.add_row(row.name, f"{row.paper:g}", ours, f"[{colour}]{ratio:.2f}[/]", row.about)
     return table
 

@@ -169,8 +169,8 @@ def sentences(run: RunSummary) -> list[str]:
     per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
     return [
         verdict,
-        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds: {run.requests_per_s:.1f} requests/s, "
-        f"{run.output_tokens_per_s:,.0f} output tokens/s.",
+        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
+        f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         f"{run.price_per_hour:,.0f} $ an hour{per_request}; power of {run.power:.1f} DGX-A100.",
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
