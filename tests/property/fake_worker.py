@@ -22,6 +22,8 @@ class FakeWorker:
 
     Attributes:
         batches: ordered and not ended, the oldest first.
+        registered: its member as the store has it, which may be old.
+        prompt_token_s, kv_push_token_s: what it says to have measured.
         windows: open reservations: (epoch, block ids) by request.
         inbox: what members sent to it while it stalled.
         waiting: what else would have happened on it meanwhile.
@@ -35,6 +37,9 @@ class FakeWorker:
     blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
     batches: deque[Batch] = field(default_factory=deque)
     windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    registered: m.Member | None = None
+    prompt_token_s: float | None = None
+    kv_push_token_s: float | None = None
     alive: bool = True
     stalled: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)

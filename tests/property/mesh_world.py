@@ -5,7 +5,8 @@ order. An engine's writes take effect when its iteration ends, and a push reads 
 given away too early would show.
 
 Messages between scheduler and workers, and heartbeats, may be lost. A worker may stall: nothing happens on it for a while, and
-then all that waited: its inbox in order, the rest in any, mixed.
+then all that waited: its inbox in order, the rest in any, mixed. The scheduler may be gone for a while: what is sent to it then
+is lost, and its successor knows the registrations, old or new, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
@@ -52,8 +54,12 @@ class MeshWorld:
         policy: WorkerPolicy,
         iteration_s: float = 0.05,
         push_s: float = 0.1,
+        pool_policy: PoolPolicy | None = None,
     ) -> None:
         self.rng = rng
+        self.limits = limits
+        self.pool_policy = pool_policy
+        self.homes_changed = 0
         self.policy = policy
         self.loss = 0.0
         self.iteration_s = iteration_s
@@ -62,7 +68,12 @@ class MeshWorld:
         self.now = 1000.0
         self.num_blocks = num_blocks
         self.gateway = GatewayRole("gateway", RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0))
-        self.scheduler = SchedulerRole("scheduler", limits)
+        self.scheduler = SchedulerRole("scheduler", limits, policy=pool_policy)
+        self.scheduler_is_up = True
+        self.plain_members = {
+            "gateway": self._plain("gateway", m.MemberKind.GATEWAY),
+            "scheduler": self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER),
+        }
         self.workers: dict[str, FakeWorker] = {}
         self.retired: list[FakeWorker] = []
         self.records: dict[str, RequestRecord] = {}
@@ -75,11 +86,8 @@ class MeshWorld:
         self._link_free: dict[tuple[str, str], float] = {}
         for number, pool in enumerate(pools):
             self.start_worker(f"w{number}", pool)
-        for member in (
-            self._plain("gateway", m.MemberKind.GATEWAY),
-            self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER),
-        ):
-            self._beat_plain(member)
+        for member_id in self.plain_members:
+            self._beat_plain(member_id)
         self.at(0.05, self._tick)
 
     # --- time and links -----------------------------------------------------------------------------------------------
@@ -117,12 +125,30 @@ class MeshWorld:
         kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
         member = m.Member(worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool)
         worker = FakeWorker(role, blocks, member)
+        worker.prompt_token_s = self.rng.choice([None, 0.01])
+        worker.kv_push_token_s = self.rng.choice([None, 0.0, 0.01])
         self.workers[worker_id] = worker
         self._beat(worker)
 
     def kill(self, worker_id: str) -> None:
         worker = self.workers.pop(worker_id)
         worker.alive = False
+
+    def restart_scheduler(self, after_s: float) -> None:
+        """Kill it; its successor starts later, numbers orders from its start on, and reads what is registered."""
+        if not self.scheduler_is_up:
+            return
+        self.scheduler_is_up = False
+        self.at(after_s, self._start_scheduler)
+
+    def _start_scheduler(self) -> None:
+        incarnation = int(self.now * 1000)
+        self.scheduler = SchedulerRole("scheduler", self.limits, incarnation, self.pool_policy)
+        self.scheduler_is_up = True
+        self.plain_members["scheduler"] = replace(self.plain_members["scheduler"], incarnation=incarnation)
+        for worker in self.workers.values():
+            if worker.registered is not None:
+                self.feed_scheduler(worker.registered)
 
     def stall(self, worker_id: str, seconds: float) -> None:
         worker = self.workers[worker_id]
@@ -140,13 +166,17 @@ class MeshWorld:
         if worker.stalled:
             worker.waiting.append(lambda: self._beat(worker))
             return
-        member = replace(worker.member, state=worker.role.state, load=worker.role.load())
+        load = replace(worker.role.load(), prompt_token_s=worker.prompt_token_s, kv_push_token_s=worker.kv_push_token_s)
+        member = replace(worker.member, state=worker.role.state, load=load)
+        if worker.registered is None or self.rng.random() < 0.3:
+            worker.registered = member
         self._broadcast(member)
         self.at(HEARTBEAT_S, lambda: self._beat(worker))
 
-    def _beat_plain(self, member: m.Member) -> None:
-        self._broadcast(member)
-        self.at(HEARTBEAT_S, lambda: self._beat_plain(member))
+    def _beat_plain(self, member_id: str) -> None:
+        if member_id != "scheduler" or self.scheduler_is_up:
+            self._broadcast(self.plain_members[member_id])
+        self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
 
     def _broadcast(self, member: m.Member) -> None:
         if not self.loses(member):
@@ -222,12 +252,22 @@ class MeshWorld:
         )
         stream = m.StreamRef("gateway", command.stream_id)
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
-        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed)
-        self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
+        spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
+        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans)
+        self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
+
+    def _ask_scheduler(self, order: m.SubmitRequest) -> None:
+        """A submission is a question: whoever asks learns that nobody is there."""
+        if self.scheduler_is_up:
+            self.feed_scheduler(order)
+        else:
+            self.feed_gateway(g.SubmitFailed(order.request_id, order.epoch, "no scheduler"))
 
     # --- scheduler ----------------------------------------------------------------------------------------------------
 
     def feed_scheduler(self, event: Any) -> None:
+        if not self.scheduler_is_up:
+            return
         for command in self.scheduler.handle(event, self.now):
             if isinstance(command, m.Send):
                 self._send("scheduler", command)
@@ -279,6 +319,9 @@ class MeshWorld:
                     self.at(0.001 + self.delay(self.iteration_s), lambda: self._iterate(worker))
                 case c.PushKv():
                     self.at(0.001 + self.delay(self.push_s), lambda p=command: self._push(worker, p))
+                case c.TakeHome(pool):
+                    self.homes_changed += 1
+                    worker.member = replace(worker.member, pool=pool)
                 case c.Leave():
                     self._leave(worker)
 

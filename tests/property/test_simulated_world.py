@@ -81,7 +81,7 @@ def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[A
 
 
 @given(TRACES, CLUSTERS, SETTINGS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
@@ -108,7 +108,7 @@ def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
 
 
 @given(TRACES, CLUSTERS, SETTINGS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_same_world_is_the_same_run(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
@@ -120,7 +120,7 @@ def test_the_same_world_is_the_same_run(
 
 
 @given(TRACES, CLUSTERS, SETTINGS, st.integers(2, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_orders_of_several_iterations_change_no_decision(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
 ) -> None:

@@ -106,7 +106,7 @@ class Machine:
         self._token_times = TokenTimes(around.observer)
         self._order: Order | None = None
         self._pushes: dict[str, _Push] = {}
-        self._told: m.WorkerLoad | None = None
+        self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._performers: dict[type, Callable[[Any], None]] = {
             m.Send: lambda command: around.control.send(command.recipient_id, command.message),
@@ -119,6 +119,7 @@ class Machine:
             c.ExpectKv: _nothing,
             c.ForgetKv: _nothing,
             c.PushKv: self._push,
+            c.TakeHome: self._take_home,
         }
         around.control.open_inbox(machine_id, self.receive)
 
@@ -144,16 +145,19 @@ class Machine:
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
-    def beat(self, _: None = None) -> None:
+    def beat(self) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
-        self._beat_is_planned = False
         self._count_ended()
         load = self.role.load()
-        if load != self._told:
-            self._told = load
+        if (self.home, load) != self._told:
+            self._told = (self.home, load)
             kind = m.MemberKind.PROMPT_WORKER if self.home is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
             member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home, load=load)
             self._around.control.send(self._around.scheduler_id, member)
+
+    def _beat_in_turn(self, _: None) -> None:
+        self._beat_is_planned = False
+        self.beat()
         if self._order is not None:
             self._plan_beat()
 
@@ -165,7 +169,10 @@ class Machine:
             beats = math.floor((now - self._phase_s) / period_s) + 1
             if self._phase_s + beats * period_s <= now:  # rounded down
                 beats += 1
-            self._queue.at(self._phase_s + beats * period_s, self.beat)
+            self._queue.at(self._phase_s + beats * period_s, self._beat_in_turn)
+
+    def _take_home(self, command: c.TakeHome) -> None:
+        self.home = command.pool
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +210,8 @@ class Machine:
             return  # it was cut, or is over
         if order.is_planned:
             self._count_ended()
+            if order.shape.prompt_tokens and self._around.settings.beats_after_prompts:
+                self.beat()
             self._plan_beat()
         else:
             order.plan()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.core.batching import Batch
+from spotwise.core.batching import Batch, BatchRow
 from spotwise.simulator.observation import Observer
 
 #: The one token of all prompts and answers.
@@ -25,13 +25,13 @@ class Progress:
     """How far a request is, on whatever machine.
 
     Attributes:
-        known_tokens: of its prompt, and those made so far.
+        prompt_tokens: of its prompt.
         output_tokens: made so far.
         last_token_s: when the last one was made.
         longest_gap_s: between two of them.
     """
 
-    known_tokens: int
+    prompt_tokens: int
     output_tokens: int = 0
     last_token_s: float = 0.0
     longest_gap_s: float = 0.0
@@ -77,27 +77,27 @@ class TokenTimes:
         """
         first_s, last_s, longest_s, iterations = self._first_s, self._last_s, self._longest_s, self._iterations
         self._longest_s, self._iterations = 0.0, 0
-        made: list[str] = []
-        since_s, alike = math.nan, 0
-        for row in batch.rows:
-            progress = self._progress[row.sequence_id]
-            if row.first_position + row.num_tokens != progress.known_tokens:
-                continue  # a part of a prompt that is not its last
-            made.append(row.sequence_id)
+        progress_of = self._progress
+        made = [row.sequence_id for row in batch.rows if iterations > 1 or self._is_last_part(row)]
+        since_s, gap_s, alike = math.nan, 0.0, 0
+        for sequence_id in made:
+            progress = progress_of[sequence_id]
             if progress.output_tokens:
                 if progress.last_token_s != since_s:
                     if alike:
                         self._observer.tokens_spaced(first_s - since_s, alike)
                     since_s, alike = progress.last_token_s, 0
+                    gap_s = max(first_s - since_s, longest_s)
                 alike += 1
-                gap_s = first_s - since_s
-                if gap_s < longest_s:
-                    gap_s = longest_s
                 if gap_s > progress.longest_gap_s:
                     progress.longest_gap_s = gap_s
-            progress.known_tokens += iterations
             progress.output_tokens += iterations
             progress.last_token_s = last_s
         if alike:
             self._observer.tokens_spaced(first_s - since_s, alike)
         return made
+
+    def _is_last_part(self, row: BatchRow) -> bool:
+        """Tell whether a row reaches the end of its sequence's known tokens, as each of several iterations does."""
+        progress = self._progress[row.sequence_id]
+        return row.first_position + row.num_tokens == progress.prompt_tokens + progress.output_tokens

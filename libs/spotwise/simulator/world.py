@@ -47,7 +47,7 @@ class World:
         self._settings = settings
         self._queue = EventQueue()
         self._control = ControlPlane(self._queue, settings.control_latency_s)
-        self._scheduler = SchedulerRole(_SCHEDULER, settings.limits)
+        self._scheduler = SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
         self._control.open_inbox(_SCHEDULER, self._tell_scheduler)
         self._client = Client(_CLIENT, _SCHEDULER, self._queue, self._control, observer, settings)
         around = Surroundings(

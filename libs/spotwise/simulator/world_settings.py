@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
@@ -51,7 +52,8 @@ class WorldSettings:
     Attributes:
         model: whose weights and KV fill the machines.
         policy: of every worker. Prefix caching is off: traces say nothing of what prompts have in common.
-        limits: of the scheduler.
+        limits: of the scheduler's patience.
+        pools: how the scheduler chooses machines, and when it gives one another home. Prefixes are not remembered.
         max_new_tokens: what every request asks for at most; the scheduler and the workers know this bound and not the answer's
             true length.
         knows_output: an oracle instead: every request asks for exactly what it will get, and all of it is reserved (the
@@ -62,6 +64,7 @@ class WorldSettings:
         control_latency_s: of every message between members, the request and the client's tokens included.
         link_latency_s: of a transfer, after its last byte.
         heartbeat_s: between two heartbeats of a machine whose load changed.
+        beats_after_prompts: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
     """
@@ -69,6 +72,7 @@ class WorldSettings:
     model: LanguageModel
     policy: WorkerPolicy = field(default_factory=lambda: WorkerPolicy(prefix_caching=False))
     limits: SchedulerLimits = PATIENT
+    pools: PoolPolicy = PoolPolicy(prefix_spans=0)
     max_new_tokens: int = 2048
     knows_output: bool = False
     memory_share: float = 0.9
@@ -77,6 +81,7 @@ class WorldSettings:
     control_latency_s: float = 0.0005
     link_latency_s: float = 0.00001
     heartbeat_s: float = 0.25
+    beats_after_prompts: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
 

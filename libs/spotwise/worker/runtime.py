@@ -62,6 +62,7 @@ class WorkerRuntime:
                 c.ExpectKv: lambda cmd: transport.expect(cmd.request_id, cmd.epoch, cmd.block_ids),
                 c.ForgetKv: lambda command: transport.forget(command.request_id),
                 c.PushKv: lambda command: host.spawn(self._push_kv(command), "push_kv"),
+                c.TakeHome: lambda command: host.introduce(pool=command.pool),
                 c.Leave: lambda command: host.stop(),
             },
         )

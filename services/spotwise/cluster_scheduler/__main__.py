@@ -30,7 +30,16 @@ class SchedulerService:
         )
 
     async def start(self) -> None:
-        """Hear gateways, workers and heartbeats, and keep time."""
+        """Learn who is registered, hear gateways, workers and heartbeats, and keep time.
+
+        A registration may be some seconds old. Whoever is gone falls silent here too, and everyone else's next heartbeat
+        says what has changed; without registrations the first requests after a restart would find nobody.
+
+        Raises:
+            MeshError: the store does not answer.
+        """
+        for member in await self._host.store.members():
+            self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.CLOSE, self._on_message)
@@ -64,7 +73,7 @@ async def serve(settings: SchedulerSettings) -> None:
     """Serve as the cluster scheduler."""
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
         await SchedulerService(
-            host, SchedulerRole(host.id, settings.limits, first_assignment=host.member.incarnation)
+            host, SchedulerRole(host.id, settings.limits, host.member.incarnation, settings.policy)
         ).start()
         await host.run()
 

@@ -19,6 +19,7 @@ from spotwise.core.messages import (
     SubmitRequest,
     Tick,
 )
+from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
@@ -165,12 +166,15 @@ class MeshGeneration:
 
     def _order(self, stream: _Stream, command: g.SubmitAttempt) -> SubmitRequest:
         committed = len(command.output_token_ids)
+        may_reuse = stream.spec.sampling.prompt_logprobs is None
+        known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
         return SubmitRequest(
             request_id=stream.request_id,
             epoch=command.epoch,
             stream=StreamRef(self._host.id, command.stream_id),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
+            prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.record import KvTarget
 from spotwise.core.scheduler import SchedulerCommand, SchedulerEvent, SchedulerLimits, SchedulerRole
 from tests.unit.core.builders import only, worker_member
@@ -34,9 +35,11 @@ def refused(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, numb
 class SchedulerBench:
     """A role and a clock."""
 
-    def __init__(self, *workers: m.Member, limits: SchedulerLimits | None = None) -> None:
+    def __init__(
+        self, *workers: m.Member, limits: SchedulerLimits | None = None, policy: PoolPolicy | None = None
+    ) -> None:
         self.now = 1000.0
-        self.role = SchedulerRole("s", limits)
+        self.role = SchedulerRole("s", limits, policy=policy)
         for worker in workers or (PROMPT, TOKEN):
             self.role.handle(worker, self.now)
 

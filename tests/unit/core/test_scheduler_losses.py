@@ -181,7 +181,7 @@ class TestOtherMembers:
 
     def test_a_lost_gateway_takes_its_requests_along(self) -> None:
         """Queued, reserving or assigned; those of other gateways stay."""
-        bench = SchedulerBench(PROMPT, worker_member("t", blocks=9))
+        bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9))
         bench.feed(GATEWAY)
         bench.assign("assigned")
         bench.feed(submission("reserving"))
@@ -199,7 +199,7 @@ class TestOtherMembers:
 
     def test_a_gateway_that_was_only_silent_is_asked_for_another_attempt(self) -> None:
         """Assigned, reserving or queued; it would else wait for tokens that were cancelled."""
-        bench = SchedulerBench(PROMPT, worker_member("t", blocks=9))
+        bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9))
         bench.feed(GATEWAY)
         bench.assign("assigned")
         for request_id in ("reserving", "second", "queued"):

@@ -59,6 +59,18 @@ async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> 
     await worker.idle()
 
 
+async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """And in the registration, so that a scheduler that starts anew knows it; the worker serves on."""
+    assert worker.host.member.pool is m.Pool.MIXED
+    await mesh.order("w", m.ChangeHome("w", m.Pool.PROMPT))
+    await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
+    await worker.idle()
+
+
 async def test_many_at_once_in_both_directions_stay_apart(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:

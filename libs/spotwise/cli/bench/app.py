@@ -9,6 +9,7 @@ from spotwise.cli.bench.batching import batching
 from spotwise.cli.bench.load import load
 from spotwise.cli.bench.memory import memory
 from spotwise.cli.bench.peer import peer
+from spotwise.cli.bench.scheduler import scheduler
 
 bench = typer.Typer(help="Measure a mesh; every benchmark takes --json FILE.", no_args_is_help=True)
 bench.command()(load)
@@ -16,6 +17,7 @@ bench.command()(peer)
 bench.command()(batching)
 bench.command()(memory)
 bench.command()(agreement)
+bench.command()(scheduler)
 
 
 @bench.callback()

@@ -70,7 +70,10 @@ class Data:
 def paper(
     which: Annotated[Paper, typer.Argument(help="Which paper: splitwise.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with traces/ and profiles/ as published; otherwise what comes along.")
+        Path | None,
+        typer.Option(
+            envvar="SPOTWISE_DATA", help="Folder with traces/ and profiles/ as published; else what comes along."
+        ),
     ] = None,
     decode_model: Annotated[
         DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from spotwise.core.batching import Batch
 from spotwise.core.messages import (
     CancelRequest,
+    ChangeHome,
     Drain,
+    Pool,
     RecordLedger,
     RenewLeases,
     ReserveKv,
@@ -103,6 +105,7 @@ WorkerEvent = (
     | StartPrefill
     | CancelRequest
     | RenewLeases
+    | ChangeHome
     | Drain
     | RecordLoaded
     | RecordUnavailable
@@ -184,6 +187,13 @@ class PushKv:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeHome:
+    """Say from now on that the worker belongs to this pool."""
+
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process."""
 
@@ -199,5 +209,6 @@ WorkerCommand = (
     | ExpectKv
     | ForgetKv
     | PushKv
+    | TakeHome
     | Leave
 )

@@ -59,6 +59,7 @@ class WorkerRole:
             m.StartPrefill: self._start_prefill,
             m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
             m.RenewLeases: self._token_side.renew_leases,
+            m.ChangeHome: self._change_home,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
@@ -123,6 +124,11 @@ class WorkerRole:
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
         self._prompt_side.start_prefill(order, now)
+
+    def _change_home(self, order: m.ChangeHome, now: float) -> None:
+        """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
+        if order.worker_id == self.worker_id:
+            self._holdings.say(c.TakeHome(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
         sequence = self._holdings.load_answered(event.record.request_id, event.record.epoch)

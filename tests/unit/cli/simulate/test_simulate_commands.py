@@ -98,8 +98,11 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
         ("paper orca", "splitwise"),
     ],
 )
-def test_a_wrong_option_is_named(spotwise: CommandLine, command: str, option: str) -> None:
+def test_a_wrong_option_is_named(
+    spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
     """With status 2, before anything is simulated."""
+    monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", *command.split())
     assert ended.status == 2, ended.stderr
     assert option in ended.stderr

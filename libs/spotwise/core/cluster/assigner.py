@@ -1,0 +1,191 @@
+"""How a request in the queue gets its two workers.
+
+Law: an assignment is a conversation: reserve KV on the token worker; once that stands, start the prefill on the prompt worker
+and tell the gateway. Requests are assigned in order of arrival, and a later one never passes one without room. A refusal, a
+lost worker or silence sends the request back to its place in the queue. Of an answer that nobody waits for any more only one
+thing follows: whoever gave it must not hold blocks for it.
+
+Source: joint assignment of both machines, Splitwise section 4.2; admission before prefill against what breaks elsewhere.
+
+Invariants: what is ordered of a worker is counted for it at once, in one number that its heartbeats echo; a prompt counts for
+its worker from the moment that it is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spotwise.core import messages as m
+from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cluster.pools import Pools
+from spotwise.core.cluster.prefix_memory import PrefixMemory
+from spotwise.core.cluster.repurposing import Repurposing
+from spotwise.core.cluster.requests import Entry, Requests
+from spotwise.core.cluster.views import Assignment
+
+
+class Assigner:
+    """Carries on the conversations of one scheduler.
+
+    Args:
+        scheduler_id: who asks.
+        pools: all workers.
+        requests: all requests.
+        policy: how workers are chosen.
+        lease_s: length of a reservation's lease.
+        first_assignment: orders are numbered from here.
+        say: takes a command.
+    """
+
+    def __init__(
+        self,
+        scheduler_id: str,
+        pools: Pools,
+        requests: Requests,
+        policy: PoolPolicy,
+        lease_s: float,
+        first_assignment: int,
+        say: Callable[[m.Send | m.RecordLedger], None],
+    ) -> None:
+        self.repurposing = Repurposing(policy)
+        self._scheduler_id = scheduler_id
+        self._pools = pools
+        self._requests = requests
+        self._placer = Placer(pools, policy)
+        self._prefixes = PrefixMemory(policy.prefix_spans)
+        self._lease_s = lease_s
+        self._assignments = first_assignment - 1
+        self._say = say
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def assign_waiting(self, now: float) -> None:
+        """Assign from the head of the queue until one finds no room."""
+        while (entry := self._requests.head()) is not None:
+            order = entry.order
+            held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
+            demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
+            placement = self._placer.place(demand)
+            if placement is None:
+                return
+            self.repurposing.placed(placement.short)
+            self._reserve(entry, demand, placement, now)
+
+    def _incarnation_of(self, worker_id: str) -> int | None:
+        return self._pools[worker_id].member.incarnation if worker_id in self._pools else None
+
+    def _reserve(self, entry: Entry, demand: Demand, placement: Placement, now: float) -> None:
+        order, token_worker = entry.order, placement.token_worker
+        entry.prompt_worker, entry.token_worker = placement.prompt_worker.id, token_worker.id
+        entry.prompt_queued, entry.placed_by = demand.uncomputed(placement.prompt_worker), placement.by.value
+        self._requests.begin_reserving(entry, now)
+        kv_blocks = token_worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
+        self._pools.intend(entry.prompt_worker, order.request_id, entry.prompt_queued)
+        entry.reservation = self._next_assignment(
+            token_worker.id, now, owed_tokens=order.max_new_tokens, kv_blocks=kv_blocks
+        )
+        reservation = m.ReserveKv(
+            request_id=order.request_id,
+            epoch=order.epoch,
+            stream=order.stream,
+            scheduler_id=self._scheduler_id,
+            assignment=entry.reservation,
+            kv_tokens=order.prompt_tokens + order.max_new_tokens,
+            owed_tokens=order.max_new_tokens,
+            lease_s=self._lease_s,
+        )
+        self._say(m.Send(token_worker.id, reservation))
+
+    def _next_assignment(
+        self, worker_id: str, now: float, prompt_tokens: int = 0, owed_tokens: int = 0, kv_blocks: int = 0
+    ) -> int:
+        self._assignments += 1
+        self._pools.assign(worker_id, Assignment(self._assignments, now, prompt_tokens, owed_tokens, kv_blocks))
+        return self._assignments
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answered_entry(self, request_id: str, epoch: int, worker_id: str, assignment: int) -> Entry | None:
+        """Return the entry whose current order a token worker answers.
+
+        An answer to an order that was given up is ignored where the same worker was asked again: the cancellation that
+        gave it up was sent between the two orders, and one sent now would end the second.
+        """
+        entry = self._requests.get(request_id)
+        if entry is None or entry.order.epoch != epoch or entry.token_worker != worker_id:
+            self.cancel(worker_id, request_id, epoch)
+            return None
+        is_current = self._requests.is_reserving(entry) and entry.reservation == assignment
+        return entry if is_current else None
+
+    def kv_reserved(self, report: m.KvReserved, now: float) -> None:
+        """Start the prefill, and tell the gateway and the ledger."""
+        target = report.target
+        entry = self._answered_entry(report.request_id, report.epoch, target.worker_id, report.assignment)
+        if entry is None or entry.prompt_worker is None:
+            return
+        order, prompt_id, token_id = entry.order, entry.prompt_worker, target.worker_id
+        self._requests.assigned(entry)
+        self._pools.intend_no_more(prompt_id, order.request_id)
+        start = m.StartPrefill(
+            request_id=order.request_id,
+            epoch=order.epoch,
+            stream=order.stream,
+            scheduler_id=self._scheduler_id,
+            assignment=self._next_assignment(prompt_id, now, prompt_tokens=entry.prompt_queued),
+            prompt_tokens=order.prompt_tokens,
+            target=target,
+            lease_s=self._lease_s,
+        )
+        self._say(m.Send(prompt_id, start))
+        self._say(
+            m.Send(order.stream.gateway_id, m.RequestAssigned(order.request_id, order.epoch, prompt_id, token_id))
+        )
+        for worker_id in dict.fromkeys((token_id, prompt_id)):
+            self._prefixes.sent(order.prefix_spans, worker_id, self._pools[worker_id].member.incarnation)
+        facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
+        if entry.placed_by != PlacedBy.HOME.value:
+            facts.append(("placed_by", entry.placed_by))
+        facts.append(("queue_s", now - entry.accepted_s))
+        ledger = m.LedgerEntry(order.request_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
+        self._say(m.RecordLedger(ledger))
+
+    def kv_refused(self, report: m.KvRefused, now: float) -> None:
+        """Back to the queue; the worker's next heartbeat says what room it really has."""
+        entry = self._answered_entry(report.request_id, report.epoch, report.worker_id, report.assignment)
+        if entry is not None:
+            self._requeue(entry)
+
+    # --- ways back ----------------------------------------------------------------------------------------------------
+
+    def give_back(self, is_affected: Callable[[Entry], bool]) -> None:
+        """Queue what was about to be assigned to a worker that is gone or silent.
+
+        The cancellation goes to a lost worker too: one that was only silent still has the order in its inbox.
+        """
+        for entry in [entry for entry in self._requests.reserving if is_affected(entry)]:
+            if entry.token_worker is not None:
+                self.cancel(entry.token_worker, entry.request_id, entry.order.epoch)
+            self._requeue(entry)
+
+    def _requeue(self, entry: Entry) -> None:
+        self._forget_intent(entry)
+        self._requests.requeue(entry)
+
+    def drop(self, entry: Entry, *, cancel: bool) -> None:
+        """Forget a request; with `cancel` its workers are told."""
+        self._forget_intent(entry)
+        self._requests.drop(entry)
+        if cancel:
+            for worker_id in dict.fromkeys((entry.prompt_worker, entry.token_worker)):
+                if worker_id is not None:
+                    self.cancel(worker_id, entry.request_id, entry.order.epoch)
+
+    def _forget_intent(self, entry: Entry) -> None:
+        if entry.prompt_worker is not None:
+            self._pools.intend_no_more(entry.prompt_worker, entry.request_id)
+
+    def cancel(self, worker_id: str, request_id: str, epoch: int) -> None:
+        """Tell a worker to drop whatever it has of a request up to that attempt."""
+        self._say(m.Send(worker_id, m.CancelRequest(request_id, epoch)))

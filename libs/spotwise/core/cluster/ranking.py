@@ -1,0 +1,196 @@
+"""Workers in order of a queue's length, and the first of them that has what a request needs.
+
+Law: ranks are kept, not computed: a report or an order moves one worker, and a choice looks at a few. The ranking is a sorted
+list in short runs; of each run it knows the most that any member has of what a request may need, so that a choice passes over
+whole runs in which nobody can serve it. With n workers a move costs O(log n) comparisons and a copy of at most `RUN_LENGTH`
+references; a choice looks at n / `RUN_LENGTH` runs at most, and into one of them.
+
+Invariants: members are in order of (key, id), so that ties go to the smaller id; `first` returns what a scan of all members
+in that order would.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from spotwise.core.cluster.views import WorkerView
+
+#: Members of a run at most; it is split in two beyond.
+RUN_LENGTH = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a worker must have to be chosen.
+
+    Attributes:
+        prompt_tokens, max_new_tokens: of the request.
+        reserves: whether it must have room for the request's KV; else it must only be able to hold the prompt ever.
+        max_pending: prompt tokens that may wait there at most, where any do; `None` for no bound.
+        max_owed: tokens that may be owed there at most, where any are; `None` for no bound.
+    """
+
+    prompt_tokens: int
+    max_new_tokens: int
+    reserves: bool
+    max_pending: int | None = None
+    max_owed: int | None = None
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that its cache must be able to hold."""
+        return self.prompt_tokens + (self.max_new_tokens if self.reserves else 0)
+
+    def is_met_by(self, view: WorkerView) -> bool:
+        """Tell whether the worker has all of it."""
+        if self.max_pending is not None and view.pending_prompt_tokens > max(0, self.max_pending):
+            return False
+        if self.max_owed is not None and view.owed_tokens > max(0, self.max_owed):
+            return False
+        if self.reserves:
+            return view.has_room(self.prompt_tokens, self.max_new_tokens)
+        return view.could_ever_hold(self.prompt_tokens)
+
+
+class _Run:
+    """Some members in order, and the most that any of them has.
+
+    Each column holds one quantity of every member, in the members' order.
+    """
+
+    __slots__ = ("_ahead", "_capacity", "_free", "_owed", "_pending", "_summary", "keys", "views")
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[int, str]] = []
+        self.views: list[WorkerView] = []
+        self._capacity: list[int] = []
+        self._free: list[int] = []
+        self._pending: list[int] = []
+        self._owed: list[int] = []
+        self._ahead: list[float] = []
+        self._summary: tuple[int, int, int, int, float] | None = None
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.keys, self.views, self._capacity, self._free, self._pending, self._owed, self._ahead
+
+    def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
+        """Take a member in at a position."""
+        row = (
+            key,
+            view,
+            view.kv_tokens,
+            view.free_tokens,
+            view.pending_prompt_tokens,
+            view.owed_tokens,
+            view.reserves_ahead,
+        )
+        for column, value in zip(self._columns(), row, strict=True):
+            column.insert(at, value)
+        self._summary = None
+
+    def delete(self, at: int) -> None:
+        """Take the member at a position out."""
+        for column in self._columns():
+            del column[at]
+        self._summary = None
+
+    def split(self) -> _Run:
+        """Give the second half of the members to a run of their own."""
+        half, other = len(self.keys) // 2, _Run()
+        for column, rest in zip(self._columns(), other._columns(), strict=True):
+            rest.extend(column[half:])
+            del column[half:]
+        self._summary = None
+        return other
+
+    @property
+    def most_capacity(self) -> int:
+        """Tokens that the largest member's KV cache holds."""
+        return self._summed_up()[0]
+
+    def may_meet(self, need: Need) -> bool:
+        """Tell whether some member could have all of it; where none could, `False`."""
+        capacity, free, pending, owed, ahead = self._summed_up()
+        if need.kv_tokens > capacity:
+            return False
+        if need.reserves and need.prompt_tokens + min(need.max_new_tokens, ahead) > free:
+            return False
+        if need.max_pending is not None and pending > max(0, need.max_pending):
+            return False
+        return need.max_owed is None or owed <= max(0, need.max_owed)
+
+    def _summed_up(self) -> tuple[int, int, int, int, float]:
+        if self._summary is None:
+            self._summary = (
+                max(self._capacity),
+                max(self._free),
+                min(self._pending),
+                min(self._owed),
+                min(self._ahead),
+            )
+        return self._summary
+
+
+class Ranking:
+    """Workers in order of one queue.
+
+    Args:
+        length: of a worker's queue, tokens.
+    """
+
+    def __init__(self, length: Callable[[WorkerView], int]) -> None:
+        self._length = length
+        self._runs: list[_Run] = []
+        self._last: list[tuple[int, str]] = []  # key of each run's last member
+        self._keys: dict[str, tuple[int, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[WorkerView]:
+        return (view for run in self._runs for view in run.views)
+
+    def put(self, view: WorkerView) -> None:
+        """Take a worker in, or see to its place after a change."""
+        self.remove(view.id)
+        key = (self._length(view), view.id)
+        self._keys[view.id] = key
+        if not self._runs:
+            self._runs.append(_Run())
+            self._last.append(key)
+        at = min(bisect_left(self._last, key), len(self._runs) - 1)
+        run = self._runs[at]
+        run.insert(bisect_left(run.keys, key), key, view)
+        if len(run.keys) > RUN_LENGTH:
+            self._runs.insert(at + 1, run.split())
+            self._last.insert(at + 1, self._runs[at + 1].keys[-1])
+        self._last[at] = run.keys[-1]
+
+    def remove(self, worker_id: str) -> None:
+        """Take a worker out, if it is here."""
+        key = self._keys.pop(worker_id, None)
+        if key is None:
+            return
+        at = bisect_left(self._last, key)
+        run = self._runs[at]
+        run.delete(bisect_left(run.keys, key))
+        if run.keys:
+            self._last[at] = run.keys[-1]
+        else:
+            del self._runs[at], self._last[at]
+
+    def first(self, need: Need) -> WorkerView | None:
+        """Return the first worker that has all of it."""
+        for run in self._runs:
+            if run.may_meet(need):
+                for view in run.views:
+                    if need.is_met_by(view):
+                        return view
+        return None
+
+    def most_capacity(self) -> int:
+        """Tokens that the largest KV cache here holds."""
+        return max((run.most_capacity for run in self._runs), default=0)
