@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from spotwise.core.batching import Batch
@@ -190,4 +191,4 @@ class LinkCost:
 
 
 def _ascend(values: Sequence[float], *, strictly: bool) -> bool:
-    return all(a < b or (a == b and not strictly) for a, b in zip(values, values[1:], strict=False))
+    return all(a < b or (a == b and not strictly) for a, b in pairwise(values))

@@ -93,7 +93,8 @@ class RunSummary:
     Attributes:
         completed, failed: requests.
         ended_s: when the last one ended, simulated.
-        requests_per_s, output_tokens_per_s: over that time.
+        requests_per_s: between a quarter and three quarters of all answers, when the cluster neither fills nor empties.
+        output_tokens_per_s: at that rate.
         latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`); empty where nothing
             was measured.
         verdict: of the objectives.
@@ -174,9 +175,7 @@ def settings_of(case: Case, model: LanguageModel) -> WorldSettings:
         return WorldSettings(model, policy)
     if model.name == "bloom-176b":
         model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
-    return WorldSettings(
-        model, policy, knows_output=True, memory_share=1.0, control_latency_s=0.0, link_latency_s=0.0
-    )
+    return WorldSettings(model, policy, knows_output=True, memory_share=1.0, control_latency_s=0.0, link_latency_s=0.0)
 
 
 def _ids(cluster: list[SimulatedMachine]) -> dict[str, SimulatedMachine]:
@@ -195,19 +194,17 @@ def _summary(
 ) -> RunSummary:
     machines = list(homes.values())
     ended_s = result.ended_s
+    requests_per_s = metrics.steady_requests_per_s or (result.completed / ended_s if ended_s else 0.0)
     return RunSummary(
         case,
         result.completed,
         result.failed,
         ended_s,
-        result.completed / ended_s if ended_s else 0.0,
-        metrics.output_tokens / ended_s if ended_s else 0.0,
+        requests_per_s,
+        requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
         {metric: latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
         metrics.verdict(),
-        {
-            name: _pool_summary(pool, machines.count(name), ended_s)
-            for name, pool in sorted(metrics.pools.items())
-        },
+        {name: _pool_summary(pool, machines.count(name), ended_s) for name, pool in sorted(metrics.pools.items())},
         design.price_per_hour(case.split),
         design.power(case.split),
         sum(machine.sent for machine in result.machines),
@@ -233,5 +230,3 @@ def _pool_summary(pool: PoolFigures, machines: int, ended_s: float) -> PoolSumma
         tuple(tokens),
         tuple(shares),
     )
-
-

@@ -54,7 +54,7 @@ class RunMetrics:
         pools: by group, in order of their first iteration.
         completed, failed: requests.
         output_tokens: of completed requests.
-        ended_s: when the last request ended, from the start.
+        finishes: when requests were answered, seconds from the start.
     """
 
     def __init__(self, uncontended: Uncontended, group_of: Callable[[str], str] = pool_of) -> None:
@@ -66,7 +66,7 @@ class RunMetrics:
         self.completed = 0
         self.failed: Counter[str] = Counter()
         self.output_tokens = 0
-        self.ended_s = 0.0
+        self.finishes = Percentiles()
 
     # --- what it hears ------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class RunMetrics:
         """Count a request's latencies."""
         self.completed += 1
         self.output_tokens += request.arrival.output_tokens
-        self.ended_s = max(self.ended_s, request.finished_s)
+        self.finishes.add(request.finished_s)
         took = Latencies(request.ttft_s, request.tbt_s, request.e2e_s)
         alone = self._uncontended.latencies(request.arrival)
         self._count("ttft", took.ttft_s, alone.ttft_s)
@@ -85,7 +85,6 @@ class RunMetrics:
     def request_failed(self, arrival: Arrival, reason: str) -> None:
         """Count a request that was not answered."""
         self.failed[reason] += 1
-        self.ended_s = max(self.ended_s, arrival.at_s)
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Count what a machine computed."""
@@ -107,12 +106,24 @@ class RunMetrics:
 
     # --- what it tells ------------------------------------------------------------------------------------------------
 
+    @property
+    def steady_requests_per_s(self) -> float | None:
+        """Answers a second between a quarter and three quarters of all; `None` where these came at one moment.
+
+        At the start a cluster fills and at the end it empties, which in a short run is most of it.
+        """
+        first_s, last_s = self.finishes.at(25), self.finishes.at(75)
+        if first_s is None or last_s is None or first_s == last_s:
+            return None
+        return 0.5 * self.finishes.count / (last_s - first_s)
+
     def verdict(self, objectives: Objectives = SPLITWISE_OBJECTIVES) -> Verdict:
         """Hold the slowdowns against objectives."""
         return Verdict(
             {
                 metric: tuple(
-                    (self.slowdowns[metric].at(percent) or 0.0, bound) for percent, bound in zip(PERCENTS, bounds, strict=True)
+                    (self.slowdowns[metric].at(percent) or 0.0, bound)
+                    for percent, bound in zip(PERCENTS, bounds, strict=True)
                 )
                 for metric, bounds in objectives.bounds.items()
             },

@@ -101,7 +101,7 @@ class _Driver(Generic[_Key, _Result]):
 
     def _go_on(self, key: _Key, answer: Sequence[RunSummary] | None) -> None:
         try:
-            cases = self._searches[key].send(answer)
+            cases = self._searches[key].send(answer)  # type: ignore[arg-type]  # the first answer is None
         except StopIteration as end:
             self._results[key] = end.value
             return

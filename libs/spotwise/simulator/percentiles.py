@@ -7,6 +7,7 @@ whatever its size, and never outside what was seen (DDSketch: Masson, Rim, Lee, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -97,9 +98,5 @@ def _cell(value: float) -> int:
 
 
 def _ranked(entries: Sequence[tuple[_Entry, int]], rank: int) -> _Entry:
-    passed = 0
-    for entry, times in entries:
-        passed += times
-        if passed >= rank:
-            break
-    return entry
+    passed = itertools.accumulate(times for _, times in entries)
+    return next(entry for (entry, _), so_far in zip(entries, passed, strict=True) if so_far >= rank)

@@ -50,7 +50,9 @@ def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
         for number, (name, sizes) in enumerate(workloads.items()):
             tokens = np.sort(sizes[column])
             shares = np.arange(1, len(tokens) + 1) / len(tokens)
-            axes.step(tokens, shares, where="post", label=name, color=("#0072B2", "#E69F00", "#009E73", "#CC79A7")[number % 4])
+            axes.step(
+                tokens, shares, where="post", label=name, color=("#0072B2", "#E69F00", "#009E73", "#CC79A7")[number % 4]
+            )
         axes.set_xscale("log")
         axes.set_xlabel(title)
         axes.set_ylim(0, 1)
@@ -71,13 +73,20 @@ def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") ->
             axes, bound = grid[row][column], SPLITWISE_OBJECTIVES.bounds[metric][column]
             for label, own in runs.items():
                 points = _means(own, metric, column)
-                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **_style(own[0]))
+                axes.plot(
+                    *zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **_style(own[0])
+                )
             axes.axhline(bound, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)))
             # What is far beyond its bound would leave no room for what matters.
             axes.set_ylim(0, 2 * bound)
             axes.annotate(
-                f"at most {bound:g}", (0.02, bound), xycoords=("axes fraction", "data"), xytext=(0, 2),
-                textcoords="offset points", color=_BOUND, fontsize=7,
+                f"at most {bound:g}",
+                (0.02, bound),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                color=_BOUND,
+                fontsize=7,
             )
             axes.set_title(f"{metric.upper()} p{percent}", fontsize=9)
             _grid(axes)
@@ -97,8 +106,13 @@ def plot_batch_sizes(runs: Sequence[RunSummary], title: str = "") -> Figure:
     for run in runs:
         for pool, own in run.pools.items():
             axes.step(
-                own.tokens, own.time_shares, where="post", linestyle=styles[pool], linewidth=1.6,
-                color=_COLOURS[run.case.design], label=f"{run.case.design}, {pool} machines",
+                own.tokens,
+                own.time_shares,
+                where="post",
+                linestyle=styles[pool],
+                linewidth=1.6,
+                color=_COLOURS[run.case.design],
+                label=f"{run.case.design}, {pool} machines",
             )
     axes.set_xscale("log")
     axes.set_xlim(left=1)
@@ -119,7 +133,9 @@ def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Fi
         figure.suptitle(title, fontsize=11)
     panels = figure.subplots(1, len(figures), squeeze=False)[0]
     for axes, (name, by_design) in zip(panels, figures.items(), strict=True):
-        bars = axes.bar(range(len(by_design)), list(by_design.values()), color=[_COLOURS[design] for design in by_design])
+        bars = axes.bar(
+            range(len(by_design)), list(by_design.values()), color=[_COLOURS[design] for design in by_design]
+        )
         axes.bar_label(bars, fmt="{:.3g}", fontsize=7.5, padding=2)
         axes.set_xticks(range(len(by_design)), [_wrapped(design) for design in by_design], fontsize=7, rotation=60)
         axes.set_title(name, fontsize=9)
@@ -146,7 +162,7 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
     prompts = [run.case.split.prompt for run in grid[0]]
     tokens = [row[0].case.split.token for row in grid]
     values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])
-    figure = _figure(1.6 + 0.42 * len(prompts), 1.5 + 0.42 * len(tokens))
+    figure = _figure(max(4.8, 1.6 + 0.42 * len(prompts)), max(3.2, 1.5 + 0.42 * len(tokens)))
     axes = figure.subplots()
     norm = LogNorm(min(bound / 4, float(values.min())), max(bound * 4, float(np.median(values))))
     image = axes.imshow(values, origin="lower", cmap="cividis_r", aspect="auto", norm=norm)
@@ -160,11 +176,12 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
         axes.plot(x, y, marker="*", color=_BOUND, markersize=13, markeredgecolor="white")
     axes.set_xticks(range(len(prompts)), [str(number) for number in prompts])
     axes.set_yticks(range(len(tokens)), [str(number) for number in tokens])
-    axes.set_xlabel("prompt machines")
-    axes.set_ylabel("token machines")
-    axes.set_title(title or "x: an objective breaks; star: the cheapest of the others", fontsize=9)
+    axes.set_xlabel("prompt machines\n(x: an objective breaks; star: the cheapest of the others)", fontsize=9)
+    axes.set_ylabel("token machines", fontsize=9)
+    axes.set_title(title, fontsize=10)
     bar = figure.colorbar(image, ax=axes, label=f"{metric.upper()} p{percent}, slowdown", extend="max")
     bar.ax.axhline(bound, color=_BOUND, linewidth=1.5)
+    bar.ax.yaxis.set_major_formatter("{x:g}")
     return figure
 
 

@@ -131,7 +131,9 @@ def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterati
 
 def error_on_repeats(rows: Sequence[ProfileRow], fit: Fit, folds: int = 5) -> FitError:
     """Fit without every fifth row, try it on these, and so on in turn: the error at sizes that were measured."""
-    return _error((rows[fold::folds], [r for i, r in enumerate(rows) if i % folds != fold], fit) for fold in range(folds))
+    return _error(
+        (rows[fold::folds], [r for i, r in enumerate(rows) if i % folds != fold], fit) for fold in range(folds)
+    )
 
 
 def error_between_points(rows: Sequence[ProfileRow], fit: Fit) -> FitError:
@@ -145,7 +147,9 @@ def error_between_points(rows: Sequence[ProfileRow], fit: Fit) -> FitError:
     inner = [
         (size, batch)
         for size, batch in sizes
-        if (batch > 1 or size not in (shortest, longest)) and batch != largest and (size, batch) != (_BATCH_LINE_PROMPT, 1)
+        if (batch > 1 or size not in (shortest, longest))
+        and batch != largest
+        and (size, batch) != (_BATCH_LINE_PROMPT, 1)
     ]
     return _error(
         (

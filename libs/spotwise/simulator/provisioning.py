@@ -165,9 +165,7 @@ def best_split(
             stride //= 2
         else:
             break
-    return BestSplit(
-        splits[here], limits[here], tuple((splits[index], limits[index]) for index in sorted(limits))
-    )
+    return BestSplit(splits[here], limits[here], tuple((splits[index], limits[index]) for index in sorted(limits)))
 
 
 def splits_within(design: Design, budget: float, measure: Callable[[Split], float]) -> list[Split]:

@@ -58,7 +58,11 @@ class PublishedRun:
     def holds(self) -> bool:
         """Whether all objectives held."""
         bounds = SPLITWISE_OBJECTIVES.bounds
-        return all(ours < bound for metric in METRICS for ours, bound in zip(self.slowdowns[metric], bounds[metric], strict=True))
+        return all(
+            ours < bound
+            for metric in METRICS
+            for ours, bound in zip(self.slowdowns[metric], bounds[metric], strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class AloneOn:
             return Latencies(ttft_s, None, ttft_s)
         # The n-th decode attends to prompt + n tokens; twice the mean context in one call, since it may be half a token.
         mean_s = 0.5 * sum(
-            self.cost.iteration_s(BatchShape(decodes=1, decode_context=context)) for context in (prompt + 1, prompt + output - 1)
+            self.cost.iteration_s(BatchShape(decodes=1, decode_context=context))
+            for context in (prompt + 1, prompt + output - 1)
         )
         decode_s = mean_s * (output - 1)
         return Latencies(ttft_s, decode_s / output, ttft_s + decode_s)

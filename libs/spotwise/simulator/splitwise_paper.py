@@ -1,11 +1,9 @@
-"""The paper's headlines about clusters, measured again.
+"""The paper's questions about clusters, asked again.
 
-Law: a headline is a ratio, or a number of machines, of limits and splits that the simulator finds; nothing in here is tuned to
-the paper. The paper's number stands beside ours, and where the two differ there is a reason that can be checked by running
-something else.
+Law: limits of the paper's clusters, what they answer without objectives, and the splits that it provisions; what follows from
+these is in `splitwise_headlines.py`.
 
-Source: Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20. Limits of its published simulator
-are from 184 runs of it on traces of two minutes.
+Source: Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from spotwise.simulator.designs import (
     DESIGNS,
     PAPER_SPLITS,
     SPLITWISE_AA,
-    SPLITWISE_HA,
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
     Design,
@@ -110,25 +107,6 @@ class Findings:
     cheapest: Mapping[str, Provisioned]
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """One sentence of the paper as a number.
-
-    Attributes:
-        name: what it is.
-        paper: the paper's number.
-        ours: ours; `None` where the search found nothing.
-        spread: of ours, over the seeds; `None` where there is none.
-        about: what it depends on, and why ours may differ.
-    """
-
-    name: str
-    paper: float
-    ours: float | None
-    spread: tuple[float, float] | None = None
-    about: str = ""
-
-
 HHCAP_POWER = "equal throughput: least power of Splitwise-HHcap"
 AA_COST = "equal throughput: least cost of Splitwise-AA"
 HH_CODE = "70 requests/s of code: least cost of Splitwise-HH"
@@ -149,9 +127,7 @@ def clusters() -> list[Cluster]:
 def limit_searches(scope: Scope, wanted: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
     """Search the limits of clusters."""
     return {
-        cluster: limit_of(
-            scope.case(DESIGNS[cluster.design], cluster.split, cluster.asked), scope.grid, scope.seeds
-        )
+        cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.asked), scope.grid, scope.seeds)
         for cluster in wanted
     }
 
@@ -159,8 +135,7 @@ def limit_searches(scope: Scope, wanted: Sequence[Cluster]) -> dict[Cluster, Sea
 def saturation_searches(scope: Scope) -> dict[str, Search[float]]:
     """Search what clusters of equal power answer when latency does not matter (section 6.6)."""
     return {
-        design.name: _saturated(scope, design)
-        for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
+        design.name: _saturated(scope, design) for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
     }
 
 
@@ -173,100 +148,6 @@ def provisioning_searches(scope: Scope) -> dict[str, Search[Provisioned]]:
             scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), Objective.COST, scope.seeds, Split(60, 20)
         ),
     }
-
-
-def headlines(found: Findings) -> list[Headline]:
-    """Put what was found beside what the paper says."""
-    power = {design: Cluster("iso-power", "conv", "conv", design) for design in DESIGNS}
-    cost = {design: Cluster("iso-cost", "conv", "conv", design) for design in DESIGNS}
-    aa, ha, hh, hhcap = (design.name for design in (SPLITWISE_AA, SPLITWISE_HA, SPLITWISE_HH, SPLITWISE_HHCAP))
-    a100, h100 = BASELINE_A100.name, BASELINE_H100.name
-    rows = [
-        _throughputs("equal power, conv: throughput of AA over Baseline-A100", 2.15, found, power[aa], power[a100]),
-        _throughputs("equal power, conv: throughput of HA over Baseline-H100", 1.18, found, power[ha], power[h100]),
-        Headline(
-            "equal power, conv: cost of HA over Baseline-H100",
-            0.90,
-            _ratio(Objective.COST, power[ha], power[h100]),
-            about="a ratio of prices alone: 0.90 comes out where an H100 costs 2.35 A100, 0.93 at list prices (2.15)",
-        ),
-        _throughputs("equal cost, conv: throughput of AA over Baseline-H100", 1.4, found, cost[aa], cost[h100]),
-        Headline(
-            "equal cost, conv: power of AA over Baseline-H100",
-            1.25,
-            _ratio(Objective.POWER, cost[aa], cost[h100]),
-            about="a ratio of rated power alone: 86 DGX-A100 beside 40 DGX-H100",
-        ),
-        Headline(
-            "equal cost, conv: machines of AA over Baseline-H100",
-            2.0,
-            _ratio(Objective.MACHINES, cost[aa], cost[h100]),
-            about="a ratio of machines alone: 86 beside 40",
-        ),
-        _provisioned(
-            "equal throughput, conv: power of HHcap over Baseline-H100", 0.75, found, HHCAP_POWER, SPLITWISE_HHCAP,
-            Objective.POWER,
-        ),
-        _provisioned(
-            "equal throughput, conv: cost of AA over Baseline-H100", 0.75, found, AA_COST, SPLITWISE_AA, Objective.COST
-        ),
-    ]
-    best = found.cheapest[HH_CODE].split
-    rows += [
-        Headline("70 requests/s of code, cheapest HH: prompt machines", 27, None if best is None else best.prompt),
-        Headline("70 requests/s of code, cheapest HH: token machines", 3, None if best is None else best.token),
-    ]
-    for design, kept in ((aa, 1.0), (hh, 1.0), (ha, 0.93), (hhcap, 0.93)):
-        moved = Cluster("iso-power", "code", "conv", design)
-        name = f"conv on a cluster made for code: throughput of {design.removeprefix('Splitwise-')} over its own cluster's"
-        rows.append(_throughputs(name, kept, found, moved, power[design]))
-    for design, per_dollar in ((a100, 0.89), (aa, 0.89), (h100, 0.75), (hh, 0.75)):
-        rows.append(
-            Headline(
-                f"batch jobs, conv: requests/s per $ of {design}",
-                per_dollar,
-                found.saturated[design] / _dollars(power[design]),
-                about="$ an hour and GPU of each machine, as in the paper; requests/s under three times the limit",
-            )
-        )
-    return rows
-
-
-def _throughputs(name: str, paper: float, found: Findings, one: Cluster, other: Cluster) -> Headline:
-    mine, its = found.limits[one], found.limits[other]
-    ratios = [a / b for a, b in zip(mine.rates, its.rates, strict=True) if b]
-    return Headline(
-        name,
-        paper,
-        mine.mean / its.mean if its.mean else None,
-        (min(ratios), max(ratios)) if len(ratios) > 1 else None,
-        about=f"{_shown(mine)} over {_shown(its)} requests/s",
-    )
-
-
-def _provisioned(
-    name: str, paper: float, found: Findings, question: str, design: Design, objective: Objective
-) -> Headline:
-    split = found.cheapest[question].split
-    base = objective.of(BASELINE_H100, PAPER_SPLITS["iso-power", "conv"][BASELINE_H100.name])
-    if split is None:
-        return Headline(name, paper, None, about="no split in reach serves the rate")
-    machines = f"{split.prompt} prompt and {split.token} token machines"
-    return Headline(name, paper, objective.of(design, split) / base, about=f"{machines} serve what 40 DGX-H100 serve")
-
-
-def _ratio(objective: Objective, one: Cluster, other: Cluster) -> float:
-    return objective.of(DESIGNS[one.design], one.split) / objective.of(DESIGNS[other.design], other.split)
-
-
-def _dollars(cluster: Cluster) -> float:
-    """Price as the paper's figure has it: of one GPU of each machine."""
-    return DESIGNS[cluster.design].price_per_hour(cluster.split) / 8
-
-
-def _shown(limit: Limit) -> str:
-    width = limit.half_width
-    return f"{limit.mean:g}" if width is None else f"{limit.mean:.1f} +- {width:.1f}"
 
 
 def _saturated(scope: Scope, design: Design) -> Search[float]:

@@ -16,7 +16,35 @@ import numpy as np
 
 from spotwise.simulator.traces import IntArray
 
-_PERCENTS = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 99.5, 99.9, 100)
+_PERCENTS = (
+    0,
+    1,
+    2,
+    5,
+    10,
+    15,
+    20,
+    25,
+    30,
+    35,
+    40,
+    45,
+    50,
+    55,
+    60,
+    65,
+    70,
+    75,
+    80,
+    85,
+    90,
+    95,
+    98,
+    99,
+    99.5,
+    99.9,
+    100,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,9 @@ def trace_arrivals(path: Path) -> Iterator[Arrival]:
         try:
             at = datetime.fromisoformat(timestamp)
         except ValueError as error:
-            raise TraceError(f"{path}, line {line}: {timestamp!r} is no time like 2023-11-16 18:17:03.9799600") from error
+            raise TraceError(
+                f"{path}, line {line}: {timestamp!r} is no time like 2023-11-16 18:17:03.9799600"
+            ) from error
         if at.tzinfo is None:
             at = at.replace(tzinfo=UTC)
         start = start or at
@@ -87,13 +89,10 @@ def read_sizes(path: Path, *, jointly: bool = False) -> TraceSizes:
     Raises:
         TraceError: the file cannot be read, a line is wrong, or there is none.
     """
-    pairs = np.fromiter(
-        (sizes for _, (_, *sizes) in _rows(path)),
-        dtype=np.dtype((np.int64, 2)),
-    )
-    if not len(pairs):
+    flat = np.fromiter((size for _, (_, *sizes) in _rows(path) for size in sizes), dtype=np.int64)
+    if not len(flat):
         raise TraceError(f"{path} has no requests")
-    return TraceSizes(pairs[:, 0], pairs[:, 1], jointly)
+    return TraceSizes(flat[::2], flat[1::2], jointly)
 
 
 def poisson_arrivals(sizes: Sizes, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
@@ -124,18 +123,25 @@ def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
             header = next(lines, [])
             missing = [column for column in COLUMNS if column not in header]
             if missing:
-                raise TraceError(f"{path}, line 1: no column {', '.join(missing)}; a trace begins with {','.join(COLUMNS)}")
+                raise TraceError(
+                    f"{path}, line 1: no column {', '.join(missing)}; a trace begins with {','.join(COLUMNS)}"
+                )
             columns = [header.index(column) for column in COLUMNS]
             for row in lines:
                 if not row:
                     continue
                 if len(row) != len(header):
-                    raise TraceError(f"{path}, line {lines.line_num}: {len(row)} fields where the header has {len(header)}")
+                    raise TraceError(
+                        f"{path}, line {lines.line_num}: {len(row)} fields where the header has {len(header)}"
+                    )
                 timestamp, prompt, output = (row[column] for column in columns)
-                yield lines.line_num, (
-                    timestamp,
-                    _tokens(path, lines.line_num, COLUMNS[1], prompt),
-                    _tokens(path, lines.line_num, COLUMNS[2], output),
+                yield (
+                    lines.line_num,
+                    (
+                        timestamp,
+                        _tokens(path, lines.line_num, COLUMNS[1], prompt),
+                        _tokens(path, lines.line_num, COLUMNS[2], output),
+                    ),
                 )
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error

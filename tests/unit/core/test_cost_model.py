@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost, pairs
+from spotwise.core.cost_model import (
+    BatchShape,
+    LinearIterationCost,
+    LinkCost,
+    PiecewiseLinear,
+    TableIterationCost,
+    pairs,
+)
 
 PROMPT = PiecewiseLinear((100, 200, 400), (1.0, 2.0, 5.0))
 DECODE = PiecewiseLinear((1, 10, 20), (0.5, 0.6, 0.9))

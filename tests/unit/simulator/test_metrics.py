@@ -36,7 +36,7 @@ def test_latencies_are_kept_as_seconds_and_as_slowdowns() -> None:
         "itl": None,
     }
     assert {metric: values.at(50) for metric, values in run.slowdowns.items()} == {"ttft": 2.0, "tbt": 2.0, "e2e": 2.2}
-    assert (run.completed, run.output_tokens, run.ended_s) == (1, 10, 27.0)
+    assert (run.completed, run.output_tokens) == (1, 10)
 
 
 def test_a_single_token_says_nothing_of_the_time_between_tokens() -> None:
@@ -98,3 +98,13 @@ def test_gaps_between_tokens_are_counted_each() -> None:
     run.tokens_spaced(1.0)
     assert run.latencies["itl"].at(99) == 0.05
     assert run.latencies["itl"].at(99.5) == 1.0
+
+
+def test_throughput_is_that_of_a_cluster_that_is_neither_filling_nor_emptying() -> None:
+    """Ten answers a second in the middle, and one at the end that took long."""
+    run = metrics()
+    assert run.steady_requests_per_s is None
+    for number in range(100):
+        run.request_completed(completed(1.0, 10.0 + number / 10))
+    run.request_completed(completed(1.0, 500.0))
+    assert run.steady_requests_per_s == pytest.approx(10.0, rel=0.03)

@@ -30,18 +30,27 @@ def run(design: str, rate: float, slowdown: float, seed: int = 0, split: Split |
     """All nine slowdowns are the same."""
     own = replace(case(design, split, rate), seed=seed)
     verdict = Verdict({metric: tuple((slowdown, bound) for bound in bounds) for metric, bounds in BOUNDS.items()}, 0)
-    pools = {"token": PoolSummary(1, 0.5, 10, 4.0, (1, 8), (0.25, 1.0)), "prompt": PoolSummary(1, 0.5, 1, 0.0, (900,), (1.0,))}
+    pools = {
+        "token": PoolSummary(1, 0.5, 10, 4.0, (1, 8), (0.25, 1.0)),
+        "prompt": PoolSummary(1, 0.5, 1, 0.0, (900,), (1.0,)),
+    }
     return replace(summary(own, holds=True), verdict=verdict, pools=pools)
 
 
 def test_latencies_have_a_panel_for_each_objective() -> None:
     """A line for each design, means over the seeds, and the bound in red."""
     runs = {
-        "Splitwise-HH (3, 1)": [run("Splitwise-HH", 20.0, 1.0), run("Splitwise-HH", 20.0, 2.0, seed=1), run("Splitwise-HH", 40.0, 3.0)],
+        "Splitwise-HH (3, 1)": [
+            run("Splitwise-HH", 20.0, 1.0),
+            run("Splitwise-HH", 20.0, 2.0, seed=1),
+            run("Splitwise-HH", 40.0, 3.0),
+        ],
         "Baseline-H100 (4)": [run("Baseline-H100", 20.0, 4.0)],
     }
     figure = plot_latencies(runs, "conv")
-    assert [axes.get_title() for axes in figure.axes] == [f"{m} p{p}" for m in ("TTFT", "TBT", "E2E") for p in (50, 90, 99)]
+    assert [axes.get_title() for axes in figure.axes] == [
+        f"{m} p{p}" for m in ("TTFT", "TBT", "E2E") for p in (50, 90, 99)
+    ]
     for axes, bound in zip(figure.axes, [b for bounds in BOUNDS.values() for b in bounds], strict=True):
         split, baseline, limit = axes.get_lines()
         assert np.asarray(split.get_xydata()).tolist() == [[20.0, 1.5], [40.0, 3.0]]

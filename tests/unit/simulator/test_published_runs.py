@@ -37,7 +37,10 @@ def test_runs_are_read_by_cluster(tmp_path: Path) -> None:
     runs = read_published_runs(path)
     baseline = PublishedCluster(DecodeModel.BY_BATCH, "conv", "Baseline-H100", Split(40))
     assert list(runs) == [CLUSTER, baseline]
-    assert [(read.rate, read.requests, read.holds) for read in runs[CLUSTER]] == [(120, 14468, True), (130, 15727, False)]
+    assert [(read.rate, read.requests, read.holds) for read in runs[CLUSTER]] == [
+        (120, 14468, True),
+        (130, 15727, False),
+    ]
     assert [read.holds for read in runs[baseline]] == [False]
 
 
@@ -79,6 +82,8 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
         (60, None, None, False),
     ],
 )
-def test_limits_agree_within_a_step(holds: float | None, breaks: float | None, ours: float | None, agrees: bool) -> None:
+def test_limits_agree_within_a_step(
+    holds: float | None, breaks: float | None, ours: float | None, agrees: bool
+) -> None:
     """Of where theirs may be, between the last rate that held and the first that broke."""
     assert Comparison(holds, breaks, ours, ()).agrees is agrees

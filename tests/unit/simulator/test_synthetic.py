@@ -24,7 +24,7 @@ def test_percentiles_are_the_published_ones(workload: str, column: str) -> None:
     drawn = sizes[column]
     assert np.percentile(drawn, [50, 90, 99]) == pytest.approx([p50, p90, p99], rel=0.03)
     assert smallest <= drawn.min() <= drawn.max() <= largest
-    assert drawn.mean() == pytest.approx(mean, rel=0.02)
+    assert drawn.mean() == pytest.approx(mean, rel=0.03)
 
 
 def test_answers_of_a_conversation_have_two_peaks() -> None:

@@ -12,7 +12,10 @@ from spotwise.simulator.observation import Arrival
 from spotwise.simulator.traces import TraceError, TraceSizes, poisson_arrivals, read_sizes, trace_arrivals
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-GOOD = HEADER + "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n2023-11-16 18:18:03.9799600,110,27"
+GOOD = (
+    HEADER
+    + "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n2023-11-16 18:18:03.9799600,110,27"
+)
 
 
 def write(folder: Path, text: str) -> Path:

@@ -43,7 +43,9 @@ def test_rows_that_mislead_are_counted(profile: list[ProfileRow]) -> None:
 
 @pytest.mark.parametrize(("model", "gpu"), PAIRS)
 @pytest.mark.parametrize("decode_model", DecodeModel)
-def test_what_comes_along_is_the_fit(profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel) -> None:
+def test_what_comes_along_is_the_fit(
+    profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
+) -> None:
     """To the digits that were kept."""
     fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu, decode_model)
     built_in = BUILT_IN[model, gpu, decode_model]
@@ -62,20 +64,19 @@ def test_the_honest_fit_is_near_what_it_has_not_seen(profile: list[ProfileRow], 
     rows, _ = measured(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()))
     honest = functools.partial(fit_honest, model=LANGUAGE_MODELS[model], peaks=PEAKS[gpu])
     repeats, between = error_on_repeats(rows, honest), error_between_points(rows, honest)
-    print(f"{model} {gpu}: repeats {repeats}, between {between}")
     assert (repeats.prompt + repeats.decode) / 2 < 5.0
     assert between.decode < 5.0
 
 
 @pytest.mark.parametrize("workload", SYNTHETIC)
 def test_synthetic_sizes_are_distributed_as_in_the_trace(data: Path, workload: str) -> None:
-    """At no size do the shares of the requests differ by more than 2 %."""
+    """At no size do the shares of the requests differ by more than 4 %."""
     trace = read_sizes(data / "traces" / f"AzureLLMInferenceTrace_{workload}.csv")
     drawn = SYNTHETIC[workload].draw(100_000, np.random.default_rng(1))
     for own, theirs in zip(drawn, (trace.prompt_tokens, trace.output_tokens), strict=True):
         at = np.unique(theirs)
         shares = [np.searchsorted(np.sort(sizes), at, side="right") / len(sizes) for sizes in (own, theirs)]
-        assert np.abs(shares[0] - shares[1]).max() < 0.02
+        assert np.abs(shares[0] - shares[1]).max() < 0.04
 
 
 def test_traces_are_read_to_their_last_line(data: Path) -> None:

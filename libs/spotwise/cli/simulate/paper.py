@@ -23,13 +23,12 @@ from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.parallel import drive
 from spotwise.simulator.published_runs import Comparison, PublishedCluster, compare, read_published_runs
 from spotwise.simulator.search import Grid, Limit, Search
+from spotwise.simulator.splitwise_headlines import Headline, headlines
 from spotwise.simulator.splitwise_paper import (
     Cluster,
     Findings,
-    Headline,
     Scope,
     clusters,
-    headlines,
     limit_searches,
     provisioning_searches,
     saturation_searches,
@@ -38,8 +37,6 @@ from spotwise.simulator.workload import Workload
 
 _SECONDS = 120.0
 _QUICK_SECONDS = 20.0
-#: A difference of less than this is what a grid of rates can bring about by itself.
-_SAME = 0.05
 
 
 class Paper(StrEnum):
@@ -73,7 +70,10 @@ class Data:
 def paper(
     which: Annotated[Paper, typer.Argument(help="Which paper: splitwise.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with traces/ and profiles/ as published; otherwise what comes along.")
+        Path | None,
+        typer.Option(
+            envvar="SPOTWISE_DATA", help="Folder with traces/ and profiles/ as published; else what comes along."
+        ),
     ] = None,
     decode_model: Annotated[
         DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
@@ -112,26 +112,29 @@ def paper(
         decode_model=decode_model,
         profile=files.profile,
     )
-    searches: dict[Cluster | str, Search[Any]] = {
-        **limit_searches(scope, clusters()),
-        **provisioning_searches(scope),
-        **{f"saturated {design}": search for design, search in saturation_searches(scope).items()},
-    }
+    limits, provisioning, saturation = (
+        limit_searches(scope, clusters()),
+        provisioning_searches(scope),
+        saturation_searches(scope),
+    )
+    searches: dict[tuple[str, Cluster | str], Search[Any]] = {}
+    searches |= {("limit", cluster): limit for cluster, limit in limits.items()}
+    searches |= {("provisioning", question): machines for question, machines in provisioning.items()}
+    searches |= {("saturation", design): throughput for design, throughput in saturation.items()}
     with told_plainly(), runs_bar(console, "splitwise") as finished:
         results = drive(searches, processors(jobs), finished)
-    limits = {cluster: results[cluster] for cluster in clusters()}
     found = Findings(
-        limits,
-        {key.removeprefix("saturated "): results[key] for key in results if str(key).startswith("saturated ")},
-        {question: results[question] for question in provisioning_searches(scope)},
+        {cluster: results["limit", cluster] for cluster in limits},
+        {design: results["saturation", design] for design in saturation},
+        {question: results["provisioning", question] for question in provisioning},
     )
-    rows = headlines(found)
-    console.print(limits_table(limits))
+    rows = headlines(found, decode_model)
+    console.print(limits_table(found.limits))
     console.print(headline_table(rows))
     document = {
         "environment": about,
         "headlines": [_headline_document(row) for row in rows],
-        "limits": [_limit_document(cluster, limit) for cluster, limit in limits.items()],
+        "limits": [_limit_document(cluster, limit) for cluster, limit in found.limits.items()],
     }
     write_document(document, json, console)
     if figures is not None:
@@ -141,7 +144,9 @@ def paper(
 
 def limits_table(limits: Mapping[Cluster, Limit]) -> Table:
     """The highest rate of every cluster, requests a second: a row a question, a column a design."""
-    table = Table(header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left")
+    table = Table(
+        header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
+    )
     table.add_column("machines for, and asked")
     for design in DESIGNS:
         table.add_column(design.removeprefix("Splitwise-"), justify="right")
@@ -166,14 +171,14 @@ def headline_table(rows: list[Headline]) -> Table:
     table.add_column("headline")
     for heading in ("paper", "ours", "ours/paper"):
         table.add_column(heading, justify="right")
-    table.add_column("ours is", max_width=60)
+    table.add_column("ours rests on", max_width=60)
     for row in rows:
         if row.ours is None:
             table.add_row(row.name, f"{row.paper:g}", "none", "", row.about)
             continue
         ours = f"{row.ours:.2f}" + ("" if row.spread is None else f" ({row.spread[0]:.2f}–{row.spread[1]:.2f})")
         ratio = row.ours / row.paper
-        colour = "green" if abs(ratio - 1) <= _SAME else "yellow"
+        colour = "yellow" if row.differs else "green"
         table.add_row(row.name, f"{row.paper:g}", ours, f"[{colour}]{ratio:.2f}[/]", row.about)
     return table
 
@@ -201,7 +206,9 @@ def _check_published(
 
 def comparison_table(results: Mapping[PublishedCluster, Comparison]) -> Table:
     """The published simulator's limits and ours."""
-    table = Table(header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left")
+    table = Table(
+        header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
+    )
     for heading in ("decode model", "workload", "design", "machines"):
         table.add_column(heading)
     for heading in ("published", "ours", "agrees"):
@@ -269,5 +276,3 @@ def _comparison_document(cluster: PublishedCluster, comparison: Comparison) -> d
 
 def _file(path: Path) -> Path | None:
     return path if path.is_file() else None
-
-

@@ -39,11 +39,14 @@ def draw_figures(scope: Scope, found: Findings, folder: Path, jobs: int) -> list
     rng = np.random.default_rng(scope.seeds[0])
     keep(plot_sizes({name: work.sizes().draw(_SIZES, rng) for name, work in scope.workloads.items()}), "figure-3.png")
     searches: dict[str, Search[Any]] = {
-        f"{workload} {rate:g}": _one_rate(scope, workload, rate) for workload in scope.workloads for rate in _BATCH_RATES
+        f"{workload} {rate:g}": _one_rate(scope, workload, rate)
+        for workload in scope.workloads
+        for rate in _BATCH_RATES
     }
     searches["design space"] = heat_map(scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), _PROMPTS, _TOKENS)
     runs = drive(searches, jobs)
-    keep(plot_design_space(runs.pop("design space"), "ttft", 90), "figure-12.png")
+    title = f"{SPLITWISE_HH.name}, {CODE_RATE:g} requests/s of code"
+    keep(plot_design_space(runs.pop("design space"), "ttft", 90, title), "figure-12.png")
     for workload in scope.workloads:
         title = f"{workload}, clusters of equal power"
         keep(plot_latencies(runs_by_design(found.limits, "iso-power", workload), title), f"figure-16-{workload}.png")

@@ -53,7 +53,9 @@ def provision(
     designs: Annotated[str, typer.Option(help="Which designs, with commas; by default all.")] = ",".join(DESIGNS),
     most: Annotated[str, typer.Option(help="Prompt and token machines at most, where a rate is given.")] = "100,60",
     workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
-    trace: Annotated[Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
+    ] = None,
     arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
     jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
     seconds: Annotated[float, typer.Option(min=0.001, help="How long requests arrive.")] = 120.0,
@@ -65,7 +67,9 @@ def provision(
     ] = DecodeModel.HONEST,
     profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the designs side by side into FILE.png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the designs side by side into FILE.png, .svg or .pdf.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
     """Search numbers of machines, design by design, for an objective under all nine latency objectives."""
@@ -91,7 +95,7 @@ def provision(
             design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
         }
         found = _search(searches, processors(jobs), console)
-        rows = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
+        rows: dict[str, Row | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
         tried = {
             key: [
                 {"prompt_machines": split.prompt, "token_machines": split.token, "rates": limit.rates}

@@ -39,7 +39,9 @@ def run(
         str | None, typer.Option(help="Prompt and token machines, like 25,15; by default the paper's, at equal power.")
     ] = None,
     workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
-    trace: Annotated[Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
+    ] = None,
     arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
     jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
     rates: Annotated[
@@ -54,7 +56,9 @@ def run(
     profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
     chunk_tokens: Annotated[int | None, typer.Option(min=256, help="Cut prompts: tokens an iteration at most.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) there.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) there.")
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
@@ -115,9 +119,15 @@ def _parse_rates(text: str | None, default: float | None) -> list[float | None]:
 def latency_table(run: RunSummary) -> Table:
     """Latencies in seconds, and as slowdowns beside their bounds."""
     rate = "its own rate" if run.case.rate is None else f"{run.case.rate:g} requests/s"
-    table = Table(header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left")
+    table = Table(
+        header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left"
+    )
     table.add_column("latency")
-    for heading in ("mean", *(f"p{percent}" for percent in PERCENTS), *(f"slowdown p{percent}" for percent in PERCENTS)):
+    for heading in (
+        "mean",
+        *(f"p{percent}" for percent in PERCENTS),
+        *(f"slowdown p{percent}" for percent in PERCENTS),
+    ):
         table.add_column(heading, justify="right")
     for metric in (*METRICS, "itl"):
         seconds = run.latencies_s[metric]
@@ -150,15 +160,17 @@ def pool_table(run: RunSummary) -> Table:
 
 def sentences(run: RunSummary) -> list[str]:
     """The rest in words."""
-    verdict = "All nine objectives hold." if run.verdict.holds else f"Objectives broken: {', '.join(run.verdict.broken)}."
+    verdict = (
+        "All nine objectives hold." if run.verdict.holds else f"Objectives broken: {', '.join(run.verdict.broken)}."
+    )
     if run.failed:
         verdict += f" {run.failed} requests failed."
     price = run.dollars_per_1000_requests
     per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
     return [
         verdict,
-        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds: {run.requests_per_s:.1f} requests/s, "
-        f"{run.output_tokens_per_s:,.0f} output tokens/s.",
+        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
+        f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
         f"{run.price_per_hour:,.0f} $ an hour{per_request}; power of {run.power:.1f} DGX-A100.",
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",

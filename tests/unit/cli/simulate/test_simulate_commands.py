@@ -51,7 +51,9 @@ def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name:
 def test_provisioning_finds_the_fewest_machines(spotwise: CommandLine, tmp_path: Path) -> None:
     """Design by design, the best first; with every split that was tried in the file."""
     file = tmp_path / "provision.json"
-    arguments = f"simulate provision --objective machines --rate 2 --designs Baseline-H100,HH --most 3,2 {TINY} --json {file}"
+    arguments = (
+        f"simulate provision --objective machines --rate 2 --designs Baseline-H100,HH --most 3,2 {TINY} --json {file}"
+    )
     ended = spotwise(*arguments.split())
     assert ended.status == 0, ended.stderr
     document = orjson.loads(file.read_bytes())
@@ -96,8 +98,11 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
         ("paper orca", "splitwise"),
     ],
 )
-def test_a_wrong_option_is_named(spotwise: CommandLine, command: str, option: str) -> None:
+def test_a_wrong_option_is_named(
+    spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
     """With status 2, before anything is simulated."""
+    monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", *command.split())
     assert ended.status == 2, ended.stderr
     assert option in ended.stderr
