@@ -34,6 +34,8 @@ POLICIES = st.builds(
     max_preemptions=st.integers(1, 3),
     prefix_caching=st.booleans(),
     max_in_flight=st.sampled_from([1, 1, 3]),
+    prompts_first=st.booleans(),
+    preempt_after_s=st.sampled_from([0.0, 0.2, 1.0]),
 ) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
 MAX_PROMPT, MAX_NEW = 20, 24
 

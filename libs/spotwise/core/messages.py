@@ -126,7 +126,12 @@ class ReserveKv:
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill:
-    """Compute the prompt, sample one token, deliver the KV to `target`."""
+    """Compute the prompt, sample one token, deliver the KV to `target`.
+
+    Attributes:
+        target: the reservation. One of the addressed worker itself: both phases are there; without blocks: and nothing is
+            reserved, the prompt waits there for its first blocks and may preempt for them.
+    """
 
     request_id: str
     epoch: int
@@ -208,7 +213,8 @@ class TokenDelta:
         stream_id: the attempt, at its gateway.
         token_index: index of `token_id` in the sequence's output, from 0; for an ending without a token, the number of
             tokens sent before.
-        token_id: the new token; `None` where the stream ends without one.
+        token_id: the new token; `None` where the stream ends without one, and for a first token of an engine whose tokens carry
+            no ids: of such a stream there are no further ones but the end.
         finish_reason: set with the last delta of the stream.
         error: says why, where `finish_reason` is ERROR.
         retryable: another attempt may succeed.

@@ -45,6 +45,14 @@ class WorkerSettings(ModelServiceSettings):
         0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where others run; with on_demand"
     )
     max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
+    prompts_first: bool = Field(
+        True,
+        description="prompts that wait for KV blocks take them from sequences that decode; with on_demand; "
+        "false is strictly first come, first served",
+    )
+    preempt_after_ms: float = Field(
+        1000.0, ge=0, description="how long a prompt waits for KV blocks before it takes them"
+    )
     prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
     batching: Batching = Field(
         Batching.ITERATION_LEVEL,
@@ -83,6 +91,8 @@ class WorkerSettings(ModelServiceSettings):
             self.batching,
             self.max_stall_ms / 1000 or None,
             context_parity,
+            prompts_first=self.prompts_first,
+            preempt_after_s=self.preempt_after_ms / 1000,
         )
 
     @property

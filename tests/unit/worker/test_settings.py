@@ -41,9 +41,21 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         prefix_caching=False,
         batching="request_level",  # type: ignore[arg-type]
         max_stall_ms=80,
+        prompts_first=False,
+        preempt_after_ms=250,
     )
     limits = BatchLimits(8, 512, 64)
-    expected = WorkerPolicy(limits, Reserve.MAX_TOKENS, 0.05, 2, False, Batching.REQUEST_LEVEL, 0.08)
+    expected = WorkerPolicy(
+        limits,
+        Reserve.MAX_TOKENS,
+        0.05,
+        2,
+        False,
+        Batching.REQUEST_LEVEL,
+        0.08,
+        prompts_first=False,
+        preempt_after_s=0.25,
+    )
     assert settings.policy() == expected
 
 

@@ -11,7 +11,7 @@ answer to a load can be taken for no other holding of the same attempt.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from spotwise.core import messages as m
@@ -23,13 +23,19 @@ from spotwise.core.worker.sequence import Sequence
 
 
 class Holdings:
-    """Sequences in order of arrival, and the commands that their fates cause."""
+    """Sequences in order of arrival, and the commands that their fates cause.
+
+    Attributes:
+        lost_a_member: a sequence in the newest iteration ordered was condemned since.
+    """
 
     def __init__(self, worker_id: str, pool: BlockPool) -> None:
         self.worker_id = worker_id
         self.pool = pool
-        self._iterations: deque[dict[str, int]] = deque()
+        self.lost_a_member = False
+        self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
+        self._attempts: Counter[str] = Counter()  #: sequences by request
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
         self._loading: set[str] = set()
@@ -61,6 +67,7 @@ class Holdings:
         """Enter an attempt that is not here."""
         sequence = Sequence(request_id, epoch, stream, state, now)
         self._sequences[sequence.sequence_id] = sequence
+        self._attempts[request_id] += 1
         return sequence
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
@@ -103,22 +110,21 @@ class Holdings:
         """Iterations ordered and not ended."""
         return len(self._iterations)
 
-    def in_iteration(self, sequence: Sequence) -> bool:
-        """Tell whether an iteration in flight computes tokens of the sequence."""
-        return any(sequence.sequence_id in tokens for tokens in self._iterations)
-
-    def begin_iteration(self, tokens: dict[str, int]) -> None:
+    def begin_iteration(self, members: list[tuple[Sequence, int]]) -> None:
         """Note which sequences take part in an iteration that is about to be ordered, with how many tokens."""
-        self._iterations.append(tokens)
+        for sequence, _ in members:
+            sequence.in_iteration = True
+        self._iterations.append(members)
+        self.lost_a_member = False
 
     def end_iteration(self) -> list[tuple[Sequence, int]]:
         """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
         took_part = self._iterations.popleft()
-        members = [sequence for sequence in self if sequence.sequence_id in took_part]
-        for sequence in members:
+        for sequence, _ in took_part:
+            sequence.in_iteration = False
             if sequence.condemned:
                 self.release(sequence)
-        return [(sequence, took_part[sequence.sequence_id]) for sequence in members if not sequence.condemned]
+        return [member for member in took_part if not member[0].condemned]
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -169,6 +175,8 @@ class Holdings:
 
     def fence(self, request_id: str, epoch: int) -> None:
         """End all attempts up to `epoch`; whoever asked knows."""
+        if request_id not in self._attempts:
+            return
         for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.condemned]:
             self.cancel_target(sequence)
             self.end(sequence, FinishReason.ABORT)
@@ -185,13 +193,17 @@ class Holdings:
             self.say(c.ForgetKv(sequence.request_id))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.condemned = True
+        self.lost_a_member |= sequence.in_iteration
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
-        if sequence.push_in_flight or self.in_iteration(sequence):
+        if sequence.push_in_flight or sequence.in_iteration:
             return
         del self._sequences[sequence.sequence_id]
+        self._attempts[sequence.request_id] -= 1
+        if not self._attempts[sequence.request_id]:
+            del self._attempts[sequence.request_id]
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
         self.say(c.DropSequence(sequence.sequence_id))

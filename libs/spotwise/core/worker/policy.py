@@ -1,8 +1,8 @@
 """How a worker batches its sequences and gives them memory.
 
 Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
-place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often in `runs.py`, blocks in `memory.py`
-and `victims.py`, their reuse in `prefix_cache.py`.
+place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often in `runs.py`, blocks in
+`memory.py` and `victims.py`, their reuse in `prefix_cache.py`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ class WorkerPolicy:
         max_stall_s: seconds that a prompt may hold up an iteration in which others decode, about; `None` for no bound.
         context_parity: of the model: tokens of context that cost a token as much as all else; see `pace.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
-        prompts_first: prompts that wait for blocks take them from sequences that decode (Splitwise, section 4.3); see `victims.py`.
-        preempt_after_s: seconds that a prompt has waited before it does. A decode that is computed again costs more than a short
-            wait; a second is about what the 99th percentile of TTFT may be (six times an uncontended one, Splitwise, section 5).
+        prompts_first: prompts that wait for blocks take them from sequences that decode (Splitwise, section 4.3); `victims.py`
+            says from whom.
+        preempt_after_s: seconds that a prompt has waited before it does. A decode that is computed again costs more than a
+            short wait; a second is about what the 99th percentile of TTFT may be (six times an uncontended one, Splitwise,
+            section 6).
         counted_steps: iterations of one order at most, for engines whose tokens carry no ids; see `runs.py`.
     """
 
@@ -84,6 +86,11 @@ class WorkerPolicy:
             raise ValueError(
                 "batching=request_level needs reserve=max_tokens: who waits outside a batch keeps its blocks"
             )
+
+    @property
+    def prompts_take_blocks(self) -> bool:
+        """Whether prompts may preempt; with all blocks reserved nobody is preempted."""
+        return self.prompts_first and self.reserve is Reserve.ON_DEMAND
 
     @property
     def reserved_new_tokens(self) -> int | None:

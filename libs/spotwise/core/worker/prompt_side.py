@@ -30,7 +30,8 @@ class PromptSide:
     def start_prefill(self, order: m.StartPrefill, now: float) -> None:
         """Queue a prompt."""
         holdings = self._holdings
-        if order.target.worker_id == holdings.worker_id:
+        is_in_place = order.target.worker_id == holdings.worker_id
+        if is_in_place and order.target.block_ids:
             self._start_in_place(order, now)
             return
         if sequence_id(order.request_id, order.epoch) in holdings:
@@ -41,7 +42,8 @@ class PromptSide:
         holdings.fence(order.request_id, order.epoch - 1)
         sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
         sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
-        sequence.target, sequence.lease_s = order.target, order.lease_s
+        if not is_in_place:  # else both phases are here, and it waits for its blocks here, too
+            sequence.target, sequence.lease_s = order.target, order.lease_s
         if holdings.pool.could_ever_fit(order.prompt_tokens):
             holdings.load_record(sequence)
         else:

@@ -64,6 +64,7 @@ class WorkerRole:
             c.RecordLoaded: self._record_loaded,
             c.RecordUnavailable: self._record_unavailable,
             c.IterationFinished: self._iterations.iteration_finished,
+            c.IterationsCounted: self._iterations.iterations_counted,
             c.IterationFailed: self._iterations.iteration_failed,
             c.KvArrived: self._token_side.kv_arrived,
             c.HandoffDelivered: self._prompt_side.handoff_delivered,
@@ -84,6 +85,7 @@ class WorkerRole:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
         self._handlers[type(event)](event, now)
         self._iterations.run_next(now)
+        self._iterations.end_run_after(event)
         self._leave_if_done(now)
         return self._holdings.answer()
 
@@ -110,6 +112,7 @@ class WorkerRole:
             prompts_in_place=sum(s.in_prompt_phase for s in decoding),
             prompts_to_hand_off=sum(not s.decodes_here for s in held),
             preemptions=self._memory.preemptions,
+            prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
         )
 
@@ -127,7 +130,10 @@ class WorkerRole:
             self._holdings.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
             return
         sequence.load(event.record)
-        self._token_side.pass_first_token(sequence)
+        if self._holdings.pool.could_ever_fit(sequence.known_tokens + sequence.tokens_to_come):
+            self._token_side.pass_first_token(sequence)
+        else:
+            self._holdings.fail(sequence, "prompt and answer do not fit the worker's KV cache", now, retryable=False)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
         sequence = self._holdings.load_answered(event.request_id, event.epoch)

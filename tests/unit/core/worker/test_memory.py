@@ -158,9 +158,9 @@ class TestPreemption:
         bench.assert_empty()
 
     def test_part_of_a_prompt_is_preempted_too(self) -> None:
-        """What was computed of it is computed again; its first token is still its first."""
+        """Strictly first come, first served. What was computed of it is computed again; its first token is still its first."""
         limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=4)
-        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0, prefix_caching=False))
+        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0, prefix_caching=False, prompts_first=False))
         bench.decode("a", prompt=31)
         bench.in_place("p", prompt=30)
         assert rows(bench.iterate(a=51)) == ["p@1"]
