@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
+from spotwise.core.counted_blocks import CountedBlockPool
+from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.property.timeline import Arrival, Timeline
 
@@ -40,9 +42,11 @@ POLICIES = st.builds(
 )
 
 
-def played(script: list[tuple[int, Arrival | str]], blocks: int, policy: WorkerPolicy) -> Timeline:
+def played(
+    script: list[tuple[int, Arrival | str]], blocks: int, policy: WorkerPolicy, pool_of: type[BlockPool] = BlockPool
+) -> Timeline:
     """A timeline that has run to its end."""
-    timeline = Timeline(blocks, policy)
+    timeline = Timeline(blocks, policy, pool_of)
     tick = 0
     for number, (gap, step) in enumerate(script):
         tick += gap
@@ -57,13 +61,23 @@ def played(script: list[tuple[int, Arrival | str]], blocks: int, policy: WorkerP
 
 
 @settings(max_examples=300, deadline=None)
-@given(SCRIPTS, st.integers(15, 24), POLICIES, st.sampled_from([2, 3, 7, 1000]))
+@given(
+    SCRIPTS,
+    st.integers(15, 24),
+    POLICIES,
+    st.sampled_from([2, 3, 7, 1000]),
+    st.sampled_from([BlockPool, CountedBlockPool]),
+)
 def test_counted_runs_decide_what_single_iterations_decide(
-    script: list[tuple[int, Arrival | str]], blocks: int, policy: WorkerPolicy, counted_steps: int
+    script: list[tuple[int, Arrival | str]],
+    blocks: int,
+    policy: WorkerPolicy,
+    counted_steps: int,
+    pool_of: type[BlockPool],
 ) -> None:
     """The same rows at the same iterations, the same tables, the same messages at the same times, the same free blocks."""
-    single = played(script, blocks, policy)
-    counted = played(script, blocks, replace(policy, counted_steps=counted_steps))
+    single = played(script, blocks, policy, pool_of)
+    counted = played(script, blocks, replace(policy, counted_steps=counted_steps), pool_of)
     event(f"preemptions: {min(single.role.load().preemptions, 3)}")
     assert counted.iterations == single.iterations
     assert counted.role.iterations == single.role.iterations == len(single.iterations)

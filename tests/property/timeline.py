@@ -78,8 +78,8 @@ class Timeline:
         orders: how many there were.
     """
 
-    def __init__(self, num_blocks: int, policy: WorkerPolicy) -> None:
-        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+    def __init__(self, num_blocks: int, policy: WorkerPolicy, pool_of: type[BlockPool] = BlockPool) -> None:
+        self.pool = pool_of(num_blocks, BLOCK_SIZE)
         self.role = WorkerRole("w", 1, "w:2", self.pool, policy)
         self.tick = 0
         self.iterations: list[tuple[tuple[str, int, int], ...]] = []

@@ -23,6 +23,8 @@ def _table(blocks: int) -> tuple[int, ...]:
 class CountedBlockPool(BlockPool):
     """A pool that knows how many blocks each owner has."""
 
+    has_names = False
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")

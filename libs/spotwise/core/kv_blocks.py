@@ -24,7 +24,13 @@ class KvBlocksError(RuntimeError):
 
 
 class BlockPool:
-    """Accounting of one worker's KV blocks; it moves no bytes."""
+    """Accounting of one worker's KV blocks; it moves no bytes.
+
+    Attributes:
+        has_names: it matters which blocks an owner has, and not only how many.
+    """
+
+    has_names = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:

@@ -62,7 +62,8 @@ class Iterations:
             self._holdings.begin_iteration(members)
             self._pace.ordered(batch, now)
             somebody_waits = len(members) < len(candidates)
-            steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=self._is_settled(candidates))
+            is_settled = not somebody_waits or self._is_settled(candidates)
+            steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
             self._holdings.say(c.RunIteration(batch, steps))
 
     def _is_settled(self, candidates: list[Sequence]) -> bool:

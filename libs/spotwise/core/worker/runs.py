@@ -58,7 +58,7 @@ class CountedRuns:
         for sequence, _ in members:
             if not sequence.produced_here or sequence.known_tokens - sequence.computed_tokens != 1:
                 return 1
-            left = sequence.tokens_to_length
+            left = sequence.max_output_tokens - sequence.output_tokens
             if left < steps:
                 steps = left
         self._members = [sequence for sequence, _ in members]
@@ -109,17 +109,23 @@ class CountedRuns:
             sequence.produced_here += steps
 
     def _grow(self, iterations: int) -> None:
-        size = self._pool.block_size
-        crossings = [
-            (iteration, place)
-            for place, sequence in enumerate(self._members)
-            for iteration in range(size * len(sequence.block_ids) - sequence.known_tokens + 1, iterations + 1, size)
-        ]
-        crossings.sort()
-        for _, place in crossings:
-            sequence = self._members[place]
-            self._holdings.extend(sequence, size * len(sequence.block_ids) + 1)
-        self._blocks_to_come -= len(crossings)
+        """Give the blocks of so many iterations more; where it matters who has which, one iteration after the other."""
+        size, free_before = self._pool.block_size, self._pool.free_blocks
+        if self._pool.has_names:
+            crossings = [
+                (iteration, place)
+                for place, sequence in enumerate(self._members)
+                for iteration in range(size * len(sequence.block_ids) - sequence.known_tokens + 1, iterations + 1, size)
+            ]
+            crossings.sort()
+            for _, place in crossings:
+                sequence = self._members[place]
+                self._holdings.extend(sequence, size * len(sequence.block_ids) + 1)
+        else:
+            for sequence in self._members:
+                if sequence.known_tokens + iterations > size * len(sequence.block_ids):
+                    self._holdings.extend(sequence, sequence.known_tokens + iterations)
+        self._blocks_to_come -= free_before - self._pool.free_blocks
 
     def is_ended_by(self, event: c.WorkerEvent) -> bool:
         """Tell, once for an order, whether an event that was handled changes what comes after the iteration that runs now."""

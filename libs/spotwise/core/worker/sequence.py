@@ -19,6 +19,7 @@ class Sequence:
         known_tokens: prompt and output tokens whose ids exist.
         computed_tokens: of those, how many have their KV in `block_ids`.
         output_tokens: output tokens so far, earlier attempts included; counts from the record on.
+        max_output_tokens: of those, how many there may be; from the record.
         produced_here: output tokens sampled by this worker in this attempt.
         owed_tokens: new tokens this attempt may still produce at most.
         target: where the prompt worker delivers the KV; `None` where this worker decodes.
@@ -49,6 +50,7 @@ class Sequence:
     known_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    max_output_tokens: int = 0
     produced_here: int = 0
     owed_tokens: int = 0
     target: KvTarget | None = None
@@ -88,8 +90,7 @@ class Sequence:
     @property
     def tokens_to_length(self) -> int:
         """New tokens after which it ends by length; of a sequence whose record is known."""
-        assert self.stop is not None
-        return self.stop.max_new_tokens - self.output_tokens
+        return self.max_output_tokens - self.output_tokens
 
     @property
     def decodes_here(self) -> bool:
@@ -145,6 +146,7 @@ class Sequence:
     def load(self, record: RequestRecord) -> None:
         """Take over what the record says."""
         self.stop, self.model = record.stop, record.model
+        self.max_output_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)
