@@ -14,8 +14,8 @@
 namespace spotwise {
 
 constexpr int kPanel = 2 * kLanes;
-constexpr long kFetchBytes = 64 * 1024;
 constexpr long kBlockBytes = 384 * 1024;  // of activations that stay in the second-level cache
+constexpr long kFetchBytes = 64 * 1024;   // of a panel that is fetched ahead of its turn
 
 template <class Format>
 struct Packed {
@@ -46,6 +46,32 @@ void pack(const typename Format::Value* weights, int outputs, int inputs, typena
   }
 }
 
+// The sums of a tile of rows and a panel.
+typedef float PanelSums[kTileRows][kPanel];
+
+// Rows [0, height) of `a` times a panel; `next` is a panel that comes from memory meanwhile, or null. (Once for all that may
+// become of the sums: this is what takes the compiler its time.)
+template <class Format>
+__attribute__((noinline)) void multiply_panel(const typename Format::Value* a, long row_stride, int height,
+                                              const typename Format::Value* panel, int steps,
+                                              const typename Format::Value* next, PanelSums& out) {
+  constexpr long kStep = kPanel * Format::kPair;
+  with_rows<kTileRows>(height, [&](auto constant) {
+    constexpr int kRows = decltype(constant)::value;
+    Sums<kRows> sums;
+    clear<kRows>(sums);
+    if (next) {
+      multiply_tile<Format, kRows, true>(a, row_stride, panel, panel + kStep / 2, kStep, steps, sums, next);
+    } else {
+      multiply_tile<Format, kRows>(a, row_stride, panel, panel + kStep / 2, kStep, steps, sums);
+    }
+    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+      store(out[row], sums[row][0]);
+      store(out[row] + kLanes, sums[row][1]);
+    });
+  });
+}
+
 // Rows [0, rows) of `a` times all panels. `finish(row, panel, low, high)` gets the 32 sums of a row and a panel.
 template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
@@ -68,25 +94,15 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
     const int first_panel = piece % groups * group;
     const int last_panel = std::min(weights.panels(), first_panel + group);
     for (int panel = first_panel; panel < last_panel; panel++) {
-      const auto* b = weights.panel(panel);
       const auto* next = fetch && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
       // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
       const int tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
       for (int tile = 0, row = first_row; tile < tiles; tile++) {
         const int height = (last_row - row + tiles - tile - 1) / (tiles - tile);
-        with_rows<kTileRows>(height, [&](auto constant) {
-          constexpr int kRows = decltype(constant)::value;
-          Sums<kRows> sums;
-          clear<kRows>(sums);
-          const auto* from = a + row * row_stride;
-          constexpr long kStep = kPanel * Format::kPair;
-          if (next && tile == tiles - 1) {
-            multiply_tile<Format, kRows, true>(from, row_stride, b, b + kStep / 2, kStep, steps, sums, next);
-          } else {
-            multiply_tile<Format, kRows>(from, row_stride, b, b + kStep / 2, kStep, steps, sums);
-          }
-          unrolled<kRows>([&](auto r) SPOTWISE_INLINE { finish(row + r, panel, sums[r][0], sums[r][1]); });
-        });
+        PanelSums sums;
+        multiply_panel<Format>(a + row * row_stride, row_stride, height, weights.panel(panel), steps,
+                               tile == tiles - 1 ? next : nullptr, sums);
+        for (int r = 0; r < height; r++) finish(row + r, panel, load(sums[r]), load(sums[r] + kLanes));
         row += height;
       }
     }
