@@ -15,8 +15,8 @@ from tests.live.mesh import LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
 
-NEW_TOKENS = 24
-BURST = 16
+NEW_TOKENS = 12
+BURST = 9
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_burst_of_prompts_moves_a_token_worker_into_the_mixed_pool_and_back(me
     mesh.wait_until_idle()
 
 
-SCARCE = ("--prompt-workers", "1", "--token-workers", "1", "--kv-cache", "24MiB")
+SCARCE = ("--prompt-workers", "1", "--token-workers", "1", "--kv-cache", "16MiB")
 
 
 def test_the_scheduler_is_killed_while_streams_run_and_requests_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -103,7 +103,7 @@ def test_the_scheduler_is_killed_while_streams_run_and_requests_wait(tmp_path_fa
         begun_at_the_kill: list[int] = []
 
         async def kill() -> None:
-            while sum(counts.values()) < 2 * NEW_TOKENS:  # noqa: ASYNC110 - what is waited for has no event
+            while sum(counts.values()) < NEW_TOKENS:  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.01)
             begun_at_the_kill.extend(number for number, count in counts.items() if count)
             os.kill(mesh.pid("scheduler-0"), signal.SIGKILL)

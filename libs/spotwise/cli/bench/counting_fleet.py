@@ -93,16 +93,16 @@ class CountingFleet:
         """The next request; many prompts begin alike."""
         self._submitted += 1
         family = self._rng.randrange(_FAMILIES)
-        spans = [family << 32 | number for number in range(_SHARED_SPANS)]
-        spans += [self._submitted << 40 | number for number in range(_OWN_SPANS)]
         prompt_tokens = int(64 * 64 ** self._rng.random())
+        spans = [family << 32 | number for number in range(min(_SHARED_SPANS, prompt_tokens // 128))]
+        spans += [self._submitted << 40 | number for number in range(_OWN_SPANS)]
         return m.SubmitRequest(
             f"request-{self._submitted}",
             1,
             m.StreamRef(_GATEWAY, self._submitted % 2**32),
             prompt_tokens,
             self._rng.randint(16, 1024),
-            tuple(spans[: prompt_tokens // 64]),
+            tuple(spans),
         )
 
     def take(self, commands: list[m.Send | m.RecordLedger]) -> list[m.KvReserved]:

@@ -82,9 +82,9 @@ class Assigner:
         self._requests.begin_reserving(entry, now)
         kv_blocks = token_worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
         self._pools.intend(entry.prompt_worker, order.request_id, entry.prompt_queued)
-        entry.reservation = self._next_assignment(
-            token_worker.id, now, owed_tokens=order.max_new_tokens, kv_blocks=kv_blocks
-        )
+        reserving = self._next_assignment(now, owed_tokens=order.max_new_tokens, kv_blocks=kv_blocks)
+        self._pools.assign(token_worker.id, reserving)
+        entry.reservation = reserving.number
         reservation = m.ReserveKv(
             request_id=order.request_id,
             epoch=order.epoch,
@@ -98,11 +98,10 @@ class Assigner:
         self._say(m.Send(token_worker.id, reservation))
 
     def _next_assignment(
-        self, worker_id: str, now: float, prompt_tokens: int = 0, owed_tokens: int = 0, kv_blocks: int = 0
-    ) -> int:
+        self, now: float, prompt_tokens: int = 0, owed_tokens: int = 0, kv_blocks: int = 0
+    ) -> Assignment:
         self._assignments += 1
-        self._pools.assign(worker_id, Assignment(self._assignments, now, prompt_tokens, owed_tokens, kv_blocks))
-        return self._assignments
+        return Assignment(self._assignments, now, prompt_tokens, owed_tokens, kv_blocks)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -127,13 +126,14 @@ class Assigner:
             return
         order, prompt_id, token_id = entry.order, entry.prompt_worker, target.worker_id
         self._requests.assigned(entry)
-        self._pools.intend_no_more(prompt_id, order.request_id)
+        starting = self._next_assignment(now, prompt_tokens=entry.prompt_queued)
+        self._pools.order_intended(prompt_id, order.request_id, starting)
         start = m.StartPrefill(
             request_id=order.request_id,
             epoch=order.epoch,
             stream=order.stream,
             scheduler_id=self._scheduler_id,
-            assignment=self._next_assignment(prompt_id, now, prompt_tokens=entry.prompt_queued),
+            assignment=starting.number,
             prompt_tokens=order.prompt_tokens,
             target=target,
             lease_s=self._lease_s,

@@ -106,16 +106,19 @@ class Placer:
 
     def place(self, demand: Demand) -> Placement | None:
         """Return the workers of a request, or `None` where nobody has room for it."""
+        token_worker = self._token_worker(demand, TOKEN_AT_HOME)
+        prompt_worker = self._prompt_worker(demand, PROMPT_AT_HOME) if token_worker is not None else None
+        if prompt_worker is not None and token_worker is not None:
+            return self._split(demand, prompt_worker, token_worker, PlacedBy.HOME)
+        # A look at all groups, which ends the matter for whoever waits: one that does is asked about with every heartbeat.
         if not self._pools.have_room(Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True)):
             return None
         if not self._pools.ready_at(Pool.PROMPT):
             return self._without_prompt_pool(demand)
         if not self._pools.ready_at(Pool.TOKEN, Pool.MIXED):
             return self._in_place(demand, (PROMPT_AT_HOME, PROMPT_AWAY), PlacedBy.HOME) or self._all_over(demand)
-        prompt_worker = self._prompt_worker(demand, PROMPT_AT_HOME)
-        token_worker = self._token_worker(demand, TOKEN_AT_HOME)
-        if prompt_worker is not None and token_worker is not None:
-            return self._split(demand, prompt_worker, token_worker, PlacedBy.HOME)
+        if token_worker is None:
+            prompt_worker = self._prompt_worker(demand, PROMPT_AT_HOME)
         if prompt_worker is not None:
             return self._spill_tokens(demand, prompt_worker)
         return self._spill_prompt(demand, token_worker)

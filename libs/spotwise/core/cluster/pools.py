@@ -29,6 +29,10 @@ MIXED: Group = (Pool.MIXED, Pool.MIXED)
 ALL_GROUPS = (PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
 
 
+#: Where a worker's capacity stands in what it is ranked by.
+_CAPACITY = 0
+
+
 class Queue(StrEnum):
     """What a ranking counts."""
 
@@ -56,6 +60,7 @@ class Pools:
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[float, ...]]] = {}
         self._homes: Counter[Pool] = Counter()
+        self._most_kv_tokens: int | None = None
         self._rankings = {
             (group, queue): Ranking(_LENGTH[queue]) for group in ALL_GROUPS for queue in _queues_of(group)
         }
@@ -100,6 +105,7 @@ class Pools:
     def lose(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
         self._displace(worker_id)
+        self._most_kv_tokens = None
         del self._views[worker_id]
 
     def heard(self, member: Member, scheduler_id: str, now: float) -> None:
@@ -120,8 +126,15 @@ class Pools:
         view.intend(request_id, prompt_tokens)
         self._place(view)
 
+    def order_intended(self, worker_id: str, request_id: str, assignment: Assignment) -> None:
+        """Count the order by which a worker is given the prompt that it was to be given."""
+        view = self._views[worker_id]
+        view.intend_no_more(request_id)
+        view.assign(assignment)
+        self._place(view)
+
     def intend_no_more(self, worker_id: str, request_id: str) -> None:
-        """A prompt was given to the worker, or will not be; the worker may be gone."""
+        """A prompt will not be given to the worker, which may be gone."""
         view = self._views.get(worker_id)
         if view is not None:
             view.intend_no_more(request_id)
@@ -131,18 +144,21 @@ class Pools:
         """See to a worker's place in the rankings after a change."""
         if not view.is_ready:
             self._displace(view.id)
+            self._most_kv_tokens = None
             return
         group = (view.home, view.pool)
         ranked_by = (
+            view.kv_tokens,
             view.pending_prompt_tokens,
             view.owed_tokens,
             view.free_tokens,
-            view.kv_tokens,
             view.reserves_ahead,
         )
         known = self._places.get(view.id)
         if known == (group, ranked_by):
             return
+        if known is None or known[1][_CAPACITY] != ranked_by[_CAPACITY]:
+            self._most_kv_tokens = None
         if known is None or known[0] != group:
             self._displace(view.id)
             self._homes[view.home] += 1
@@ -171,4 +187,6 @@ class Pools:
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 where there is none."""
-        return max(self._rankings[group, Queue.BOTH].most_capacity() for group in ALL_GROUPS)
+        if self._most_kv_tokens is None:
+            self._most_kv_tokens = max(self._rankings[group, Queue.BOTH].most_capacity() for group in ALL_GROUPS)
+        return self._most_kv_tokens

@@ -16,6 +16,8 @@ from itertools import islice
 
 from spotwise.core.prefix_spans import span_ends
 
+#: Where spans end, in tokens; a prompt of as many would have 2^35.
+_ENDS = tuple(islice(span_ends(), 200))
 #: Workers remembered of one span, and named for one prompt at most.
 HOLDERS = 4
 
@@ -53,8 +55,8 @@ class PrefixMemory:
             incarnation_of: a worker's at present, `None` where it is gone.
         """
         found: dict[str, int] = {}
-        ends = list(islice(span_ends(), len(spans)))
-        for span, end in zip(reversed(spans), reversed(ends), strict=True):
+        for index in range(min(len(spans), len(_ENDS)) - 1, -1, -1):
+            span, end = spans[index], _ENDS[index]
             for worker_id, incarnation in self._holders.get(span, ()):
                 if worker_id not in found and incarnation_of(worker_id) == incarnation:
                     found[worker_id] = end

@@ -22,9 +22,9 @@ from spotwise.core.cluster.views import WorkerView
 RUN_LENGTH = 48
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Need:
-    """What a worker must have to be chosen.
+    """What a worker must have to be chosen; several are made for every decision, and none is changed.
 
     Attributes:
         prompt_tokens, max_new_tokens: of the request.
@@ -78,17 +78,13 @@ class _Run:
 
     def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
         """Take a member in at a position."""
-        row = (
-            key,
-            view,
-            view.kv_tokens,
-            view.free_tokens,
-            view.pending_prompt_tokens,
-            view.owed_tokens,
-            view.reserves_ahead,
-        )
-        for column, value in zip(self._columns(), row, strict=True):
-            column.insert(at, value)
+        self.keys.insert(at, key)
+        self.views.insert(at, view)
+        self._capacity.insert(at, view.kv_tokens)
+        self._free.insert(at, view.free_tokens)
+        self._pending.insert(at, view.pending_prompt_tokens)
+        self._owed.insert(at, view.owed_tokens)
+        self._ahead.insert(at, view.reserves_ahead)
         self._summary = None
 
     def delete(self, at: int) -> None:
