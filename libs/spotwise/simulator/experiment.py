@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cost_model import TableIterationCost
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.designs import DESIGNS, Design, Split
@@ -175,7 +176,17 @@ def settings_of(case: Case, model: LanguageModel) -> WorldSettings:
         return WorldSettings(model, policy)
     if model.name == "bloom-176b":
         model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
-    return WorldSettings(model, policy, knows_output=True, memory_share=1.0, control_latency_s=0.0, link_latency_s=0.0)
+    # Its scheduler knows at once when prompts were computed, never re-purposes, and never serves in place what it can split.
+    return WorldSettings(
+        model,
+        policy,
+        pools=PoolPolicy(break_even=False, repurpose_window_s=None, prefix_spans=0),
+        knows_output=True,
+        memory_share=1.0,
+        control_latency_s=0.0,
+        link_latency_s=0.0,
+        beats_after_prompts=True,
+    )
 
 
 def _ids(cluster: list[SimulatedMachine]) -> dict[str, SimulatedMachine]:
