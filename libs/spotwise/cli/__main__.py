@@ -18,6 +18,8 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
 from spotwise.cli.join import join
 from spotwise.cli.simulate.app import simulate
+from spotwise.cli.profile import profile
+from spotwise.cli.replay import replay_command
 from spotwise.cli.status import status
 from spotwise.cli.up import up
 from spotwise.mesh.telemetry import silence_logging
@@ -36,6 +38,8 @@ app.command()(status)
 app.command()(join)
 app.command()(drain)
 app.command()(explain)
+app.command()(profile)
+app.command("replay")(replay_command)
 app.add_typer(bench, name="bench")
 app.add_typer(simulate, name="simulate")
 

@@ -91,7 +91,7 @@ async def _ask(member: Member) -> MemberStatus:
     engine = None
     if serving and member.kind in _WORKERS:
         try:
-            engine = await describe_engine(member.grpc_address)
+            engine = await describe_engine(member.grpc_address, member.id)
         except MeshError:
             serving = False
     return MemberStatus(member, serving, engine)

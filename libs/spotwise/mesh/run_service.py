@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -30,6 +31,7 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
             sys.stderr.write(f"SPOTWISE_{name}: {problem['msg']}\n")
         return 2
     configure_logging(settings)
+    _allow_files()
 
     async def main() -> None:
         await serve(settings)
@@ -40,3 +42,9 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
         structlog.get_logger(__name__).error("cannot_serve", error=str(error))
         return 1
     return 0
+
+
+def _allow_files() -> None:
+    """Use all the files that the system allows: every connection is one, and the usual first limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -21,6 +21,7 @@ from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.native.build import variant_for_this_processor
 
 _log = structlog.get_logger(__name__)
 
@@ -47,7 +48,7 @@ def _step_back(niceness: int) -> None:
 
 
 class EngineThread:
-    """An engine, and the thread that owns it."""
+    """An engine, and the thread that owns it: a `WorkerEngine`."""
 
     def __init__(self, engine: Engine, executor: ThreadPoolExecutor | None = None) -> None:
         self.engine = engine
@@ -75,6 +76,36 @@ class EngineThread:
             executor.shutdown(wait=False)
             raise
         return cls(engine, executor)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.engine.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.engine.block_size
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences known here."""
+        return self.engine.num_sequences
+
+    @property
+    def computes_with(self) -> str:
+        """What it computes with: number format, device, kernels."""
+        engine = self.engine
+        words = [f"{engine.dtype} on {engine.device}"]
+        if engine.is_native:
+            words += [f"native {variant_for_this_processor().name}", f"{engine.fused_layers} fused layers"]
+        elif engine.device == "cpu":
+            words.append("no native kernels")
+        else:
+            words.append(engine.attention_name)
+            if engine.graphs is not None and not engine.graphs.off:
+                words.append(f"{engine.graphs.recorded} decode graphs")
+        return ", ".join(words)
 
     async def add_sequence(self, record: RequestRecord) -> None:
         """Give the engine a sequence.

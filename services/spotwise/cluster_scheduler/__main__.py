@@ -3,8 +3,9 @@
 import sys
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
-from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.run_service import run_service
@@ -19,14 +20,16 @@ TICK_S = 0.2
 class SchedulerService:
     """Feeds the role and carries its commands out."""
 
-    def __init__(self, host: ServiceHost, role: SchedulerRole) -> None:
+    def __init__(self, host: ServiceHost, limits: SchedulerLimits, policy: PoolPolicy) -> None:
         self._host = host
         self._answers: list[RequestAccepted | RequestRejected] = []
         self._answering = False
+        role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
         self._loop = RoleLoop(
             role,
             host.clock,
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
+            journal,
         )
 
     async def start(self) -> None:
@@ -72,9 +75,7 @@ class SchedulerService:
 async def serve(settings: SchedulerSettings) -> None:
     """Serve as the cluster scheduler."""
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
-        await SchedulerService(
-            host, SchedulerRole(host.id, settings.limits, host.member.incarnation, settings.policy)
-        ).start()
+        await SchedulerService(host, settings.limits, settings.policy).start()
         await host.run()
 
 

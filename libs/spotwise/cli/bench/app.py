@@ -6,6 +6,7 @@ import typer
 
 from spotwise.cli.bench.agreement import agreement
 from spotwise.cli.bench.batching import batching
+from spotwise.cli.bench.control_plane import control_plane
 from spotwise.cli.bench.load import load
 from spotwise.cli.bench.memory import memory
 from spotwise.cli.bench.peer import peer
@@ -18,6 +19,7 @@ bench.command()(batching)
 bench.command()(memory)
 bench.command()(agreement)
 bench.command()(scheduler)
+bench.command()(control_plane)
 
 
 @bench.callback()

@@ -70,9 +70,11 @@ class MeshEndpoint(Endpoint):
 
     Attributes:
         redis_url: its store, in which its members are found.
+        name: by which other commands know it.
     """
 
     redis_url: str
+    name: str
 
     @classmethod
     def of_running(cls, name: str) -> Self:
@@ -82,7 +84,7 @@ class MeshEndpoint(Endpoint):
             CommandError: it does not run.
         """
         state = running_state(name)
-        return cls(state.options.url, state.options.model_name, state.redis_url)
+        return cls(state.options.url, state.options.model_name, state.redis_url, name)
 
 
 def up_arguments(text: str) -> list[str]:
@@ -118,6 +120,21 @@ def running_mesh(arguments: Sequence[str], env: Mapping[str, str] | None = None)
             yield MeshEndpoint.of_running(folder.name)
         finally:
             child.stop(_GRACE_S)
+
+
+@contextmanager
+def mesh_of(name: str | None, up_args: str) -> Iterator[MeshEndpoint]:
+    """The mesh of that name, or one of this benchmark's own where there is none: started with these arguments.
+
+    Raises:
+        CommandError: it does not run, or does not come up.
+        OptionError: as `up_arguments`.
+    """
+    if name is not None:
+        yield MeshEndpoint.of_running(name)
+        return
+    with running_mesh(up_arguments(up_args)) as endpoint:
+        yield endpoint
 
 
 @contextmanager
