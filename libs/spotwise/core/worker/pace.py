@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
@@ -102,12 +102,11 @@ class Pace:
         """
         return None if self._cost is None else self._cost.of(1, self._context_per_token)
 
-    def budget(self, decode_contexts: Iterable[int]) -> StallBudget | None:
+    def budget(self, decode_contexts: Sequence[int]) -> StallBudget | None:
         """Return what prompts may take beside decodes that attend to so many tokens each; `None` for all they want."""
-        contexts = list(decode_contexts)
-        if self._max_stall_s is None or not contexts:
+        if self._max_stall_s is None or not decode_contexts:
             return None
-        taken = self._cost.of(len(contexts), sum(contexts)) if self._cost else 0.0
+        taken = self._cost.of(len(decode_contexts), sum(decode_contexts)) if self._cost else 0.0
         return StallBudget(self._cost, self._max_stall_s - taken)
 
     def ordered(self, batch: Batch, now: float) -> None:

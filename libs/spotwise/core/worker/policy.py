@@ -1,8 +1,8 @@
 """How a worker batches its sequences and gives them memory.
 
-Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
-place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often in `runs.py`, blocks in
-`memory.py` and `victims.py`, their reuse in `prefix_cache.py`.
+Law: choices, made once at the worker's start, and what they must know of its model; each names the system whose way it is.
+What they mean is decided in one place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often
+in `runs.py`, blocks in `memory.py` and `victims.py`, their reuse in `prefix_cache.py`.
 """
 
 from __future__ import annotations

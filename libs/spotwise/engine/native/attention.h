@@ -18,7 +18,8 @@ namespace spotwise {
 constexpr int kBlock = 16;          // positions of a KV block
 constexpr int kChunkBlocks = 16;    // blocks whose scores are held at once
 constexpr int kChunk = kBlock * kChunkBlocks;
-constexpr int kStride = kChunk + 2 * kBlock;  // between rows of scores and weights: a power of two would put all rows in one set of the cache
+// Between rows of scores and weights: a power of two would put all rows in one set of the cache.
+constexpr int kStride = kChunk + 2 * kBlock;
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile
 
@@ -113,8 +114,9 @@ class AttentionTile {
     for (int r = 0; r < count; r++) {
       const Value* from = queries.at(token + r / group_, kv_head * group_ + r % group_);
       std::memcpy(&s_.queries[r * shape_.key_dim], from, shape_.key_dim * sizeof(Value));
-      s_.largest_score[r] = shape_.sinks ? shape_.sinks[kv_head * group_ + r % group_] * kLog2E : -std::numeric_limits<float>::infinity();
-      s_.total[r] = shape_.sinks ? 1 : 0;
+      const float* sink = shape_.sinks ? &shape_.sinks[kv_head * group_ + r % group_] : nullptr;
+      s_.largest_score[r] = sink ? *sink * kLog2E : -std::numeric_limits<float>::infinity();
+      s_.total[r] = sink ? 1 : 0;
     }
     std::fill_n(s_.sums.begin(), count * shape_.value_dim, 0.0f);
     const int end = first_position_ + last - first;
@@ -150,7 +152,7 @@ class AttentionTile {
     for (int i = 0; i < values; i += 64 / sizeof(Value)) __builtin_prefetch(from + i);
   }
 
-  // The rows' scores of a chunk: times log2(e), so that weights are powers of two.
+  // The rows' scores of a chunk: times log2(e), so that weights are powers of two. In a decode blocks come from memory, scattered.
   void score(int row, int height, int chunk, int blocks, bool from_memory) {
     const int steps = shape_.key_dim / Format::kPair;
     const float unit = shape_.softcap != 0 ? shape_.scale : shape_.scale * kLog2E;
