@@ -12,6 +12,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Drain, Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(
@@ -34,6 +35,7 @@ POLICIES = st.builds(
     max_preemptions=st.integers(1, 3),
     prefix_caching=st.booleans(),
     max_in_flight=st.sampled_from([1, 1, 3]),
+    kv_push=st.sampled_from(KvPush),
 ) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
 MAX_PROMPT, MAX_NEW = 20, 24
 
@@ -65,7 +67,7 @@ def assert_nothing_held(world: MeshWorld) -> None:
         load = worker.role.load()
         assert worker.pool.free_blocks == worker.pool.num_blocks
         assert worker.engine == {}
-        assert worker.windows == {}
+        assert worker.windows == worker.pushes == {}
         assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
 
 

@@ -1,7 +1,7 @@
 """In-memory twin of the transfer plane: for unit tests only.
 
 Law: a hand-off is refused for the reasons for which `ucx_inbox` refuses it, in the same order, and otherwise copied whole
-between two steps of the event loop; a window is consumed by the one push that fills it.
+between two steps of the event loop, once it is committed; a window is consumed by the one push that fills it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from spotwise.core.kv_stream import KvStream
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ
 
@@ -48,6 +50,62 @@ class MemoryKvNetwork:
             return self._listeners[address]
         except KeyError:
             raise KvTransferError("cannot connect: nobody listens there") from None
+
+
+class MemoryKvPush:
+    """One hand-off; see `spotwise.mesh.ports.KvPush`.
+
+    Args:
+        where: says in errors what goes where.
+        cells: its blocks.
+        hand_over: delivers a hand-off and returns its bytes.
+    """
+
+    def __init__(self, where: str, cells: KvStream, hand_over: Callable[[KvHandoff], int]) -> None:
+        self._where = where
+        self._cells = cells
+        self._hand_over = hand_over
+        self._started_s = time.perf_counter()
+        self._committed: asyncio.Future[tuple[KvHandoff, float]] = asyncio.get_running_loop().create_future()
+
+    def wrote(self, layers: int, blocks: int) -> None:
+        """Note that the first blocks of the first layers are written."""
+        self._cells.wrote(layers, blocks)
+
+    def commit(self, handoff: KvHandoff) -> None:
+        """Let the hand-off go.
+
+        Raises:
+            ValueError: not all is written.
+        """
+        if not self._cells.is_written:
+            raise ValueError(f"the KV of {handoff.request_id} is not all written")
+        if not self._committed.cancelled():
+            self._committed.set_result((handoff, time.perf_counter()))
+
+    def abort(self) -> None:
+        """Call it off, where it is not committed; idempotent."""
+        self._committed.cancel()
+
+    async def delivered(self) -> TransferReport:
+        """Return when the receiver has it.
+
+        Raises:
+            KvTransferError: nobody there, refused, or called off.
+        """
+        try:
+            handoff, committed_s = await asyncio.shield(self._committed)
+        except asyncio.CancelledError:
+            if self._committed.cancelled():
+                raise KvTransferError(f"{self._where}: called off") from None
+            raise
+        await asyncio.sleep(0)  # a push always takes a while: what is ready on the loop comes first
+        try:
+            kv_bytes = self._hand_over(handoff)
+        except KvTransferError as error:
+            raise KvTransferError(f"{self._where}: {error}") from None
+        ended_s = time.perf_counter()
+        return TransferReport(kv_bytes, ended_s - self._started_s, "memory/process", ended_s - committed_s)
 
 
 class MemoryKvTransport:
@@ -93,6 +151,23 @@ class MemoryKvTransport:
         """Refuse what still comes for the request. Idempotent."""
         self._windows.pop(request_id, None)
 
+    def open_push(
+        self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]
+    ) -> MemoryKvPush:
+        """Begin a hand-off into the target's reserved blocks.
+
+        Raises:
+            ValueError: no blocks, or more than the target reserved.
+        """
+        if not 0 < len(source_block_ids) <= len(target.block_ids):
+            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
+        return MemoryKvPush(
+            where,
+            KvStream(self._memory.num_layers, len(source_block_ids), 1, 1),
+            lambda handoff: self._hand_over(target, handoff, source_block_ids),
+        )
+
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Copy blocks into the target's reserved blocks and hand the request over.
 
@@ -100,21 +175,10 @@ class MemoryKvTransport:
             KvTransferError: nobody at that address, or refused; the text says which and why.
             ValueError: no blocks, or more than the target reserved.
         """
-        if not 0 < len(source_block_ids) <= len(target.block_ids):
-            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
-        started_s = time.perf_counter()
-        await asyncio.sleep(0)  # a push always takes a while: what is ready on the loop comes first
-        try:
-            if self._closed:
-                raise KvTransferError("this transport is closed")
-            receiver = self._network.reach(target.address)
-            if receiver._memory.layout != self._memory.layout:
-                raise layouts_differ(self._worker_id, receiver._worker_id)
-            kv_bytes = receiver._take(target, handoff, self._memory, source_block_ids)
-        except KvTransferError as error:
-            where = f"KV of {handoff.request_id} epoch {handoff.epoch} to {target.worker_id} at {target.address}"
-            raise KvTransferError(f"{where}: {error}") from None
-        return TransferReport(kv_bytes, time.perf_counter() - started_s, "memory/process")
+        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push.wrote(self._memory.num_layers, len(source_block_ids))
+        push.commit(handoff)
+        return await push.delivered()
 
     async def close(self) -> None:
         """Stop listening; idempotent."""
@@ -122,6 +186,15 @@ class MemoryKvTransport:
         self._windows.clear()
         if self._address is not None:
             self._network.leave(self._address)
+
+    def _hand_over(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> int:
+        """Deliver a hand-off whose blocks are written, and return its bytes."""
+        if self._closed:
+            raise KvTransferError("this transport is closed")
+        receiver = self._network.reach(target.address)
+        if receiver._memory.layout != self._memory.layout:
+            raise layouts_differ(self._worker_id, receiver._worker_id)
+        return receiver._take(target, handoff, self._memory, source_block_ids)
 
     def _take(self, target: KvTarget, handoff: KvHandoff, source: KvMemory, source_block_ids: tuple[int, ...]) -> int:
         """Check a push against its window, copy it, announce it, and return its bytes."""

@@ -10,24 +10,19 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import Member, RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
+from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.engine.engine import Engine
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.grpc_control import EngineDescription
-from spotwise.mesh.ports import (
-    BusMessage,
-    KvTransferError,
-    KvTransport,
-    MeshError,
-    PayloadTooLargeError,
-    TransferReport,
-)
+from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.kv_pushes import KvPushes
 
 #: How often the role looks at its deadlines (leases, drains).
 TICK_S = 0.2
@@ -49,6 +44,9 @@ class WorkerRuntime:
         self._transport = transport
         pool = BlockPool(engine.engine.num_blocks, engine.engine.block_size)
         self.role = WorkerRole(host.id, host.member.incarnation, transport.address, pool, policy)
+        self._pushes = KvPushes(
+            transport, engine.engine.kv.num_layers, pool.block_size, host.spawn, lambda event: self._loop.feed(event)
+        )
         self._loop = RoleLoop(
             self.role,
             host.clock,
@@ -61,7 +59,10 @@ class WorkerRuntime:
                 c.RunIteration: self._run_iteration,
                 c.ExpectKv: lambda cmd: transport.expect(cmd.request_id, cmd.epoch, cmd.block_ids),
                 c.ForgetKv: lambda command: transport.forget(command.request_id),
-                c.PushKv: lambda command: host.spawn(self._push_kv(command), "push_kv"),
+                c.PushKv: self._pushes.push,
+                c.OpenPush: self._pushes.open,
+                c.CommitPush: self._pushes.commit,
+                c.AbortPush: self._pushes.abort,
                 c.Leave: lambda command: host.stop(),
             },
         )
@@ -107,20 +108,19 @@ class WorkerRuntime:
         self._loop.feed(c.RecordLoaded(record))
 
     def _run_iteration(self, command: c.RunIteration) -> None:
+        watch = self._pushes.watch(command.batch)
+
+        def finished(sampled: tuple[SampledToken, ...]) -> None:
+            if watch is not None:
+                self._pushes.watched(watch)
+            self._loop.feed(c.IterationFinished(sampled))
+
         self._engine.run_iteration(
             command.batch,
-            on_finished=lambda sampled: self._loop.feed(c.IterationFinished(sampled)),
+            on_finished=finished,
             on_failed=lambda error: self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}")),
+            on_layers=None if watch is None else watch.layers_written,
         )
-
-    async def _push_kv(self, command: c.PushKv) -> None:
-        request_id, epoch = command.handoff.request_id, command.handoff.epoch
-        try:
-            report = await self._transport.push(command.target, command.handoff, command.source_block_ids)
-        except (KvTransferError, ValueError) as error:
-            self._loop.feed(c.HandoffFailed(request_id, epoch, str(error)))
-            return
-        self._loop.feed(c.HandoffDelivered(request_id, epoch, report.kv_bytes, report.seconds, report.transport))
 
     def description(self) -> EngineDescription:
         """Say what this worker holds, for engine control."""

@@ -2,7 +2,7 @@
 
 Law: choices only, made once at the worker's start; each names the system whose way it is. What they mean is decided in one
 place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, blocks in `memory.py`, their reuse in
-`prefix_cache.py`.
+`prefix_cache.py`, hand-offs in `push_policy.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.worker.push_policy import KvPush
 
 
 class Reserve(StrEnum):
@@ -44,6 +45,7 @@ class WorkerPolicy:
         max_stall_s: seconds that a prompt may hold up an iteration in which others decode, about; `None` for no bound.
         context_parity: of the model: tokens of context that cost a token as much as all else; see `pace.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
+        kv_push: whether prompts for other workers leave after their prefill or during it (Splitwise, section 4.3).
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -55,6 +57,7 @@ class WorkerPolicy:
     max_stall_s: float | None = None
     context_parity: float = math.inf
     max_in_flight: int = 1
+    kv_push: KvPush = KvPush.SERIAL
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:

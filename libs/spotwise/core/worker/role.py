@@ -48,7 +48,7 @@ class WorkerRole:
         self._holdings = Holdings(worker_id, pool)
         self._memory = Memory(self._holdings, self._policy)
         self._token_side = TokenSide(self._holdings, self._memory, incarnation, address)
-        self._prompt_side = PromptSide(self._holdings)
+        self._prompt_side = PromptSide(self._holdings, self._policy)
         self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
@@ -68,6 +68,7 @@ class WorkerRole:
             c.KvArrived: self._token_side.kv_arrived,
             c.HandoffDelivered: self._prompt_side.handoff_delivered,
             c.HandoffFailed: self._prompt_side.handoff_failed,
+            c.PushesMeasured: self._prompt_side.pushes_measured,
         }
 
     @property
@@ -106,8 +107,12 @@ class WorkerRole:
             running=states[RequestState.RUNNING],
             preempted=states[RequestState.PREEMPTED],
             migrating=states[RequestState.MIGRATING],
+            decoding=sum(s.in_token_phase for s in decoding),
+            prompts_in_place=sum(s.in_prompt_phase for s in decoding),
+            prompts_to_hand_off=sum(not s.decodes_here for s in held),
             preemptions=self._memory.preemptions,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
+            kv_push_token_s=self._prompt_side.push_token_s,
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:

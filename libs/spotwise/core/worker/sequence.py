@@ -24,8 +24,9 @@ class Sequence:
         stop: from the record; `None` until the engine knows the sequence.
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
         condemned: ended, and here only until nothing uses its blocks any more.
-        push_in_flight: its blocks are being read for a hand-off.
+        push_in_flight: its blocks are being read for a hand-off, or will be as they are written.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
+        prompt_ordered_here: its prompt phase is this worker's.
         prefilled_here: its prompt phase ran on this worker.
         preemptions: how often it lost its blocks here.
         model: from the record; KV of another model is another.
@@ -53,6 +54,7 @@ class Sequence:
     handed_token_id: int | None = None
     condemned: bool = False
     push_in_flight: bool = False
+    prompt_ordered_here: bool = False
     prefilled_here: bool = False
     started_s: float | None = None
     preemptions: int = 0
@@ -83,6 +85,17 @@ class Sequence:
     def decodes_here(self) -> bool:
         """Whether this worker runs its token phase."""
         return self.target is None
+
+    @property
+    def in_prompt_phase(self) -> bool:
+        """Whether its prompt is this worker's to compute, and has brought no token yet."""
+        return self.prompt_ordered_here and self.produced_here == 0
+
+    @property
+    def in_token_phase(self) -> bool:
+        """Whether its first token is known and this worker runs what follows."""
+        is_reserved = self.state is RequestState.WAITING_FOR_KV
+        return self.decodes_here and not is_reserved and not self.in_prompt_phase
 
     @property
     def is_runnable(self) -> bool:
