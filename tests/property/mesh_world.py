@@ -1,8 +1,8 @@
 """A whole mesh in one process: the real roles, a fake network, engines that only remember what stands in which block.
 
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
-order. An engine's writes take effect when its iteration ends, and a push reads and writes when it ends, which is when a block
-given away too early would show.
+order. An engine's writes take effect when its iteration ends. A push reads and writes now and then, as far as it was told, and
+once more when it ends, however it ends: a block given away too early would show.
 
 Messages between scheduler and workers, and heartbeats, may be lost. A worker may stall: nothing happens on it for a while, and
 then all that waited: its inbox in order, the rest in any, mixed. The scheduler may be gone for a while: what is sent to it then
@@ -20,6 +20,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cost_model import LinkCost
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
@@ -29,8 +30,9 @@ from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import PushCosts
 from spotwise.core.worker.role import WorkerRole
-from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
+from tests.property.fake_worker import BLOCK_SIZE, FakePush, FakeWorker
 
 HEARTBEAT_S = 0.25
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
@@ -317,8 +319,22 @@ class MeshWorld:
                     worker.batches.append(batch)
                     assert len(worker.batches) <= self.policy.max_in_flight
                     self.at(0.001 + self.delay(self.iteration_s), lambda: self._iterate(worker))
-                case c.PushKv():
-                    self.at(0.001 + self.delay(self.push_s), lambda p=command: self._push(worker, p))
+                case c.PushKv(handoff, target, blocks):
+                    tokens = handoff.num_tokens
+                    push = FakePush(handoff.request_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
+                    self._start_push(worker, push)
+                case c.OpenPush(request_id, epoch, target, blocks, tokens, written):
+                    self._start_push(worker, FakePush(request_id, epoch, target, blocks, tokens, written))
+                case c.CommitPush(handoff):
+                    push = worker.pushes.get(sequence_id(handoff.request_id, handoff.epoch))
+                    if push is not None:
+                        assert push.written == push.num_tokens == handoff.num_tokens
+                        push.handoff = handoff
+                case c.AbortPush(request_id, epoch):
+                    push = worker.pushes.get(sequence_id(request_id, epoch))
+                    if push is not None and not push.over:
+                        push.over = True
+                        self.at(self.delay(self.push_s), lambda p=push: self._push_failed(worker, p, "called off"))
                 case c.TakeHome(pool):
                     self.homes_changed += 1
                     worker.member = replace(worker.member, pool=pool)
@@ -361,6 +377,8 @@ class MeshWorld:
             tokens = self.tokens(record.request_id, end)
             worker.check(row.block_ids, tokens[: row.first_position])
             worker.write(row.block_ids, tokens, row.first_position)
+            if row.sequence_id in worker.pushes:
+                worker.pushes[row.sequence_id].written = end
             if end < known:
                 continue
             index = worker.outputs[row.sequence_id]
@@ -368,34 +386,62 @@ class MeshWorld:
             sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
         self.feed_worker(worker, c.IterationFinished(tuple(sampled)))
 
-    def _push(self, worker: FakeWorker, push: c.PushKv) -> None:
-        if not worker.alive:
+    def _start_push(self, worker: FakeWorker, push: FakePush) -> None:
+        attempt = sequence_id(push.request_id, push.epoch)
+        assert attempt not in worker.pushes, "two pushes of one attempt"
+        worker.pushes[attempt] = push
+        self.at(0.001 + self.delay(self.push_s), lambda: self._push(worker, push))
+
+    def _push(self, worker: FakeWorker, push: FakePush) -> None:
+        """Send what may leave; end the push if it is committed and nothing is left."""
+        if not worker.alive or push.over:
             return
         target = self.workers.get(push.target.worker_id)
         for end in (worker, target):
             if end is not None and end.stalled:
                 end.waiting.append(lambda: self._push(worker, push))
                 return
-        request_id, epoch, tokens = push.handoff.request_id, push.handoff.epoch, push.handoff.num_tokens
-        worker.check(push.source_block_ids, self.tokens(request_id, tokens))
-        assert sequence_id(request_id, epoch) in worker.engine
+        tokens = self.tokens(push.request_id, push.whole)
+        worker.check(push.block_ids, tokens)
+        assert sequence_id(push.request_id, push.epoch) in worker.engine
         refused = (
             target is None
             or target.member.incarnation != push.target.incarnation
-            or target.windows.get(request_id) != (epoch, push.target.block_ids)
+            or target.windows.get(push.request_id) != (push.epoch, push.target.block_ids)
         )
         if refused or target is None:
-            self.feed_worker(worker, c.HandoffFailed(request_id, epoch, "refused"))
+            push.over = True
+            self._push_failed(worker, push, "refused")
             return
-        del target.windows[request_id]
-        target.write(push.target.block_ids, self.tokens(request_id, tokens), 0)
-        self.feed_worker(target, c.KvArrived(push.handoff, tokens, 0.0, "memory"))
-        self.at(
-            self.delay(), lambda: self._delivered(worker, c.HandoffDelivered(request_id, epoch, tokens, 0.0, "memory"))
-        )
+        target.write(push.target.block_ids, tokens, push.sent)
+        push.sent = len(tokens)
+        if push.handoff is None:
+            self.at(0.001 + self.delay(self.push_s), lambda: self._push(worker, push))
+            return
+        assert push.sent == push.num_tokens
+        push.over = True
+        del target.windows[push.request_id]
+        self.feed_worker(target, c.KvArrived(push.handoff, push.num_tokens, 0.0, "memory"))
+        self.at(self.delay(), lambda: self._delivered(worker, push))
 
-    def _delivered(self, worker: FakeWorker, event: c.HandoffDelivered) -> None:
+    def _push_failed(self, worker: FakeWorker, push: FakePush, reason: str) -> None:
+        if not worker.alive:
+            return
         if worker.stalled:
-            worker.waiting.append(lambda: self._delivered(worker, event))
-        else:
-            self.feed_worker(worker, event)
+            worker.waiting.append(lambda: self._push_failed(worker, push, reason))
+            return
+        worker.check(push.block_ids, self.tokens(push.request_id, push.whole))
+        del worker.pushes[sequence_id(push.request_id, push.epoch)]
+        self.feed_worker(worker, c.HandoffFailed(push.request_id, push.epoch, reason))
+
+    def _delivered(self, worker: FakeWorker, push: FakePush) -> None:
+        if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._delivered(worker, push))
+            return
+        del worker.pushes[sequence_id(push.request_id, push.epoch)]
+        costs = PushCosts(*(LinkCost(self.rng.random(), 1.0 + self.rng.random()) for _ in range(2)))
+        self.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
+        tokens = push.num_tokens
+        self.feed_worker(worker, c.HandoffDelivered(push.request_id, push.epoch, tokens, 0.0, "memory"))

@@ -13,6 +13,7 @@ from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import Drain, Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(
@@ -38,6 +39,7 @@ POLICIES = st.builds(
     max_in_flight=st.sampled_from([1, 1, 3]),
     prompts_first=st.booleans(),
     preempt_after_s=st.sampled_from([0.0, 0.2, 1.0]),
+    kv_push=st.sampled_from(KvPush),
 ) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
 MAX_PROMPT, MAX_NEW = 20, 24
 #: Pools that spill over at once, soon and never; homes that stay, and homes that change as fast as anybody could want.
@@ -86,7 +88,7 @@ def assert_nothing_held(world: MeshWorld) -> None:
         load = worker.role.load()
         assert worker.pool.free_blocks == worker.pool.num_blocks
         assert worker.engine == {}
-        assert worker.windows == {}
+        assert worker.windows == worker.pushes == {}
         assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
 
 

@@ -17,9 +17,9 @@ from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
 from spotwise.cli.join import join
-from spotwise.cli.simulate.app import simulate
 from spotwise.cli.profile import profile
 from spotwise.cli.replay import replay_command
+from spotwise.cli.simulate.app import simulate
 from spotwise.cli.status import status
 from spotwise.cli.up import up
 from spotwise.mesh.telemetry import silence_logging

@@ -3,10 +3,11 @@
 Law: a byte reaches a block only under its window's lock and only from the one push that the window belongs to at that
 moment. Scatters run on copy threads (a first touch of 1 MiB takes milliseconds: too long for the loop); `forget` takes the
 lock, so it waits for at most the scatter that is under way, and none starts after it. A window is consumed by its first
-complete push; the hand-off is announced exactly once.
+complete push; the hand-off is announced exactly once. A push is complete when every cell, a block of a layer, has come once; a
+chunk that came damaged is asked for again.
 
 Invariants: a refused push is answered once, and what still comes of it is drained; a push that is refused, given up or
-cut off leaves its window free for the next one.
+cut off leaves its window free for the next one; a COMMIT that finds chunks asked for again waits for the next COMMIT.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
-from spotwise.wire.kv_frames import HANDOFF_BYTES, FrameKind, KvFrame, NackReason, decode_handoff
+from spotwise.wire.kv_frames import HANDOFF_BYTES, MAX_RESENDS, FrameKind, KvFrame, NackReason, decode_handoff
 
 
 class _Window:
@@ -37,7 +39,13 @@ class _Window:
 
 
 class _Incoming:
-    """One push as it arrives; `over` once it is answered or given up."""
+    """One push as it arrives; `over` once it is answered or given up.
+
+    Attributes:
+        come: `[layers, blocks]` of its window, once it has one: cells whose bytes came, or are coming.
+        stored: chunks that are in their blocks.
+        asked_again: chunks that came damaged, until they are stored.
+    """
 
     def __init__(self, link: UcxLink, first: KvFrame) -> None:
         self.link = link
@@ -47,8 +55,10 @@ class _Incoming:
         self.window: _Window | None = None
         self.over = False
         self.chunks: set[asyncio.Task[None]] = set()
+        self.come: NDArray[np.bool_]
         self.stored: set[int] = set()
-        self.stored_cells = 0
+        self.asked_again: set[int] = set()
+        self.resends = 0
         self.kv_bytes = 0
         self.started_s = time.perf_counter()
 
@@ -137,14 +147,18 @@ class KvInbox:
             return NackReason.STALE_EPOCH if frame.epoch < window.epoch else NackReason.NO_RESERVATION
         if window.owner is None and incoming.window is None:
             window.owner, incoming.window = incoming, window
+            incoming.come = np.zeros((self._memory.num_layers, len(window.block_ids)), np.bool_)
         if window.owner is not incoming:
             return NackReason.BUSY
         last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
         cells = frame.num_layers * frame.num_blocks
         if not cells or last_layer > self._memory.num_layers or last_block > len(window.block_ids):
             return NackReason.BAD_SHAPE
-        if frame.kind is FrameKind.CHUNK and frame.payload_bytes != cells * self._memory.layer_block_bytes:
-            return NackReason.BAD_SHAPE
+        if frame.kind is FrameKind.CHUNK:
+            come = _cells(incoming, frame)
+            if frame.payload_bytes != cells * self._memory.layer_block_bytes or come.any():
+                return NackReason.BAD_SHAPE
+            come[:] = True
         return None
 
     async def _chunk(self, incoming: _Incoming, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
@@ -158,11 +172,16 @@ class KvInbox:
             # The edge: whatever the memory raises must not leave the sender without an answer.
             self._report("KV could not be written", error)
             reason = NackReason.REFUSED
-        if reason is not None:
+        if reason is NackReason.BAD_CHECKSUM and incoming.resends < MAX_RESENDS and not incoming.over:
+            incoming.resends += 1
+            incoming.asked_again.add(frame.chunk_index)
+            _cells(incoming, frame)[:] = False
+            self._answer(incoming, FrameKind.RESEND, chunk=frame)
+        elif reason is not None:
             self._refuse(incoming, reason)
-        elif frame.chunk_index not in incoming.stored:
+        else:
             incoming.stored.add(frame.chunk_index)
-            incoming.stored_cells += frame.num_layers * frame.num_blocks
+            incoming.asked_again.discard(frame.chunk_index)
             incoming.kv_bytes += frame.payload_bytes
 
     def _store(self, incoming: _Incoming, frame: KvFrame, payload: Any) -> NackReason | None:
@@ -182,18 +201,22 @@ class KvInbox:
     async def _finish(
         self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
     ) -> None:
+        is_over = True
         try:
             await arrived
             if incoming.chunks:
                 await asyncio.wait(incoming.chunks)
             if incoming.over:
                 return
-            if (reason := self._missing(incoming, frame, payload)) is not None:
+            if incoming.asked_again:
+                is_over = False
+            elif (reason := self._missing(incoming, frame, payload)) is not None:
                 self._refuse(incoming, reason)
             else:
                 self._complete(incoming, frame, payload)
         finally:
-            self._give_up((incoming.link, incoming.push_id))
+            if is_over:
+                self._give_up((incoming.link, incoming.push_id))
 
     def _missing(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
         if payload.nbytes != HANDOFF_BYTES:
@@ -201,7 +224,7 @@ class KvInbox:
         if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
         whole = frame.num_layers == self._memory.num_layers and len(incoming.stored) == frame.chunk_total
-        if not whole or incoming.stored_cells != frame.num_layers * frame.num_blocks:
+        if not whole or not incoming.come[:, : frame.num_blocks].all() or incoming.come[:, frame.num_blocks :].any():
             return NackReason.INCOMPLETE
         return None
 
@@ -219,7 +242,7 @@ class KvInbox:
             self._report("a hand-off was not taken", error)
             self._answer(incoming, FrameKind.NACK, NackReason.REFUSED)
         else:
-            self._answer(incoming, FrameKind.ACK, None)
+            self._answer(incoming, FrameKind.ACK)
 
     def _refuse(self, incoming: _Incoming, reason: NackReason) -> None:
         if not incoming.over:
@@ -240,7 +263,10 @@ class KvInbox:
         if window is not None and window.owner is incoming:
             window.owner = None
 
-    def _answer(self, incoming: _Incoming, kind: FrameKind, reason: NackReason | None) -> None:
+    def _answer(
+        self, incoming: _Incoming, kind: FrameKind, reason: NackReason | None = None, chunk: KvFrame | None = None
+    ) -> None:
+        """Send an ACK, a NACK with its reason, or a RESEND with its chunk."""
         answer = KvFrame(
             kind=kind,
             request_id=incoming.request_id,
@@ -250,6 +276,15 @@ class KvInbox:
             target_incarnation=incoming.link.peer.incarnation,
             reason=reason,
         )
+        if chunk is not None:
+            answer = replace(
+                answer,
+                first_layer=chunk.first_layer,
+                num_layers=chunk.num_layers,
+                first_block=chunk.first_block,
+                num_blocks=chunk.num_blocks,
+                chunk_index=chunk.chunk_index,
+            )
         try:
             incoming.link.send(answer)
         except KvTransferError:
@@ -258,3 +293,9 @@ class KvInbox:
 
     def _report(self, message: str, error: Exception) -> None:
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+
+
+def _cells(incoming: _Incoming, frame: KvFrame) -> NDArray[np.bool_]:
+    """Return a view of a chunk's cells in what has come."""
+    last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
+    return incoming.come[frame.first_layer : last_layer, frame.first_block : last_block]

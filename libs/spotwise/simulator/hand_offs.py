@@ -29,6 +29,7 @@ class _Push:
     target_id: str
     transfer: Transfer
     begun_s: float = 0.0
+    committed_s: float = 0.0
     offered_bytes: float = 0.0
     command: c.PushKv | None = None
 
@@ -76,6 +77,14 @@ class HandOffs:
             order.target.worker_id, Transfer(id_, self._send_link, target.receive_link, self._sent)
         )
 
+    def abort(self, command: c.AbortPush) -> None:
+        """Call a push off that is on its way, and say so."""
+        id_ = sequence_id(command.request_id, command.epoch)
+        if id_ in self._pushes:
+            self.drop(id_)
+            failed = c.HandoffFailed(command.request_id, command.epoch, "called off")
+            self._queue.at(self._queue.now, self._receive, failed)
+
     def _offer_early(self, offer: tuple[_Push, float]) -> None:
         push, tokens = offer
         if push.command is None:
@@ -84,7 +93,7 @@ class HandOffs:
     def push(self, command: c.PushKv) -> None:
         """Send what is left of a prompt that is computed, and tell both ends when it is there."""
         push = self._pushes[sequence_id(command.handoff.request_id, command.handoff.epoch)]
-        push.command = command
+        push.command, push.committed_s = command, self._queue.now
         self._offer(push, command.handoff.num_tokens, is_last=True)
 
     def _offer(self, push: _Push, tokens: float, *, is_last: bool) -> None:
@@ -110,5 +119,8 @@ class HandOffs:
         self._result.sent += 1
         target.result.received += 1
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
-        delivered = c.HandoffDelivered(handoff.request_id, handoff.epoch, kv_bytes, transfer_s, "simulated")
+        visible_s = now - push.committed_s
+        delivered = c.HandoffDelivered(
+            handoff.request_id, handoff.epoch, kv_bytes, transfer_s, "simulated", visible_s=visible_s
+        )
         self._queue.at(now + self._around.settings.link_latency_s, self._receive, delivered)

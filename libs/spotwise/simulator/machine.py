@@ -69,6 +69,7 @@ class Machine:
             c.ExpectKv: _nothing,
             c.ForgetKv: _nothing,
             c.PushKv: self._hand_offs.push,
+            c.AbortPush: self._hand_offs.abort,
             c.TakeHome: self._take_home,
         }
         around.control.open_inbox(machine_id, self.receive)

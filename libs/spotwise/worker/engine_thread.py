@@ -21,6 +21,7 @@ from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.layer_progress import LayersWritten
 from spotwise.engine.native.build import variant_for_this_processor
 
 _log = structlog.get_logger(__name__)
@@ -88,6 +89,11 @@ class EngineThread:
         return self.engine.block_size
 
     @property
+    def num_layers(self) -> int:
+        """Layers of the model that have KV."""
+        return self.engine.kv.num_layers
+
+    @property
     def num_sequences(self) -> int:
         """Sequences known here."""
         return self.engine.num_sequences
@@ -128,8 +134,9 @@ class EngineThread:
         batch: Batch,
         on_finished: Callable[[tuple[SampledToken, ...]], None],
         on_failed: Callable[[Exception], None],
+        on_layers: LayersWritten | None = None,
     ) -> None:
-        """Run a batch; one of the two is called on the event loop when it is done."""
+        """Run a batch; one of the first two is called on the event loop when it is done, `on_layers` on the engine's thread."""
 
         def done(future: Future[tuple[SampledToken, ...]]) -> None:
             if future.cancelled():
@@ -141,7 +148,7 @@ class EngineThread:
                 _log.error("iteration_failed", rows=len(batch.rows), exc_info=error)
                 self._loop.call_soon_threadsafe(on_failed, error)
 
-        self._executor.submit(self.engine.run_iteration, batch).add_done_callback(done)
+        self._executor.submit(self.engine.run_iteration, batch, on_layers).add_done_callback(done)
 
     def close(self) -> None:
         """Wait for what runs, forget what does not yet."""

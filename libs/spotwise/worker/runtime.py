@@ -16,18 +16,12 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.grpc_control import EngineDescription
-from spotwise.mesh.ports import (
-    BusMessage,
-    KvTransferError,
-    KvTransport,
-    MeshError,
-    PayloadTooLargeError,
-    TransferReport,
-)
+from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.worker.iteration_times import IterationTimes
+from spotwise.worker.kv_pushes import KvPushes
 from spotwise.worker.worker_engine import WorkerEngine
 
 #: How often the role looks at its deadlines (leases, drains).
@@ -54,6 +48,9 @@ class WorkerRuntime:
         self.role, journal = host.make_role(
             WorkerRole, host.id, host.member.incarnation, transport.address, pool, policy
         )
+        self._pushes = KvPushes(
+            transport, engine.num_layers, engine.block_size, host.spawn, lambda event: self._loop.feed(event)
+        )
         self._loop = RoleLoop(
             self.role,
             host.clock,
@@ -66,7 +63,10 @@ class WorkerRuntime:
                 c.RunIteration: self._run_iteration,
                 c.ExpectKv: lambda cmd: transport.expect(cmd.request_id, cmd.epoch, cmd.block_ids),
                 c.ForgetKv: lambda command: transport.forget(command.request_id),
-                c.PushKv: lambda command: host.spawn(self._push_kv(command), "push_kv"),
+                c.PushKv: self._pushes.push,
+                c.OpenPush: self._pushes.open,
+                c.CommitPush: self._pushes.commit,
+                c.AbortPush: self._pushes.abort,
                 c.TakeHome: lambda command: host.introduce(pool=command.pool),
                 c.Leave: lambda command: host.stop(),
             },
@@ -115,24 +115,20 @@ class WorkerRuntime:
 
     def _run_iteration(self, command: c.RunIteration) -> None:
         self.times.ordered(command.batch, time.monotonic())
-        self._engine.run_iteration(command.batch, self._iteration_finished, self._iteration_failed)
+        watch = self._pushes.watch(command.batch)
 
-    def _iteration_finished(self, sampled: tuple[SampledToken, ...]) -> None:
-        self.times.ended(time.monotonic())
-        self._loop.feed(c.IterationFinished(sampled))
+        def finished(sampled: tuple[SampledToken, ...]) -> None:
+            self.times.ended(time.monotonic())
+            if watch is not None:
+                self._pushes.watched(watch)
+            self._loop.feed(c.IterationFinished(sampled))
+
+        on_layers = None if watch is None else watch.layers_written
+        self._engine.run_iteration(command.batch, finished, self._iteration_failed, on_layers)
 
     def _iteration_failed(self, error: Exception) -> None:
         self.times.ended(time.monotonic(), failed=True)
         self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}"))
-
-    async def _push_kv(self, command: c.PushKv) -> None:
-        request_id, epoch = command.handoff.request_id, command.handoff.epoch
-        try:
-            report = await self._transport.push(command.target, command.handoff, command.source_block_ids)
-        except (KvTransferError, ValueError) as error:
-            self._loop.feed(c.HandoffFailed(request_id, epoch, str(error)))
-            return
-        self._loop.feed(c.HandoffDelivered(request_id, epoch, report.kv_bytes, report.seconds, report.transport))
 
     def description(self) -> EngineDescription:
         """Say what this worker holds, for engine control."""

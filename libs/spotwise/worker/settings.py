@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Pool
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from spotwise.mesh.settings import ModelServiceSettings
 
 
@@ -65,7 +66,13 @@ class WorkerSettings(ModelServiceSettings):
     )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
-    push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
+    push_timeout_s: float = Field(
+        10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
+    )
+    kv_push: KvPush = Field(
+        KvPush.AUTO,
+        description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
+    )
 
     @model_validator(mode="after")
     def _policy_fits(self) -> Self:
@@ -93,6 +100,7 @@ class WorkerSettings(ModelServiceSettings):
             context_parity,
             prompts_first=self.prompts_first,
             preempt_after_s=self.preempt_after_ms / 1000,
+            kv_push=self.kv_push,
         )
 
     @property

@@ -26,6 +26,10 @@ class WorkerEngine(Protocol):
         """Tokens of a block."""
 
     @property
+    def num_layers(self) -> int:
+        """Layers of the model that have KV."""
+
+    @property
     def num_sequences(self) -> int:
         """Sequences known here."""
 
@@ -51,5 +55,10 @@ class WorkerEngine(Protocol):
         batch: Batch,
         on_finished: Callable[[tuple[SampledToken, ...]], None],
         on_failed: Callable[[Exception], None],
+        on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a batch; one of the two is called on the event loop when it is done, in the order of the calls."""
+        """Run a batch; one of the first two is called on the event loop when it is done, in the order of the calls.
+
+        `on_layers` may be called meanwhile, on any thread, with the number of layers, from the first on, that have written
+        their KV; an engine that calls nobody leaves all of them for the end.
+        """

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SamplingParams
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
@@ -34,6 +37,44 @@ async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: Tw
     assert (len(worker.engine.batch_sizes), len(other.engine.batch_sizes)) == (1, 8)
     said = worker.runtime.description()
     assert (said.member.id, said.engine_sequences, said.iterations) == ("w", 0, 1)
+
+
+@pytest.mark.parametrize("limits", [BatchLimits(), BatchLimits(4, 12, 5)], ids=["whole", "in parts"])
+async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: BatchLimits) -> None:
+    """Prompts whole or in parts, several at once, two of which begin alike: the same tokens; the ledger names the way."""
+    mesh.policy = WorkerPolicy(limits, kv_push=KvPush.LAYERWISE)
+    prompts = {1: PROMPT * 3, 2: PROMPT * 2, 3: (7, 7), 4: tuple(range(40, 48))}
+    async with mesh.worker("w") as worker, mesh.worker("o") as other:
+        for number, prompt in prompts.items():
+            await mesh.write(f"r{number}", prompt, 5, stream_id=number)
+            await mesh.assign("w", "o", f"r{number}", prompt, 5, stream_id=number)
+        for number, prompt in prompts.items():
+            await mesh.end_of(number)
+            assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5)
+        await worker.idle()
+        await other.idle()
+        told: list[m.LedgerEntry] = []
+        while not told:  # written with the next heartbeats
+            told = [entry for entry in await mesh.store.get_ledger("r1") if entry.stage == "handed_off"]
+            await asyncio.sleep(0.005)
+    facts = dict(told[0].facts)
+    assert facts["mode"] == "layerwise"
+    assert float(facts["visible_s"]) > 0.0
+
+
+async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMesh) -> None:
+    """In the middle of its iteration: the push is called off, and both workers hold nothing."""
+    mesh.policy = WorkerPolicy(kv_push=KvPush.LAYERWISE)
+    async with mesh.worker("w") as worker, mesh.worker("o") as other:
+        worker.engine.gate.clear()
+        await mesh.write("r", PROMPT, 5, stream_id=1)
+        await mesh.assign("w", "o", "r", PROMPT, 5, stream_id=1)
+        await until(worker.engine.at_work.is_set)
+        await mesh.order("w", m.CancelRequest("r", 1))
+        await other.idle()
+        worker.engine.gate.set()
+        await worker.idle()
+    assert mesh.deltas(1) == []
 
 
 async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:

@@ -18,6 +18,7 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.engine.engine import Engine
+from spotwise.engine.layer_progress import LayersWritten
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.memory import FakeClock, MemoryBroker, MemoryBus, MemoryStore
@@ -59,7 +60,9 @@ class ByteKv:
     def __init__(self) -> None:
         self.cells = np.zeros((LAYERS, BLOCKS, BLOCK_SIZE), dtype=np.uint8)
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
+    ) -> NDArray[np.uint8]:
         """Copy blocks out."""
         return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
 
@@ -122,20 +125,27 @@ class SummingEngine:
         self._records.pop(sequence_id, None)
         self._tokens.pop(sequence_id, None)
 
-    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
-        """Write the rows' KV, and sample from all the KV that the sequence has."""
+    def run_iteration(self, batch: Batch, on_layers: LayersWritten | None = None) -> tuple[SampledToken, ...]:
+        """Write the rows' KV, layer by layer, and sample from all the KV that the sequence has."""
         self.at_work.set()
         assert self.gate.wait(PATIENCE_S)
         self.thread_names.add(threading.current_thread().name)
         if self.failures:
             raise self.failures.pop(0)
         self.batch_sizes.append(len(batch.rows))
+        for layer in range(LAYERS):
+            for row in batch.rows:
+                tokens = self._tokens[row.sequence_id]
+                for position in range(row.first_position, row.first_position + row.num_tokens):
+                    block_id = row.block_ids[position // BLOCK_SIZE]
+                    self.kv.cells[layer, block_id, position % BLOCK_SIZE] = tokens[position]
+            if on_layers is not None:
+                on_layers(layer + 1)
         sampled = []
         for row in batch.rows:
             tokens = self._tokens[row.sequence_id]
-            assert row.first_position + row.num_tokens == len(tokens)
-            for position in range(row.first_position, len(tokens)):
-                self.kv.cells[:, row.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE] = tokens[position]
+            if row.first_position + row.num_tokens < len(tokens):
+                continue
             blocks = self.kv.cells[:, list(row.block_ids)].reshape(LAYERS, -1)[:, : len(tokens)]
             assert (blocks[0] == blocks[1]).all()
             token_id = next_token([int(byte) for byte in blocks[0]])
@@ -152,9 +162,14 @@ class SummingEngine:
 
 
 class TwinMesh:
-    """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers."""
+    """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers.
+
+    Attributes:
+        policy: of workers that start.
+    """
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
+        self.policy = WorkerPolicy()
         self.clock = FakeClock()
         self.broker = MemoryBroker(max_payload_bytes)
         self.store = MemoryStore(self.clock)
@@ -284,7 +299,7 @@ class TwinWorker:
         )
         await self.transport.start()
         stack.push_async_callback(self.transport.close)
-        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, WorkerPolicy())
+        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, mesh.policy)
         await self.runtime.start()
         self.served = asyncio.create_task(self.host.run())
         stack.push_async_callback(self.stop)

@@ -22,6 +22,7 @@ from spotwise.core.messages import (
 )
 from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.core.worker.push_policy import PushCosts, PushMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +83,38 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffDelivered:
-    """The token worker has the KV and said so."""
+    """The token worker has the KV and said so.
+
+    Attributes:
+        transfer_s: from the first bytes read to its answer.
+        visible_s: from the end of the prompt phase to its answer; `None`: as long as the transfer.
+        mode: whether the KV left after the prompt's computation or during it.
+    """
 
     request_id: str
     epoch: int
     kv_bytes: int
     transfer_s: float
     transport: str
+    visible_s: float | None = None
+    mode: PushMode = PushMode.SERIAL
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """The token worker has none of the KV."""
+    """The token worker has none of the KV, whether the push failed or was called off; its blocks are read no more."""
 
     request_id: str
     epoch: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushesMeasured:
+    """What pushes to a worker cost lately."""
+
+    worker_id: str
+    costs: PushCosts
 
 
 WorkerEvent = (
@@ -115,6 +132,7 @@ WorkerEvent = (
     | KvArrived
     | HandoffDelivered
     | HandoffFailed
+    | PushesMeasured
     | Tick
 )
 
@@ -179,7 +197,7 @@ class ForgetKv:
 
 @dataclass(frozen=True, slots=True)
 class PushKv:
-    """Deliver a prompt's KV."""
+    """Deliver the KV of a prompt that is computed."""
 
     handoff: KvHandoff
     target: KvTarget
@@ -191,6 +209,38 @@ class TakeHome:
     """Say from now on that the worker belongs to this pool."""
 
     pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPush:
+    """Begin to deliver the KV of a prompt that is about to be computed, as it comes; `CommitPush` or `AbortPush` follows.
+
+    Attributes:
+        num_tokens: of the prompt.
+        written_tokens: whose KV is there already.
+    """
+
+    request_id: str
+    epoch: int
+    target: KvTarget
+    source_block_ids: tuple[int, ...]
+    num_tokens: int
+    written_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPush:
+    """Deliver what is left of a push that was opened, and hand the request over: its prompt is computed."""
+
+    handoff: KvHandoff
+
+
+@dataclass(frozen=True, slots=True)
+class AbortPush:
+    """Call a push off, whether opened or on its way; its end is told as of any other."""
+
+    request_id: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +259,9 @@ WorkerCommand = (
     | ExpectKv
     | ForgetKv
     | PushKv
+    | OpenPush
+    | CommitPush
+    | AbortPush
     | TakeHome
     | Leave
 )

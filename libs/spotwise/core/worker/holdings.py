@@ -2,7 +2,7 @@
 
 Law: a sequence owns blocks here exactly while it is held, and it is held until nothing reads or writes those blocks any
 more: not in the middle of an iteration, not while its KV is being pushed. One that ends too early for that is *condemned*
-and leaves as soon as it may.
+and leaves as soon as it may; its push is called off.
 
 Invariants: blocks owned == blocks of the sequences held; a condemned sequence joins no iteration and publishes nothing;
 every ending that the gateway did not ask for is published to it; an attempt's record is loaded once at a time, so that an
@@ -191,6 +191,8 @@ class Holdings:
         """Let go: at once where its blocks are at rest, else once they are."""
         if sequence.state is RequestState.WAITING_FOR_KV:
             self.say(c.ForgetKv(sequence.request_id))
+        if sequence.push_in_flight:
+            self.say(c.AbortPush(sequence.request_id, sequence.epoch))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.condemned = True
         self.lost_a_member |= sequence.in_iteration

@@ -125,6 +125,7 @@ class Iterations:
             sequence.advance(RequestEvent.PREFILL_STARTED)
             sequence.started_s, sequence.prefilled_here = now, True
             sequence.cached_tokens = cached_tokens
+            self._prompt_side.prefill_started(sequence)
         elif sequence.state is RequestState.PREEMPTED:
             sequence.advance(RequestEvent.RESUMED)
         builder.add_prompt(_row(sequence, tokens))

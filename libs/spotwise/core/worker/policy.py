@@ -2,7 +2,7 @@
 
 Law: choices, made once at the worker's start, and what they must know of its model; each names the system whose way it is.
 What they mean is decided in one place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often
-in `runs.py`, blocks in `memory.py` and `victims.py`, their reuse in `prefix_cache.py`.
+in `runs.py`, blocks in `memory.py` and `victims.py`, their reuse in `prefix_cache.py`, hand-offs in `push_policy.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.worker.push_policy import KvPush
 
 
 class Reserve(StrEnum):
@@ -50,6 +51,7 @@ class WorkerPolicy:
             short wait; a second is about what the 99th percentile of TTFT may be (six times an uncontended one, Splitwise,
             section 6).
         counted_steps: iterations of one order at most, for engines whose tokens carry no ids; see `runs.py`.
+        kv_push: whether prompts for other workers leave after their prefill or during it (Splitwise, section 4.3).
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -64,6 +66,7 @@ class WorkerPolicy:
     prompts_first: bool = True
     preempt_after_s: float = 1.0
     counted_steps: int = 1
+    kv_push: KvPush = KvPush.SERIAL
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:

@@ -1,10 +1,15 @@
 """The prompt worker's half: prompts that wait, and KV that is handed off.
 
 Law: prompts are first come, first served; the KV goes to the reservation named in the order, and the sequence is let go when
-the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A hand-off that fails ends the
+the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A large prompt's hand-off is opened
+before its first iteration, so that its KV leaves as it is computed, and is committed with its first token; what is written
+when is told to the transfer directly and not here. A hand-off that fails, be it before the prompt is computed, ends the
 attempt; the gateway, which has every token so far, tries again elsewhere.
 
 Source: Splitwise, sections 4.2 and 4.3.
+
+Invariants: a push is opened for blocks that its sequence keeps until the push has ended; one is opened, or sent whole, at most
+once for a sequence.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from spotwise.core.record import KvHandoff, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import PushMode, PushPolicy
 from spotwise.core.worker.sequence import Sequence
 
 #: A lease is renewed this many times within its length, so that one lost message costs nothing.
@@ -23,9 +30,15 @@ RENEWALS_PER_LEASE = 3
 class PromptSide:
     """Handles `StartPrefill`, the fate of hand-offs, and the renewal of leases."""
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
         self._holdings = holdings
+        self._pushes = PushPolicy(policy.kv_push)
         self._renewed_s: dict[str, float] = {}
+
+    @property
+    def push_token_s(self) -> float | None:
+        """Visible seconds that handing off KV costs per prompt token, lately; `None` before the first hand-off."""
+        return self._pushes.token_s
 
     def start_prefill(self, order: m.StartPrefill, now: float) -> None:
         """Queue a prompt."""
@@ -61,15 +74,33 @@ class PromptSide:
         sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
         sequence.lease_expires_s = None
 
+    def prefill_started(self, sequence: Sequence) -> None:
+        """Begin to send a prompt that is about to be computed for another worker, where that is worth it."""
+        if sequence.target is None:
+            return
+        tokens = sequence.known_tokens
+        if self._pushes.choose(sequence.target.worker_id, tokens) is PushMode.LAYERWISE:
+            sequence.push_in_flight = True
+            written = sequence.computed_tokens
+            push = c.OpenPush(
+                sequence.request_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
+            )
+            self._holdings.say(push)
+
     def hand_off(self, sequence: Sequence, first_token_id: int) -> None:
-        """Send a computed prompt's KV to its token worker."""
+        """Send a computed prompt's KV, or the rest of it, to its token worker."""
         assert sequence.target is not None
         sequence.advance(RequestEvent.HANDOFF_STARTED)
+        handoff = KvHandoff(sequence.request_id, sequence.epoch, sequence.computed_tokens, first_token_id)
+        if sequence.push_in_flight:
+            self._holdings.say(c.CommitPush(handoff))
+            return
         sequence.push_in_flight = True
-        tokens = sequence.computed_tokens
-        handoff = KvHandoff(sequence.request_id, sequence.epoch, tokens, first_token_id)
-        source = sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]
-        self._holdings.say(c.PushKv(handoff, sequence.target, source))
+        blocks = self._blocks_of(sequence, sequence.computed_tokens)
+        self._holdings.say(c.PushKv(handoff, sequence.target, blocks))
+
+    def _blocks_of(self, sequence: Sequence, tokens: int) -> tuple[int, ...]:
+        return sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]
 
     def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
         """Let go of what the token worker has."""
@@ -77,6 +108,8 @@ class PromptSide:
         if sequence is None:
             return
         assert sequence.target is not None
+        visible_s = event.transfer_s if event.visible_s is None else event.visible_s
+        self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, visible_s)
         self._holdings.record(
             sequence,
             "handed_off",
@@ -84,10 +117,16 @@ class PromptSide:
             token_worker=sequence.target.worker_id,
             kv_bytes=event.kv_bytes,
             transfer_s=event.transfer_s,
+            visible_s=visible_s,
+            mode=event.mode.value,
             transport=event.transport,
         )
         sequence.advance(RequestEvent.HANDOFF_DELIVERED)
         self._holdings.release(sequence)
+
+    def pushes_measured(self, event: c.PushesMeasured, now: float) -> None:
+        """Learn which way is cheaper to a worker."""
+        self._pushes.measured(event.worker_id, event.costs)
 
     def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
         """Give the attempt back to its gateway."""

@@ -48,7 +48,7 @@ class WorkerRole:
         self._holdings = Holdings(worker_id, pool)
         self._memory = Memory(self._holdings, self._policy)
         self._token_side = TokenSide(self._holdings, self._memory, incarnation, address)
-        self._prompt_side = PromptSide(self._holdings)
+        self._prompt_side = PromptSide(self._holdings, self._policy)
         self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
@@ -70,6 +70,7 @@ class WorkerRole:
             c.KvArrived: self._token_side.kv_arrived,
             c.HandoffDelivered: self._prompt_side.handoff_delivered,
             c.HandoffFailed: self._prompt_side.handoff_failed,
+            c.PushesMeasured: self._prompt_side.pushes_measured,
         }
 
     @property
@@ -115,6 +116,7 @@ class WorkerRole:
             preemptions=self._memory.preemptions,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
+            kv_push_token_s=self._prompt_side.push_token_s,
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:

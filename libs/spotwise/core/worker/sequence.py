@@ -27,7 +27,7 @@ class Sequence:
         stop: from the record; `None` until the engine knows the sequence.
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
         condemned: ended, and here only until nothing uses its blocks any more.
-        push_in_flight: its blocks are being read for a hand-off.
+        push_in_flight: its blocks are being read for a hand-off, or will be as they are written.
         in_iteration: an iteration in flight computes tokens of it.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
         prompt_ordered_here: its prompt phase is this worker's.

@@ -21,6 +21,7 @@ from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
+from spotwise.worker.simulated.kv import NUM_LAYERS
 
 #: The loop's timers know milliseconds. What one came early or late is made good by the next iteration, up to this much: a
 #: process that has fallen behind further is too slow for what it simulates, and shall not catch up in a burst.
@@ -65,6 +66,7 @@ class SimulatedEngine:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_layers = NUM_LAYERS
         self.computes_with = f"simulated: {name}"
         self._cost = cost
         self._vocabulary = words
@@ -124,8 +126,9 @@ class SimulatedEngine:
         batch: Batch,
         on_finished: Callable[[tuple[SampledToken, ...]], None],
         on_failed: Callable[[Exception], None],
+        on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Let a batch take its time behind those ordered before."""
+        """Let a batch take its time behind those ordered before; of its layers it tells nothing before they are all done."""
         self._waiting.append((batch, on_finished, on_failed))
         if self._due_s is None:
             self._begin(time.monotonic())

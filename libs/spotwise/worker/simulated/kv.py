@@ -25,6 +25,7 @@ from spotwise.mesh.ports import (
     Subscription,
     TransferReport,
 )
+from spotwise.mesh.whole_push import WholePush
 from spotwise.wire import subjects
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
@@ -41,7 +42,7 @@ from spotwise.wire.kv_frames import (
 _SCHEME = "simulated:"
 _TRANSPORT = "simulated"
 #: As many layers as a large model has, so that real pushes are cut into chunks as its would be.
-_LAYERS = 32
+NUM_LAYERS = 32
 
 
 class NoKv:
@@ -52,18 +53,22 @@ class NoKv:
     """
 
     def __init__(self, block_bytes: int) -> None:
-        self.num_layers = min(_LAYERS, block_bytes)
-        self.layer_block_bytes = block_bytes // self.num_layers
+        self.num_layers = NUM_LAYERS
+        self.layer_block_bytes = max(1, block_bytes // NUM_LAYERS)
 
     @property
     def layout(self) -> str:
         """Simulated blocks of one size may be exchanged."""
         return f"simulated {self.num_layers} x {self.layer_block_bytes}"
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Return as many bytes as the blocks have, the first block's number in each."""
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Return as many bytes as the blocks have, the first block's number in each; `into` is used where given."""
         size = num_layers * len(block_ids) * self.layer_block_bytes
-        return np.full(size, block_ids[0] % 256 if block_ids else 0, dtype=np.uint8)
+        payload = np.empty(size, dtype=np.uint8) if into is None else into
+        payload.fill(block_ids[0] % 256 if block_ids else 0)
+        return payload
 
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
@@ -130,15 +135,35 @@ class TimedKvTransport:
         """Refuse what still comes for the request. Idempotent."""
         self._windows.pop(request_id, None)
 
+    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+        """Begin a hand-off, which will take its time once it is committed.
+
+        Raises:
+            ValueError: no blocks, or more than the target reserved.
+        """
+        if not 0 < len(source_block_ids) <= len(target.block_ids):
+            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
+        num_blocks = len(source_block_ids)
+
+        async def move(handoff: KvHandoff) -> int:
+            return await self._move(target, handoff, num_blocks)
+
+        return WholePush(where, NUM_LAYERS, num_blocks, _TRANSPORT, move)
+
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Let the bytes take their time, then hand the request over.
 
         Raises:
             KvTransferError: unreachable, refused or timed out; the text says which and why.
-            ValueError: no blocks, or more than the target reserved, or a request id over 128 bytes.
+            ValueError: no blocks, or more than the target reserved.
         """
-        if not 0 < len(source_block_ids) <= len(target.block_ids):
-            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push.wrote(NUM_LAYERS, len(source_block_ids))
+        push.commit(handoff)
+        return await push.delivered()
+
+    async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int) -> int:
         payload = encode_handoff(handoff)
         frame = KvFrame(
             kind=FrameKind.COMMIT,
@@ -147,24 +172,21 @@ class TimedKvTransport:
             push_id=next(self._push_ids),
             sender_incarnation=self._incarnation,
             target_incarnation=target.incarnation,
-            num_blocks=len(source_block_ids),
+            num_blocks=num_blocks,
             payload_bytes=len(payload),
         )
-        message = encode_frame(frame) + payload
-        where = f"KV of {handoff.request_id} epoch {handoff.epoch} to {target.worker_id} at {target.address}"
-        started_s = time.monotonic()
-        kv_bytes = len(source_block_ids) * self._block_bytes
+        kv_bytes = num_blocks * self._block_bytes
         try:
             async with asyncio.timeout(self._push_timeout_s):
                 await self._take_time(kv_bytes)
-                answer = await self._ask(target, message)
+                answer = await self._ask(target, encode_frame(frame) + payload)
         except TimeoutError:
-            raise KvTransferError(f"{where}: not done within {self._push_timeout_s:g} s") from None
+            raise KvTransferError(f"not done within {self._push_timeout_s:g} s") from None
         except (MeshError, KvFrameError) as error:
-            raise KvTransferError(f"{where}: {error}") from None
+            raise KvTransferError(str(error)) from None
         if answer.reason is not None:
-            raise KvTransferError(f"{where}: refused: {answer.reason.name.lower().replace('_', ' ')}")
-        return TransferReport(kv_bytes, time.monotonic() - started_s, _TRANSPORT)
+            raise KvTransferError(f"refused: {answer.reason.name.lower().replace('_', ' ')}")
+        return kv_bytes
 
     async def close(self) -> None:
         """Hear no more; idempotent."""
