@@ -69,7 +69,7 @@ class Journal:
         if error is not None:
             line.append(type(error).__name__)
         try:
-            self._file.write(orjson.dumps(line) + b"\n")
+            self._file.write(dumped(line) + b"\n")
             if now - self._flushed_s >= FLUSH_S:
                 self._flushed_s = now
                 self._file.flush()
@@ -94,6 +94,11 @@ def encoded(command: Any) -> list[Any]:
     return [type(command).__name__, command]
 
 
+def dumped(value: Any) -> bytes:
+    """Return events or commands as JSON."""
+    return orjson.dumps(value, default=_fields)
+
+
 def make_role(
     folder: Path | None, member: Member, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[RoleT, Journal | None]:
@@ -109,6 +114,12 @@ def make_role(
         # Before the role is made, which may change what it is given.
         journal = Journal(folder, member, getattr(role_type, "__name__", ""), dict(given.arguments))
     return role_type(*args, **kwargs), journal
+
+
+def _fields(value: Any) -> list[Any]:
+    if isinstance(value, tuple):  # a named one
+        return [*value]
+    raise TypeError(f"a journal cannot hold a {type(value).__name__}")
 
 
 def _plain(value: Any) -> Any:

@@ -26,7 +26,7 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
 from spotwise.core.worker.commands import WorkerEvent
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.journal import FORMAT, SUFFIX, encoded
+from spotwise.mesh.journal import FORMAT, SUFFIX, dumped, encoded
 from spotwise.mesh.role_loop import Role
 
 _ROLES: Mapping[str, tuple[type, Any]] = {
@@ -185,7 +185,7 @@ def replay(source: RecordedRole) -> Replay:
             # The edge of the event loop, as in the service: what a role raised then it shall raise now.
             raised = type(error).__name__
         done.decision_s.setdefault(entry.event_type, array("d")).append(time.perf_counter() - started_s)
-        commands = orjson.loads(orjson.dumps([*map(encoded, given)]))
+        commands = orjson.loads(dumped([*map(encoded, given)]))
         done.difference = _difference(entry, commands, raised)
         if done.difference is not None:
             return done

@@ -83,6 +83,11 @@ class KvInbox:
         self._incoming: dict[tuple[UcxLink, int], _Incoming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def arriving(self) -> int:
+        """Pushes of which something came, and more may."""
+        return len(self._incoming)
+
     def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Open a window; replaces the request's earlier one."""
         self.forget(request_id)

@@ -5,10 +5,10 @@ again, a few times at most. A COMMIT follows when all chunks have left, and the 
 when the link has a slot for it and not before, so that one that has to wait grows; it is exported (`kv_exports.py`) while
 others travel.
 
-Invariants: when a push is over, however it ended, nothing reads its blocks any more; one that was not answered is called off
-with an ABORT and leaves the link usable; one that times out retires its link. Where the ABORT crosses the ACK the receiver
-keeps the hand-off: whoever called it off also forgets the reservation. The engine is never waited for: while there is nothing
-to send, no time runs.
+Invariants: when a push is over, however it ended, nothing reads its blocks any more; one that was not accepted ends with an
+ABORT, so that the receiver forgets it, and leaves the link usable; one that times out retires its link. Where the ABORT crosses
+the ACK the receiver keeps the hand-off: whoever called it off also forgets the reservation. The engine is never waited for:
+while there is nothing to send, no time runs.
 """
 
 from __future__ import annotations
@@ -191,14 +191,18 @@ class UcxPush:
                 export.cancel()
             if self._exporting:
                 await asyncio.wait(self._exporting)
-            answered = self._answer.done() and self._answer.exception() is None
-            if link.alive and not answered:
+            if link.alive and not self._is_accepted:
                 link.send(self._abort_frame)
         verdict = self._answer.result()
         if verdict.reason is not None:
             raise KvTransferError(f"refused: {_REFUSALS[verdict.reason]}")
         ended_s = time.perf_counter()
         return TransferReport(self._kv_bytes, ended_s - started_s, link.transport, ended_s - self._committed_s)
+
+    @property
+    def _is_accepted(self) -> bool:
+        answer = self._answer
+        return answer.done() and answer.exception() is None and answer.result().reason is None
 
     async def _send_until_answered(self, link: UcxLink, patience: asyncio.Timeout) -> None:
         loop = asyncio.get_running_loop()

@@ -52,7 +52,7 @@ def test_provisioning_finds_the_fewest_machines(spotwise: CommandLine, tmp_path:
     """Design by design, the best first; with every split that was tried in the file."""
     file = tmp_path / "provision.json"
     arguments = (
-        f"simulate provision --objective machines --rate 2 --designs Baseline-H100,HH --most 3,2 {TINY} --json {file}"
+        f"simulate provision --objective machines --rate 2 --designs Baseline-H100,HH --most 4,2 {TINY} --json {file}"
     )
     ended = spotwise(*arguments.split())
     assert ended.status == 0, ended.stderr

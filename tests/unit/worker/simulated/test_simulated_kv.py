@@ -13,7 +13,7 @@ from spotwise.core.cost_model import LinkCost
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.memory import MemoryBroker, MemoryBus
 from spotwise.mesh.ports import KvTransferError, TransferReport
-from spotwise.worker.simulated.kv import NoKv, TimedKvTransport
+from spotwise.worker.simulated.kv import NUM_LAYERS, NoKv, TimedKvTransport
 
 HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5)
 BLOCK_BYTES = 1000
@@ -168,4 +168,28 @@ def test_memory_without_kv_has_its_size() -> None:
         memory.import_layers(4, 1, (1, 2, 3), data)
     assert memory.layout != NoKv(block_bytes=128_000).layout
     tiny = NoKv(block_bytes=3)
-    assert (tiny.num_layers, tiny.layer_block_bytes) == (3, 1)
+    assert tiny.layer_block_bytes == 1
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_push_can_be_called_off(is_committed: bool) -> None:
+    """Before it goes, or on the way: it ends at once, and nobody gets a hand-off."""
+    broker = MemoryBroker()
+    slow = LinkCost(latency_s=3600.0, bytes_per_s=1e9)
+    sender, receiver = Peer(broker, "s", 3, slow), Peer(broker, "t", 7, slow)
+    await receiver.transport.start()
+    receiver.transport.expect("r", 1, (3, 4))
+    push = sender.transport.open_push(receiver.target(), "r", 1, (0,))
+    delivered = asyncio.ensure_future(push.delivered())
+    if is_committed:
+        push.wrote(NUM_LAYERS, 1)
+        push.commit(HANDOFF)
+        await asyncio.sleep(0.01)
+    push.abort()
+    push.abort()
+    with pytest.raises(KvTransferError, match=r"KV of r epoch 1 to t .*: called off"):
+        await delivered
+    assert receiver.handoffs == []
+    await receiver.transport.close()
+    await sender.bus.close()
+    await receiver.bus.close()
