@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable
-from spotwise.cli.bench.servers import mesh_of
+from spotwise.cli.bench.servers import SPLIT_ALWAYS, mesh_of
 from spotwise.cli.errors import CommandError
 from spotwise.cli.profile_fit import fit_iterations, fit_link
 from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
@@ -43,7 +43,7 @@ def profile(
     steps = profile_steps(longest_prompt, widest, repeats)
     with progress_bar(console) as progress:
         task = progress.add_task("starting a mesh", total=len(steps))
-        with mesh_of(name, up_args) as endpoint:
+        with mesh_of(name, up_args, SPLIT_ALWAYS) as endpoint:
             progress.update(task, description="prompts and decodes")
             found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
             model = endpoint.model
