@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.messages import Drain, Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
@@ -51,6 +51,7 @@ POOL_POLICIES = st.builds(
     st.sampled_from([0.05, 0.5]),
     st.sampled_from([None, 0.3, 2.0]),
     st.sampled_from([0, 20, 1000]),
+    decode_queue=st.sampled_from(DecodeQueue),
 )
 
 

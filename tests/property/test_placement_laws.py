@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
 from spotwise.core.cluster.views import Assignment, WorkerView
@@ -29,6 +29,8 @@ def loads(draw: st.DrawFn) -> WorkerLoad:
         kv_block_size=BLOCK,
         reserved_new_tokens=draw(st.sampled_from([None, 1])),
         decoding=draw(st.sampled_from([0, 0, 3])),
+        waiting=draw(st.sampled_from([0, 1])),
+        preempted=draw(st.sampled_from([0, 0, 1])),
         prompts_in_place=draw(st.sampled_from([0, 0, 1])),
         prompts_to_hand_off=draw(st.sampled_from([0, 0, 1])),
         prompt_token_s=draw(st.sampled_from([None, 0.001, 0.002])),
@@ -66,11 +68,12 @@ POLICIES = st.builds(
     st.sampled_from([0, 100, 8192]),
     st.sampled_from([None, 50, 1000]),
     st.booleans(),
+    decode_queue=st.sampled_from(DecodeQueue),
 )
 
 
 def placed(members: list[Member], demand: Demand, policy: PoolPolicy) -> tuple[Pools, Placement | None]:
-    pools = Pools()
+    pools = Pools(policy.decode_queue)
     for member in members:
         pools.join(member)
     return pools, Placer(pools, policy).place(demand)
@@ -139,8 +142,9 @@ def test_pools_that_are_within_their_thresholds_do_their_own_work(
 
 def is_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
     """A scan's word for a prompt queue within its threshold."""
-    queue = view.pending_prompt_tokens
-    is_short = queue == 0 or queue + demand.uncomputed(view) <= policy.max_pending_prompt_tokens
+    somebody_waits = view.load.waiting or view.load.preempted
+    queue = view.pending_prompt_tokens + demand.uncomputed(view)
+    is_short = not somebody_waits or queue <= policy.max_pending_prompt_tokens
     return view.is_ready and is_short and view.could_ever_hold(demand.prompt_tokens)
 
 
@@ -210,6 +214,7 @@ def view_of(worker_id: str, rng: random.Random) -> WorkerView:
     total = rng.choice([4, 20, 20, 20])
     load = WorkerLoad(
         pending_prompt_tokens=rng.choice([0, 10, 100, 200]),
+        waiting=rng.choice([0, 1, 1]),
         owed_tokens=rng.randrange(300),
         kv_blocks_total=total,
         kv_blocks_free=rng.randint(0, total),

@@ -76,14 +76,15 @@ class SchedulerRole:
         self.scheduler_id = scheduler_id
         self.limits = limits or SchedulerLimits()
         self.membership = Membership(self.limits.member_timeout_s)
-        self.pools = Pools()
+        policy = policy or PoolPolicy()
+        self.pools = Pools(policy.decode_queue)
         self._requests = Requests()
         self._commands: list[SchedulerCommand] = []
         self._assigner = Assigner(
             scheduler_id,
             self.pools,
             self._requests,
-            policy or PoolPolicy(),
+            policy,
             self.limits.lease_s,
             first_assignment,
             lambda command: self._commands.append(command),

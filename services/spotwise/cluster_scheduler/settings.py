@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.mesh.settings import ServiceSettings
 
@@ -18,12 +18,16 @@ class SchedulerSettings(ServiceSettings):
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
 
     max_pending_prompt_tokens: int = Field(
-        8192, ge=0, description="a prompt queue that is not empty spills over if it would be longer than this"
+        8192, ge=0, description="a prompt queue in which a prompt waits spills over if it would be longer than this"
     )
     max_owed_tokens: int | None = Field(
         None,
         ge=0,
         description="a token queue that is not empty spills over if it would be longer; None: memory decides",
+    )
+    decode_queue: DecodeQueue = Field(
+        DecodeQueue.OWED_TOKENS,
+        description="what a decode adds to the queue of a worker for both phases: owed_tokens, or one of sequences",
     )
     break_even: bool = Field(True, description="both phases on one worker where splitting costs more than it saves")
     repurpose_share: float = Field(
@@ -38,6 +42,7 @@ class SchedulerSettings(ServiceSettings):
         return PoolPolicy(
             max_pending_prompt_tokens=self.max_pending_prompt_tokens,
             max_owed_tokens=self.max_owed_tokens,
+            decode_queue=self.decode_queue,
             break_even=self.break_even,
             repurpose_share=self.repurpose_share,
             repurpose_window_s=self.repurpose_window_s or None,

@@ -25,7 +25,11 @@ def worker_member(
     seen: tuple[tuple[str, int], ...] = (),
     **load_fields: Any,
 ) -> m.Member:
-    """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load."""
+    """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load.
+
+    Pending prompt tokens are of a prompt that waits, unless `waiting=0` says that they are computed now.
+    """
+    load_fields.setdefault("waiting", 1 if pending else 0)
     load = m.WorkerLoad(
         pending_prompt_tokens=pending,
         owed_tokens=owed,

@@ -197,7 +197,10 @@ class Placer:
         if push_s is None or prompt_s is None:
             return False
         uncomputed = demand.uncomputed(token_worker)
-        if token_worker.pending_prompt_tokens > max(0, self._policy.max_pending_prompt_tokens - uncomputed):
+        if (
+            token_worker.prompts_wait
+            and self._prompt_queue(demand, token_worker) > self._policy.max_pending_prompt_tokens
+        ):
             return False
         here_s = token_worker.load.prompt_token_s
         if here_s is None:
@@ -219,9 +222,8 @@ class Placer:
     ) -> Placement | None:
         """Return the worker with the shortest queues of some groups, for both phases."""
         found = self._first(Queue.BOTH, demand, groups, reserves=True, bounded=bounded)
-        worker = min(
-            found, key=lambda view: (self._prompt_queue(demand, view) + view.owed_tokens, view.id), default=None
-        )
+        length = self._pools.decode_length
+        worker = min(found, key=lambda view: (self._prompt_queue(demand, view) + length(view), view.id), default=None)
         return None if worker is None else Placement(worker, worker, by, tuple(short))
 
     # --- the shortest queue of a group --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
+from spotwise.core.cluster.policy import DecodeQueue
 from spotwise.core.cluster.ranking import Need, Ranking
 from spotwise.core.cluster.views import Assignment, WorkerView
 from spotwise.core.members import Member, Pool
@@ -41,10 +42,9 @@ class Queue(StrEnum):
     BOTH = "both"
 
 
-_LENGTH: dict[Queue, Callable[[WorkerView], int]] = {
-    Queue.PROMPTS: lambda view: view.pending_prompt_tokens,
-    Queue.TOKENS: lambda view: view.owed_tokens,
-    Queue.BOTH: lambda view: view.pending_prompt_tokens + view.owed_tokens,
+_DECODES: dict[DecodeQueue, Callable[[WorkerView], int]] = {
+    DecodeQueue.OWED_TOKENS: lambda view: view.owed_tokens,
+    DecodeQueue.SEQUENCES: lambda view: view.decoding,
 }
 
 
@@ -54,15 +54,28 @@ def _queues_of(group: Group) -> tuple[Queue, Queue]:
 
 
 class Pools:
-    """The scheduler's view of all workers."""
+    """The scheduler's view of all workers.
 
-    def __init__(self) -> None:
+    Args:
+        decode_queue: how decodes count in the queue of both.
+
+    Attributes:
+        decode_length: a worker's decodes, counted so.
+    """
+
+    def __init__(self, decode_queue: DecodeQueue = DecodeQueue.OWED_TOKENS) -> None:
+        self.decode_length = _DECODES[decode_queue]
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[float, ...]]] = {}
         self._homes: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
+        lengths: dict[Queue, Callable[[WorkerView], int]] = {
+            Queue.PROMPTS: lambda view: view.pending_prompt_tokens,
+            Queue.TOKENS: lambda view: view.owed_tokens,
+            Queue.BOTH: lambda view: view.pending_prompt_tokens + self.decode_length(view),
+        }
         self._rankings = {
-            (group, queue): Ranking(_LENGTH[queue]) for group in ALL_GROUPS for queue in _queues_of(group)
+            (group, queue): Ranking(lengths[queue]) for group in ALL_GROUPS for queue in _queues_of(group)
         }
 
     # --- who is there -------------------------------------------------------------------------------------------------
@@ -150,7 +163,9 @@ class Pools:
         ranked_by = (
             view.kv_tokens,
             view.pending_prompt_tokens,
+            view.prompts_wait,
             view.owed_tokens,
+            self.decode_length(view),
             view.free_tokens,
             view.reserves_ahead,
         )

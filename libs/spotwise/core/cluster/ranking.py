@@ -29,7 +29,7 @@ class Need:
     Attributes:
         prompt_tokens, max_new_tokens: of the request.
         reserves: whether it must have room for the request's KV; else it must only be able to hold the prompt ever.
-        max_pending: prompt tokens that may wait there at most, where any do; `None` for no bound.
+        max_pending: prompt tokens that may be pending there at most, where a prompt waits; `None` for no bound.
         max_owed: tokens that may be owed there at most, where any are; `None` for no bound.
     """
 
@@ -46,7 +46,7 @@ class Need:
 
     def is_met_by(self, view: WorkerView) -> bool:
         """Tell whether the worker has all of it."""
-        if self.max_pending is not None and view.pending_prompt_tokens > max(0, self.max_pending):
+        if self.max_pending is not None and view.pending_prompt_tokens > self.max_pending and view.prompts_wait:
             return False
         if self.max_owed is not None and view.owed_tokens > max(0, self.max_owed):
             return False
@@ -61,7 +61,7 @@ class _Run:
     Each column holds one quantity of every member, in the members' order.
     """
 
-    __slots__ = ("_ahead", "_capacity", "_free", "_owed", "_pending", "_summary", "keys", "views")
+    __slots__ = ("_ahead", "_capacity", "_free", "_owed", "_pending", "_summary", "_waiting", "keys", "views")
 
     def __init__(self) -> None:
         self.keys: list[tuple[int, str]] = []
@@ -69,12 +69,13 @@ class _Run:
         self._capacity: list[int] = []
         self._free: list[int] = []
         self._pending: list[int] = []
+        self._waiting: list[bool] = []
         self._owed: list[int] = []
         self._ahead: list[float] = []
-        self._summary: tuple[int, int, int, int, float] | None = None
+        self._summary: tuple[int, int, int, bool, int, float] | None = None
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.keys, self.views, self._capacity, self._free, self._pending, self._owed, self._ahead
+        return self.keys, self.views, self._capacity, self._free, self._pending, self._waiting, self._owed, self._ahead
 
     def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
         """Take a member in at a position."""
@@ -83,8 +84,17 @@ class _Run:
         self._capacity.insert(at, view.kv_tokens)
         self._free.insert(at, view.free_tokens)
         self._pending.insert(at, view.pending_prompt_tokens)
+        self._waiting.insert(at, view.prompts_wait)
         self._owed.insert(at, view.owed_tokens)
         self._ahead.insert(at, view.reserves_ahead)
+        self._summary = None
+
+    def replace(self, at: int, view: WorkerView) -> None:
+        """Take in what has changed of a member that stays where it is."""
+        self.views[at] = view
+        self._capacity[at], self._free[at] = view.kv_tokens, view.free_tokens
+        self._pending[at], self._waiting[at] = view.pending_prompt_tokens, view.prompts_wait
+        self._owed[at], self._ahead[at] = view.owed_tokens, view.reserves_ahead
         self._summary = None
 
     def delete(self, at: int) -> None:
@@ -109,21 +119,22 @@ class _Run:
 
     def may_meet(self, need: Need) -> bool:
         """Tell whether some member could have all of it; where none could, `False`."""
-        capacity, free, pending, owed, ahead = self._summed_up()
+        capacity, free, pending, all_wait, owed, ahead = self._summed_up()
         if need.kv_tokens > capacity:
             return False
         if need.reserves and need.prompt_tokens + min(need.max_new_tokens, ahead) > free:
             return False
-        if need.max_pending is not None and pending > max(0, need.max_pending):
+        if need.max_pending is not None and pending > need.max_pending and all_wait:
             return False
         return need.max_owed is None or owed <= max(0, need.max_owed)
 
-    def _summed_up(self) -> tuple[int, int, int, int, float]:
+    def _summed_up(self) -> tuple[int, int, int, bool, int, float]:
         if self._summary is None:
             self._summary = (
                 max(self._capacity),
                 max(self._free),
                 min(self._pending),
+                all(self._waiting),
                 min(self._owed),
                 min(self._ahead),
             )
@@ -151,8 +162,12 @@ class Ranking:
 
     def put(self, view: WorkerView) -> None:
         """Take a worker in, or see to its place after a change."""
-        self.remove(view.id)
         key = (self._length(view), view.id)
+        if self._keys.get(view.id) == key:
+            run = self._runs[bisect_left(self._last, key)]
+            run.replace(bisect_left(run.keys, key), view)
+            return
+        self.remove(view.id)
         self._keys[view.id] = key
         if not self._runs:
             self._runs.append(_Run())

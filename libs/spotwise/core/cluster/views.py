@@ -144,6 +144,13 @@ class WorkerView:
         return self.member.state is MemberState.READY and self.load.kv_blocks_total > 0
 
     @property
+    def prompts_wait(self) -> bool:
+        """Whether a prompt, or a preempted sequence, waits there: one behind those that are computed now, or about to be."""
+        load = self.load
+        about_to_be = 0 if load.pending_prompt_tokens else 1
+        return load.waiting + load.preempted > 0 or self.unseen_prompts > about_to_be
+
+    @property
     def home(self) -> Pool:
         """The pool that it belongs to; a worker that names none belongs to the mixed one."""
         return self.member.pool or Pool.MIXED

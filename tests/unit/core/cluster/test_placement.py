@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.members import Member, MemberState, Pool
 from tests.unit.core.builders import worker_member
@@ -20,7 +20,7 @@ def placed(
     held: dict[str, int] | None = None,
     intended: dict[str, int] | None = None,
 ) -> Placement | None:
-    pools = Pools()
+    pools = Pools(policy.decode_queue)
     for member in members:
         pools.join(member)
     for worker_id, tokens in (intended or {}).items():
@@ -99,6 +99,11 @@ class TestPrefixes:
         workers = [prompt_worker("p1"), prompt_worker("p2", pending=15), worker_member("t")]
         assert choice(*workers, held={"p2": 64}) == ("p1", "t")
 
+    def test_a_queue_in_which_nobody_waits_is_never_over(self) -> None:
+        """The worker computes 90 tokens, and the next prompt is its next iteration."""
+        assert choice(prompt_worker("p", pending=90, waiting=0), worker_member("t")) == ("p", "t")
+        assert choice(prompt_worker("p", pending=90), worker_member("t")) == ("t", "t")
+
     def test_the_threshold_counts_what_would_be_computed(self) -> None:
         """100 tokens are over it behind 50, 40 are not."""
         workers = [prompt_worker("p", pending=50), worker_member("t")]
@@ -133,6 +138,18 @@ class TestMeshesOfFewPools:
         for pool in Pool:
             assert choice(worker_member("w1", pool, owed=5), worker_member("w2", pool)) == ("w2", "w2")
             assert choice(worker_member("w1", pool, pending=9), worker_member("w2", pool, owed=8)) == ("w2", "w2")
+
+    def test_decodes_in_place_may_count_by_sequence(self) -> None:
+        """Then one long answer is no longer a queue than one short one, and prompts make the difference."""
+        by_sequence = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES)
+        long, short = (
+            mixed_worker("m1", decoding=1, owed=900, pending=9),
+            mixed_worker("m2", decoding=2, owed=20, pending=9),
+        )
+        assert choice(long, short, policy=by_sequence) == ("m1", "m1")
+        assert choice(long, short) == ("m2", "m2")
+        busy = mixed_worker("m3", decoding=1, owed=900, pending=11)
+        assert choice(short, busy, policy=by_sequence) == ("m2", "m2")
 
     def test_in_a_mesh_of_one_pool_those_with_work_of_both_phases_are_not_preferred(self) -> None:
         """A mixed pool that takes up what spills over makes sense only beside another pool."""
