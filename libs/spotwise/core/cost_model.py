@@ -45,13 +45,13 @@ class BatchShape:
         """Return the shape of a batch."""
         prompt_tokens = decodes = decode_context = 0
         prompt_context = 0.0
-        for row in batch.rows:
-            if row.is_decode:
+        for _, first_position, num_tokens, _ in batch.rows:
+            if num_tokens == 1 and first_position > 0:  # a decode, as `BatchRow.is_decode` has it
                 decodes += 1
-                decode_context += row.first_position + 1
+                decode_context += first_position + 1
             else:
-                prompt_tokens += row.num_tokens
-                prompt_context += pairs(row.first_position, row.num_tokens)
+                prompt_tokens += num_tokens
+                prompt_context += pairs(first_position, num_tokens)
         return cls(prompt_tokens, prompt_context, decodes, decode_context)
 
 

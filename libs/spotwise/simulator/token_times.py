@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.batching import Batch
 from spotwise.simulator.observation import Observer
 
 #: The one token of all prompts and answers.
@@ -78,11 +78,16 @@ class TokenTimes:
         first_s, last_s, longest_s, iterations = self._first_s, self._last_s, self._longest_s, self._iterations
         self._longest_s, self._iterations = 0.0, 0
         progress_of = self._progress
-        made = [row.sequence_id for row in batch.rows if iterations > 1 or self._is_last_part(row)]
+        made = []
         since_s, gap_s, alike = math.nan, 0.0, 0
-        for sequence_id in made:
+        for sequence_id, first_position, num_tokens, _ in batch.rows:
             progress = progress_of[sequence_id]
-            if progress.output_tokens:
+            output_tokens = progress.output_tokens
+            # a single iteration may compute a part of a prompt, which brings no token
+            if iterations == 1 and first_position + num_tokens != progress.prompt_tokens + output_tokens:
+                continue
+            made.append(sequence_id)
+            if output_tokens:
                 if progress.last_token_s != since_s:
                     if alike:
                         self._observer.tokens_spaced(first_s - since_s, alike)
@@ -91,13 +96,8 @@ class TokenTimes:
                 alike += 1
                 if gap_s > progress.longest_gap_s:
                     progress.longest_gap_s = gap_s
-            progress.output_tokens += iterations
+            progress.output_tokens = output_tokens + iterations
             progress.last_token_s = last_s
         if alike:
             self._observer.tokens_spaced(first_s - since_s, alike)
         return made
-
-    def _is_last_part(self, row: BatchRow) -> bool:
-        """Tell whether a row reaches the end of its sequence's known tokens, as each of several iterations does."""
-        progress = self._progress[row.sequence_id]
-        return row.first_position + row.num_tokens == progress.prompt_tokens + progress.output_tokens

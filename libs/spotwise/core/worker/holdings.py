@@ -120,11 +120,14 @@ class Holdings:
     def end_iteration(self) -> list[tuple[Sequence, int]]:
         """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
         took_part = self._iterations.popleft()
+        condemned = []
         for sequence, _ in took_part:
             sequence.in_iteration = False
             if sequence.condemned:
-                self.release(sequence)
-        return [member for member in took_part if not member[0].condemned]
+                condemned.append(sequence)
+        for sequence in condemned:
+            self.release(sequence)
+        return [member for member in took_part if not member[0].condemned] if condemned else took_part
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -143,14 +146,15 @@ class Holdings:
 
     def answer(self) -> list[c.WorkerCommand]:
         """Return what was said since the last answer: tokens first, because a client waits for them."""
+        commands, self._commands = self._commands, []
+        if not self._deltas:
+            return commands
         tokens = [
             m.Send(gateway_id, m.TokenBatch(self.worker_id, tuple(deltas)))
             for gateway_id, deltas in self._deltas.items()
         ]
-        commands = [*tokens, *self._commands]
         self._deltas.clear()
-        self._commands.clear()
-        return commands
+        return [*tokens, *commands]
 
     def tell_failure(self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool) -> None:
         """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""

@@ -101,13 +101,16 @@ class Iterations:
         slots of those that end early stay empty; their tokens go out at once all the same, so the baseline is a little better
         than its model.
         """
-        runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
+        holdings = self._holdings
+        runnable = [sequence for sequence in holdings if sequence.is_runnable]
         if self._policy.batching is Batching.REQUEST_LEVEL:
             members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
             if not any(sequence.block_ids for sequence in members):
                 members = runnable[: self._policy.limits.max_num_seqs]
                 self._members = frozenset(sequence.sequence_id for sequence in members)
             runnable = members
+        if not holdings.iterations_in_flight:
+            return runnable
         return [sequence for sequence in runnable if not sequence.in_iteration]
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> int:
@@ -155,13 +158,15 @@ class Iterations:
                 if sequence.tokens_to_length <= 0:
                     self._token_counted(sequence, now)
             return
+        prefixes = self._memory.prefixes
         for sequence, tokens in self._holdings.end_iteration():
-            sequence.computed_tokens += tokens
-            if self._memory.prefixes.is_enabled:
-                self._memory.prefixes.enter_computed(sequence)
-            if sequence.computed_tokens == sequence.known_tokens:
+            computed_tokens = sequence.computed_tokens = sequence.computed_tokens + tokens
+            if prefixes.is_enabled:
+                prefixes.enter_computed(sequence)
+            if computed_tokens == sequence.known_tokens:
                 sequence.count_tokens(1)
-                self._token_counted(sequence, now)
+                if sequence.produced_here == 1 or sequence.tokens_to_length <= 0:
+                    self._token_counted(sequence, now)
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
@@ -179,11 +184,10 @@ class Iterations:
         self._go_on(sequence, finish_reason, sampled.token_id, now)
 
     def _token_counted(self, sequence: Sequence, now: float) -> None:
-        is_last = sequence.tokens_to_length <= 0
-        if is_last or sequence.produced_here == 1:
-            finish_reason = FinishReason.LENGTH if is_last else None
-            self._publish(sequence, finish_reason, None)
-            self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
+        """Publish the first or the last of a sequence's counted tokens, and do what follows from it."""
+        finish_reason = FinishReason.LENGTH if sequence.tokens_to_length <= 0 else None
+        self._publish(sequence, finish_reason, None)
+        self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
 
     def _publish(self, sequence: Sequence, finish_reason: FinishReason | None, sampled: SampledToken | None) -> None:
         """Tell the gateway of the newest token; where it is only counted, of an ending after so many."""

@@ -82,8 +82,8 @@ class Memory:
 
     def kept_blocks(self) -> int:
         """Count the free blocks that a newcomer must leave: for those that wait here, and for those that grow."""
-        waiting = sum(self._entry_blocks(sequence) for sequence in self._holdings if sequence.waits_for_blocks)
-        return waiting + self._room_to_grow()
+        waiting = [sequence for sequence in self._holdings if not sequence.block_ids and sequence.waits_for_blocks]
+        return sum(map(self._entry_blocks, waiting)) + self._room_to_grow()
 
     # --- those that are here ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ a draining worker accepts no reservation and leaves when it holds nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -93,13 +92,24 @@ class WorkerRole:
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
-        held = list(self._holdings)
         pool = self._holdings.pool
-        states = Counter(sequence.state for sequence in held)
-        decoding = [s for s in held if s.decodes_here and not s.condemned]
+        states = dict.fromkeys(RequestState, 0)
+        pending_tokens = owed_tokens = decoding = prompts_in_place = prompts_to_hand_off = 0
+        for sequence in self._holdings:  # one look at each: there are many heartbeats, and many sequences
+            states[sequence.state] += 1
+            if sequence.awaits_prefill:
+                pending_tokens += sequence.uncomputed_tokens
+            if not sequence.decodes_here:
+                prompts_to_hand_off += 1
+            elif not sequence.condemned:
+                owed_tokens += sequence.tokens_to_come
+                if sequence.in_prompt_phase:
+                    prompts_in_place += 1
+                elif sequence.in_token_phase:
+                    decoding += 1
         return m.WorkerLoad(
-            pending_prompt_tokens=sum(s.uncomputed_tokens for s in held if s.awaits_prefill),
-            owed_tokens=sum(s.tokens_to_come for s in decoding),
+            pending_prompt_tokens=pending_tokens,
+            owed_tokens=owed_tokens,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.free_blocks,
             kv_blocks_kept=self._memory.kept_blocks(),
@@ -110,9 +120,9 @@ class WorkerRole:
             running=states[RequestState.RUNNING],
             preempted=states[RequestState.PREEMPTED],
             migrating=states[RequestState.MIGRATING],
-            decoding=sum(s.in_token_phase for s in decoding),
-            prompts_in_place=sum(s.in_prompt_phase for s in decoding),
-            prompts_to_hand_off=sum(not s.decodes_here for s in held),
+            decoding=decoding,
+            prompts_in_place=prompts_in_place,
+            prompts_to_hand_off=prompts_to_hand_off,
             preemptions=self._memory.preemptions,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
