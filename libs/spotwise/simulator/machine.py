@@ -58,6 +58,7 @@ class Machine:
         self._hand_offs = HandOffs(self.send_link, self.result, self.receive, around)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
+        self._has_news = False
         self._performers: dict[type, Callable[[Any], None]] = {
             m.Send: lambda command: around.control.send(command.recipient_id, command.message),
             m.RecordLedger: _nothing,
@@ -99,6 +100,7 @@ class Machine:
     def beat(self) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
         self._count_ended()
+        self._has_news = False
         load = self.role.load()
         if (self.home, load) != self._told:
             self._told = (self.home, load)
@@ -138,6 +140,7 @@ class Machine:
 
     def _drop(self, command: c.DropSequence) -> None:
         self._token_times.drop(command.sequence_id)
+        self._has_news = self._around.settings.beats_after_endings
         self._hand_offs.drop(command.sequence_id)
 
     def _run_iteration(self, command: c.RunIteration) -> None:
@@ -160,7 +163,7 @@ class Machine:
             return  # it was cut, or is over
         if order.is_planned:
             self._count_ended()
-            if order.shape.prompt_tokens and self._around.settings.beats_after_prompts:
+            if self._has_news or (order.shape.prompt_tokens and self._around.settings.beats_after_prompts):
                 self.beat()
             self._plan_beat()
         else:

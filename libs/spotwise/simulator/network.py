@@ -6,10 +6,10 @@ price of looking at every transfer of the cluster whenever one begins or ends): 
 than it could be, never faster. Latency comes once a transfer, after its last byte has been sent.
 
 Source: InfiniBand between the machines of a cluster, Splitwise section 4.4; its published simulator lets transfers pass
-through one another, each at the full rate.
+through one another, each at the same rate, and so does `private_bytes_per_s`.
 
-Invariants: the rates of the transfers on a link never sum to more than the link has; every byte of a transfer is sent
-exactly once, unless it is called off.
+Invariants: where links are shared, the rates of the transfers on one never sum to more than it has; every byte of a transfer
+is sent exactly once, unless it is called off.
 """
 
 from __future__ import annotations
@@ -75,10 +75,16 @@ class Transfer:
 
 
 class Network:
-    """Transfers that share links."""
+    """Transfers that share links.
 
-    def __init__(self, queue: EventQueue) -> None:
+    Args:
+        queue: the clock.
+        private_bytes_per_s: a rate that each transfer has for itself, whatever its links carry; `None` shares them.
+    """
+
+    def __init__(self, queue: EventQueue, private_bytes_per_s: float | None = None) -> None:
         self._queue = queue
+        self._private_bytes_per_s = private_bytes_per_s
 
     def add(self, transfer: Transfer, num_bytes: float, *, is_last: bool) -> None:
         """Give a transfer bytes to send; `is_last` closes it."""
@@ -114,6 +120,10 @@ class Network:
 
     def _share_anew(self, changed: Transfer) -> None:
         """Settle what has been sent, then set the rates of all that share a link with a transfer that came or went."""
+        if self._private_bytes_per_s is not None:
+            if changed.is_moving:
+                self._go_at(changed, self._private_bytes_per_s)
+            return
         for transfer in changed.sender.transfers:
             self._set_rate(transfer)
         for transfer in changed.receiver.transfers:
@@ -124,9 +134,12 @@ class Network:
         sender, receiver = transfer.sender, transfer.receiver
         rate = min(sender.bytes_per_s / len(sender.transfers), receiver.bytes_per_s / len(receiver.transfers))
         if rate != transfer.rate_bytes_per_s:
-            self._settle(transfer)
-            transfer.rate_bytes_per_s = rate
-            self._plan(transfer)
+            self._go_at(transfer, rate)
+
+    def _go_at(self, transfer: Transfer, bytes_per_s: float) -> None:
+        self._settle(transfer)
+        transfer.rate_bytes_per_s = bytes_per_s
+        self._plan(transfer)
 
     def _settle(self, transfer: Transfer) -> None:
         now = self._queue.now

@@ -77,7 +77,8 @@ class AloneOn:
 
 @dataclass(frozen=True, slots=True)
 class PublishedAlone:
-    """The reference that the published figures are normalized with: decode time looked up by prompt tokens, once a token."""
+    """The reference that the published figures are normalized with: decode time looked up by prompt tokens, once for each
+    token after the first."""
 
     cost: TableIterationCost
 
@@ -85,4 +86,4 @@ class PublishedAlone:
         """Return what the request takes by the published tables."""
         ttft_s = self.cost.prompt(arrival.prompt_tokens)
         tbt_s = self.cost.decode(arrival.prompt_tokens)
-        return Latencies(ttft_s, tbt_s, ttft_s + tbt_s * arrival.output_tokens)
+        return Latencies(ttft_s, tbt_s, ttft_s + tbt_s * (arrival.output_tokens - 1))

@@ -51,9 +51,8 @@ class World:
         self._scheduler = SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
         self._control.open_inbox(_SCHEDULER, self._tell_scheduler)
         self._client = Client(_CLIENT, _SCHEDULER, self._queue, self._control, observer, settings)
-        around = Surroundings(
-            self._queue, Network(self._queue), self._control, self._client, observer, settings, _SCHEDULER
-        )
+        network = Network(self._queue, settings.private_link_bytes_per_s)
+        around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
         self._machines: dict[str, Machine] = {}
         digits = len(str(len(machines) - 1))
         for number, kind in enumerate(machines):

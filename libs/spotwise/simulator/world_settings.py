@@ -66,8 +66,11 @@ class WorldSettings:
         overlap: of transfers with prefill.
         control_latency_s: of every message between members, the request and the client's tokens included.
         link_latency_s: of a transfer, after its last byte.
+        private_link_bytes_per_s: every transfer has a link of this rate for itself, whatever the machines have (the published
+            simulator); `None` lets transfers share the links of their machines.
         heartbeat_s: between two heartbeats of a machine whose load changed.
         beats_after_prompts: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known.
+        beats_after_endings: and one whenever a sequence has left a machine, so that the room that it leaves is known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
     """
@@ -83,8 +86,10 @@ class WorldSettings:
     overlap: Overlap = Overlap()
     control_latency_s: float = 0.0005
     link_latency_s: float = 0.00001
+    private_link_bytes_per_s: float | None = None
     heartbeat_s: float = 0.25
     beats_after_prompts: bool = False
+    beats_after_endings: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
 
@@ -93,6 +98,8 @@ class WorldSettings:
             raise ValueError("a simulated worker has no prefix cache: its policy must have prefix_caching=False")
         if min(self.control_latency_s, self.link_latency_s) < 0 or min(self.heartbeat_s, self.tick_s) <= 0:
             raise ValueError("latencies are at least 0, periods above 0")
+        if self.private_link_bytes_per_s is not None and self.private_link_bytes_per_s <= 0:
+            raise ValueError("private_link_bytes_per_s must be above 0; None shares the machines' links")
         if self.max_new_tokens < 1:
             raise ValueError("max_new_tokens must be at least 1")
 

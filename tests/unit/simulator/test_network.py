@@ -11,9 +11,9 @@ from spotwise.simulator.network import Link, Network, Transfer
 class Wires:
     """A network, and when which transfer was sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, private_bytes_per_s: float | None = None) -> None:
         self.queue = EventQueue()
-        self.network = Network(self.queue)
+        self.network = Network(self.queue, private_bytes_per_s)
         self.sent: dict[str, float] = {}
 
     def send(self, label: str, sender: Link, receiver: Link, num_bytes: float, at_s: float = 0.0) -> Transfer:
@@ -43,6 +43,15 @@ class TestNetwork:
         wires.send("long", sender, Link(100.0), 200.0)
         wires.queue.run()
         assert wires.sent == {"short": pytest.approx(2.0), "long": pytest.approx(3.0)}
+
+    def test_private_links_are_shared_with_nobody(self) -> None:
+        """Transfers pass through one another at one rate, whatever their ends carry; what was carried is counted."""
+        wires, sender, receiver = Wires(50.0), Link(100.0), Link(10.0)
+        wires.send("first", sender, receiver, 100.0)
+        wires.send("second", sender, receiver, 200.0, at_s=1.0)
+        wires.queue.run()
+        assert wires.sent == {"first": pytest.approx(2.0), "second": pytest.approx(5.0)}
+        assert (sender.carried_bytes, receiver.carried_bytes) == (300.0, 300.0)
 
     def test_two_to_one_receiver_share_its_link(self) -> None:
         """One that begins later takes its half from then on."""

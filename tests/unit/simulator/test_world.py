@@ -133,6 +133,15 @@ class TestManyRequests:
         assert unknown.machines[0].iterations < known_bound.machines[0].iterations
         assert oracle.machines[0].iterations < known_bound.machines[0].iterations
 
+    def test_room_is_known_with_the_next_heartbeat_or_at_once(self) -> None:
+        """One request fills the machine; the second begins when the scheduler hears that the first has left."""
+        kind, arrivals = machine_type(kv_tokens=64), [Arrival(0.0, 32, 16), Arrival(0.0, 32, 16)]
+        oracle = settings(knows_output=True, heartbeat_s=5.0)
+        _, late = serve(machines(mixed=1, kind=kind), arrivals, oracle)
+        _, at_once = serve(machines(mixed=1, kind=kind), arrivals, replace(oracle, beats_after_endings=True))
+        assert late.completed[1].queue_s == pytest.approx(5.0)
+        assert at_once.completed[1].queue_s == pytest.approx(at_once.completed[0].e2e_s)
+
     def test_a_machine_that_always_works_for_the_other_pool_is_given_to_it(self) -> None:
         """One token machine cannot hold what three prompt machines send: a prompt machine helps out, then moves."""
         arrivals = [Arrival(number * 0.05, 64, 100) for number in range(400)]
