@@ -25,6 +25,7 @@ from spotwise.simulator.workload import Workload
 from tests.unit.simulator.summaries import Oracle
 
 TEN_AND_FIVE = Split(10, 5)
+HONEST, PUBLISHED = DecodeModel.HONEST, DecodeModel.PUBLISHED
 SCOPE = Scope({name: Workload(name) for name in ("code", "conv")}, 10.0, Grid(), (0, 1))
 
 
@@ -45,37 +46,41 @@ def by_name(rows: list[Headline], *words: str) -> Headline:
 def test_throughputs_are_ratios_of_limits() -> None:
     """With their spread over the seeds, seed by seed."""
     found = findings({"Splitwise-AA": 215.0, "Baseline-A100": 100.0, "Baseline-H100": 150.0})
-    rows = headlines(found, DecodeModel.HONEST)
-    assert by_name(rows, "equal power", "AA over Baseline-A100").ours == pytest.approx(2.15)
-    assert by_name(rows, "equal power", "AA over Baseline-A100").spread == pytest.approx((2.15, 2.15))
-    assert by_name(rows, "equal cost", "throughput of AA over Baseline-H100").ours == pytest.approx(215 / 150)
-    assert by_name(rows, "made for code", "HA over").ours == 1.0
+    rows = headlines({HONEST: found})
+    assert by_name(rows, "equal power", "AA over Baseline-A100").measured[HONEST].value == pytest.approx(2.15)
+    assert by_name(rows, "equal power", "AA over Baseline-A100").measured[HONEST].spread == pytest.approx((2.15, 2.15))
+    assert by_name(rows, "equal cost", "throughput of AA over Baseline-H100").measured[HONEST].value == pytest.approx(
+        215 / 150
+    )
+    assert by_name(rows, "made for code", "HA over").measured[HONEST].value == 1.0
 
 
 def test_prices_and_power_follow_from_the_machines() -> None:
     """As the paper's tables have them, whatever a simulation says."""
-    rows = headlines(findings({}), DecodeModel.HONEST)
-    assert by_name(rows, "cost of HA over Baseline-H100").ours == pytest.approx(0.927, abs=0.001)
-    assert by_name(rows, "power of AA over Baseline-H100").ours == pytest.approx(86 / (40 * 44 / 24.8))
-    assert by_name(rows, "machines of AA").ours == pytest.approx(2.15)
-    assert by_name(rows, "batch jobs", "Baseline-A100").ours == pytest.approx(100 / (70 * 2.21))
+    rows = headlines({HONEST: findings({})})
+    assert by_name(rows, "cost of HA over Baseline-H100").measured[HONEST].value == pytest.approx(0.927, abs=0.001)
+    assert by_name(rows, "power of AA over Baseline-H100").measured[HONEST].value == pytest.approx(
+        86 / (40 * 44 / 24.8)
+    )
+    assert by_name(rows, "machines of AA").measured[HONEST].value == pytest.approx(2.15)
+    assert by_name(rows, "batch jobs", "Baseline-A100").measured[HONEST].value == pytest.approx(100 / (70 * 2.21))
 
 
 def test_numbers_of_machines_come_from_the_search() -> None:
     """As machines, and as what they draw and cost beside 40 DGX-H100."""
-    rows = headlines(findings({}, Split(27, 3)), DecodeModel.HONEST)
-    assert by_name(rows, "70 requests/s", "prompt machines").ours == 27
-    assert by_name(rows, "70 requests/s", "token machines").ours == 3
+    rows = headlines({HONEST: findings({}, Split(27, 3))})
+    assert by_name(rows, "70 requests/s", "prompt machines").measured[HONEST].value == 27
+    assert by_name(rows, "70 requests/s", "token machines").measured[HONEST].value == 3
     power = by_name(rows, "power of HHcap")
-    assert power.ours == pytest.approx((27 * 44 + 3 * 30.8) / (40 * 44))
+    assert power.measured[HONEST].value == pytest.approx((27 * 44 + 3 * 30.8) / (40 * 44))
 
 
 def test_what_was_not_found_is_not_made_up() -> None:
     """No split, and a baseline that carries nothing."""
-    rows = headlines(findings({"Baseline-A100": 0.0}, None), DecodeModel.HONEST)
-    assert by_name(rows, "equal power", "AA over Baseline-A100").ours is None
-    assert by_name(rows, "power of HHcap").ours is None
-    assert by_name(rows, "70 requests/s", "prompt machines").ours is None
+    rows = headlines({HONEST: findings({"Baseline-A100": 0.0}, None)})
+    assert by_name(rows, "equal power", "AA over Baseline-A100").measured[HONEST].value is None
+    assert by_name(rows, "power of HHcap").measured[HONEST].value is None
+    assert by_name(rows, "70 requests/s", "prompt machines").measured[HONEST].value is None
 
 
 def test_every_headline_has_its_searches() -> None:
@@ -92,19 +97,40 @@ def test_every_headline_has_its_searches() -> None:
         {design: results[f"saturated {design}"] for design in saturation_searches(SCOPE)},
         {question: results[question] for question in provisioning_searches(SCOPE)},
     )
-    rows = headlines(found, DecodeModel.HONEST)
-    assert all(row.ours is not None for row in rows)
+    rows = headlines({HONEST: found})
+    assert all(row.measured[HONEST].value is not None for row in rows)
     # 80 requests/s need 40 machines, the fewest of which cost least where half of them may be cheaper ones.
     assert found.cheapest[AA_COST].split is not None
     assert found.cheapest[AA_COST].split.machines == 40
     assert {case.seed for case in oracle.asked} == {0, 1}
 
 
-def test_what_differs_has_a_reason_and_the_rest_has_none() -> None:
-    """The reason is that of the model of time; arithmetic on prices has its own."""
-    found = findings({"Splitwise-AA": 215.0, "Splitwise-HA": 100.0})
-    honest, published = (headlines(found, model) for model in (DecodeModel.HONEST, DecodeModel.PUBLISHED))
-    assert by_name(honest, "equal power", "AA over Baseline-A100").about == "215 over 100 requests/s"
-    assert "behind longer contexts" in by_name(honest, "equal power", "throughput of HA").about
-    assert "schedulers" in by_name(published, "equal power", "throughput of HA").about
-    assert "schedulers" not in by_name(published, "equal cost", "machines of AA").about
+def test_designs_that_the_paper_does_not_name_are_the_best() -> None:
+    """Of clusters of equal power, and of equal cost."""
+    found = findings({"Splitwise-HA": 300.0, "Splitwise-AA": 215.0, "Baseline-H100": 150.0})
+    rows = headlines({HONEST: found})
+    assert by_name(rows, "abstract").measured[HONEST].value == pytest.approx(3.0)
+    assert by_name(rows, "conclusion").measured[HONEST].value == pytest.approx(2.0)
+    assert by_name(rows, "conclusion").measured[HONEST].about == "Splitwise-HA: 300 over 150 requests/s"
+
+
+def test_what_differs_has_a_reason_for_each_model_of_time_and_the_rest_has_none() -> None:
+    """What the published simulator itself says goes before a guess; arithmetic on prices has one reason for all."""
+    as_the_paper = findings({"Splitwise-AA": 215.0, "Splitwise-HA": 118.0})
+    slower = findings({"Splitwise-AA": 150.0, "Splitwise-HA": 90.0})
+    rows = headlines({PUBLISHED: as_the_paper, HONEST: slower})
+    aa = by_name(rows, "equal power", "AA over Baseline-A100")
+    assert (aa.differs(PUBLISHED), aa.differs(HONEST)) == (False, True)
+    assert aa.why.startswith("honest: decodes slow down")
+    at_equal_cost = by_name(rows, "equal cost", "throughput of AA over Baseline-H100")
+    assert at_equal_cost.why.startswith("published: the paper's own simulator gives 1.18")
+    assert "honest: decodes slow down" in by_name(rows, "cheapest HH: prompt").why
+    assert by_name(rows, "equal cost", "machines of AA").why == "a ratio of machines alone: 86 beside 40"
+    assert headlines({PUBLISHED: as_the_paper})[0].why == ""
+
+
+def test_what_was_not_found_says_so() -> None:
+    """Instead of a reason."""
+    rows = headlines({HONEST: findings({"Baseline-A100": 0.0}, None)})
+    assert by_name(rows, "equal power", "AA over Baseline-A100").why == "honest: Baseline-A100 carries nothing"
+    assert by_name(rows, "cheapest HH: token").why == "honest: no split in reach serves the rate"

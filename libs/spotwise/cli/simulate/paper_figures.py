@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ _SIZES = 20_000
 _PROMPTS, _TOKENS = tuple(range(15, 37, 3)), tuple(range(1, 10))
 
 
-def draw_figures(scope: Scope, found: Findings, folder: Path, jobs: int) -> list[Path]:
+def draw_figures(
+    scope: Scope, found: Findings, folder: Path, jobs: int, finished: Callable[[RunSummary], None]
+) -> list[Path]:
     """Draw them, and return the files."""
     paths: list[Path] = []
 
@@ -44,7 +47,7 @@ def draw_figures(scope: Scope, found: Findings, folder: Path, jobs: int) -> list
         for rate in _BATCH_RATES
     }
     searches["design space"] = heat_map(scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), _PROMPTS, _TOKENS)
-    runs = drive(searches, jobs)
+    runs = drive(searches, jobs, finished)
     title = f"{SPLITWISE_HH.name}, {CODE_RATE:g} requests/s of code"
     keep(plot_design_space(runs.pop("design space"), "ttft", 90, title), "figure-12.png")
     for workload in scope.workloads:

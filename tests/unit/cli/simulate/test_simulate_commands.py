@@ -71,6 +71,22 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
     assert "per $/h" in ended.stdout
 
 
+def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Of each of its clusters, at its arrival times; with a verdict."""
+    folder, file = tmp_path / "profiles", tmp_path / "published.json"
+    folder.mkdir()
+    runs = ["as_shipped,code,Splitwise-AA,3,1,10,1192" + ",9.0" * 9 + ",False"]
+    columns = ",".join(f"{metric}_p{percent}" for metric in ("ttft", "tbt", "e2e") for percent in (50, 90, 99))
+    header = f"mode,workload,design,prompt_machines,token_machines,rate_rps,requests,{columns},all_slos_met"
+    (folder / "splitwise_sim_replay.csv").write_text("\n".join([header, *runs]))
+    arguments = f"simulate paper splitwise --data {tmp_path} --published-runs --no-headlines --jobs 1 --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "1 of 1 limits agree" in ended.stdout
+    (cluster,) = orjson.loads(file.read_bytes())["published_runs"]["clusters"]
+    assert (cluster["design"], cluster["published_breaks"], cluster["ours"]) == ("Splitwise-AA", 10.0, None)
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
     [
@@ -95,6 +111,7 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
         ("provision --objective cost --rate 5 --most 7", "--most"),
         ("paper splitwise --published-runs", "--published-runs"),
         ("paper splitwise --data nowhere", "--data"),
+        ("paper splitwise --no-headlines", "--no-headlines"),
         ("paper orca", "splitwise"),
     ],
 )
