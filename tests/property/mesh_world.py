@@ -36,7 +36,7 @@ from tests.property.fake_worker import BLOCK_SIZE, FakePush, FakeWorker
 
 HEARTBEAT_S = 0.25
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
-LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.RenewLeases, m.Member)
+LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member)
 
 
 def expected_token(request_id: str, index: int) -> int:

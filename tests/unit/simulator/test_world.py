@@ -94,9 +94,10 @@ class TestOneRequest:
         assert result.machines[0].sent_bytes > 0
 
     def test_messages_take_their_time(self) -> None:
-        """The request, the reservation, its answer, the order, and the token."""
-        _, diary = serve(machines(mixed=1), [Arrival(1.0, 100, 1)], settings(control_latency_s=0.25))
-        assert diary.completed[0].ttft_s == pytest.approx(5 * 0.25 + prefill_s(100))
+        """The request, the reservation, its answer, the order, and the token; in place the request, the order and the token."""
+        for split, messages in ((machines(prompt=1, token=1), 5), (machines(mixed=1), 3)):
+            _, diary = serve(split, [Arrival(1.0, 100, 1)], settings(control_latency_s=0.25))
+            assert diary.completed[0].ttft_s == pytest.approx(messages * 0.25 + prefill_s(100))
 
 
 class TestManyRequests:

@@ -65,7 +65,7 @@ class Taken:
 
     Attributes:
         decisions_us: events that placed a request, by submission or by heartbeat.
-        answers_us: reservations that stood.
+        answers_us: reservations that stood, and orders that were accepted.
         heartbeats_us: those that placed nobody.
         waited: requests that found no room at once.
         grown_objects: what Python's allocator had given out more at the end than in the middle.
@@ -141,7 +141,7 @@ def _rows(name: str, taken: Taken) -> list[Row]:
     return [
         Row(f"{name}: decision p50, us", percentile(taken.decisions_us, 50), DECISION_US, target),
         Row(f"{name}: decision p99, us", percentile(taken.decisions_us, 99), DECISION_US, target),
-        Row(f"{name}: reservation answered p50, us", percentile(taken.answers_us, 50)),
+        Row(f"{name}: answer of a worker p50, us", percentile(taken.answers_us, 50)),
         Row(f"{name}: heartbeat p50, us", percentile(taken.heartbeats_us, 50)),
         Row(f"{name}: heartbeat p99, us", percentile(taken.heartbeats_us, 99)),
         Row(f"{name}: requests that waited", taken.waited),

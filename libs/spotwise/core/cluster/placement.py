@@ -13,8 +13,12 @@ counts the tokens still owed, among workers with room for the request's KV.
 4. *All over*: the shortest queues of the home pools, whatever their length; and wherever there is room, else.
 
 KV flows one way: from workers whose home is the prompt pool to workers whose home is the token or the mixed pool. All else is
-served in place: the reservation becomes the sequence, and nothing is transferred. Were two workers to compute prompts for one
-another, each could fill up with reservations whose prompts wait for blocks on the other, for ever.
+served in place: nothing is reserved or transferred, and the prompt waits for its blocks where it is computed. Were two workers
+to compute prompts for one another, each could fill up with reservations whose prompts wait for blocks on the other, for ever.
+
+Room is asked of a worker in place too, though a prompt there could take the blocks of decodes: what a full mesh cannot take yet
+waits in one queue, from which any worker may take it, and not in many that are first come, first served each. A prompt
+that preempts is one whose room has gone since: to decodes that grew, or because the view of the worker was old.
 
 Break-even: a split costs its request the push and the prompt worker's queue; in place, the prompt costs all that decode there
 the time of its computing, and its request the queue there. Where both were measured, the smaller delay decides.

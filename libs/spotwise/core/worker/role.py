@@ -5,7 +5,7 @@ section 4.1). Five parts share one set of holdings: the token side (reservations
 (blocks), the iterations, and the drain below.
 
 Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
-a draining worker accepts no reservation and leaves when it holds nothing.
+a draining worker accepts no reservation and no request for itself, and leaves when it holds nothing.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class WorkerRole:
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
-        self._prompt_side.start_prefill(order, now)
+        self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
 
     def _change_home(self, order: m.ChangeHome, now: float) -> None:
         """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
@@ -138,10 +138,7 @@ class WorkerRole:
             self._holdings.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
             return
         sequence.load(event.record)
-        if self._holdings.pool.could_ever_fit(sequence.known_tokens + sequence.tokens_to_come):
-            self._token_side.pass_first_token(sequence)
-        else:
-            self._holdings.fail(sequence, "prompt and answer do not fit the worker's KV cache", now, retryable=False)
+        self._token_side.pass_first_token(sequence)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
         sequence = self._holdings.load_answered(event.request_id, event.epoch)

@@ -150,5 +150,3 @@ class Sequence:
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)
-        if self.decodes_here and not self.owed_tokens:
-            self.owed_tokens = self.tokens_to_length
