@@ -185,7 +185,7 @@ def settings_of(case: Case, model: LanguageModel) -> WorldSettings:
         memory_share=1.0,
         control_latency_s=0.0,
         link_latency_s=0.0,
-        beats_after_prompts=True,
+        news_interval_s=0.0,
     )
 
 

@@ -58,6 +58,8 @@ class Machine:
         self._hand_offs = HandOffs(self.send_link, self.result, self.receive, around)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
+        self._news_is_planned = False
+        self._beaten_s = -math.inf
         self._performers: dict[type, Callable[[Any], None]] = {
             m.Send: lambda command: around.control.send(command.recipient_id, command.message),
             m.RecordLedger: _nothing,
@@ -99,6 +101,7 @@ class Machine:
     def beat(self) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
         self._count_ended()
+        self._beaten_s = self._queue.now
         load = self.role.load()
         if (self.home, load) != self._told:
             self._told = (self.home, load)
@@ -111,6 +114,20 @@ class Machine:
         self.beat()
         if self._order is not None:
             self._plan_beat()
+
+    def _beat_soon(self) -> None:
+        """Beat before its turn, but not too soon after the last time."""
+        if not self._news_is_planned:
+            due_s = self._beaten_s + self._around.settings.news_interval_s
+            if due_s <= self._queue.now:
+                self.beat()
+            else:
+                self._news_is_planned = True
+                self._queue.at(due_s, self._beat_with_news)
+
+    def _beat_with_news(self, _: None) -> None:
+        self._news_is_planned = False
+        self.beat()
 
     def _plan_beat(self) -> None:
         """Beat at the next multiple of the period: a machine that does nothing has nothing new to tell."""
@@ -160,8 +177,8 @@ class Machine:
             return  # it was cut, or is over
         if order.is_planned:
             self._count_ended()
-            if order.shape.prompt_tokens and self._around.settings.beats_after_prompts:
-                self.beat()
+            if order.shape.prompt_tokens:
+                self._beat_soon()
             self._plan_beat()
         else:
             order.plan()

@@ -193,6 +193,26 @@ class TestManyRequests:
             replace(settings(), policy=WorkerPolicy())
 
 
+@pytest.mark.parametrize(("news_interval_s", "machine"), [(0.02, "m0"), (1000.0, "m1")])
+def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: float, machine: str) -> None:
+    """The first is free again when the third request comes, the second is not; without that heartbeat nobody would know."""
+    arrivals = [Arrival(0.0, 1000, 1), Arrival(prefill_s(1000) - 0.01, 500, 1), Arrival(prefill_s(1000) + 0.01, 300, 1)]
+    world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=news_interval_s)
+    _, diary = serve(machines(mixed=2), arrivals, world)
+    served = {request.arrival.prompt_tokens: request.prompt_machine for request in diary.completed}
+    assert served == {1000: "m0", 500: "m1", 300: machine}
+
+
+@pytest.mark.parametrize(("third_s", "machine"), [(0.45, "m1"), (0.55, "m0")])
+def test_news_waits_until_the_last_heartbeat_is_long_enough_ago(third_s: float, machine: str) -> None:
+    """Both machines are free from early on, and say so half a second after their first heartbeat."""
+    arrivals = [Arrival(0.0, 1000, 1), Arrival(0.1, 500, 1), Arrival(third_s, 300, 1)]
+    world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=0.5)
+    _, diary = serve(machines(mixed=2), arrivals, world)
+    served = {request.arrival.prompt_tokens: request.prompt_machine for request in diary.completed}
+    assert served == {1000: "m0", 500: "m1", 300: machine}
+
+
 def test_one_request_at_a_time_waits_as_long_as_queueing_theory_says() -> None:
     """Poisson arrivals at a server with a constant time of service: M/D/1, mean wait = rho / (2 (1 - rho)) services."""
     service_s, load, count = 0.1, 0.6, 20_000

@@ -283,6 +283,22 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     await worker.idle()
 
 
+async def test_a_worker_that_has_computed_prompts_says_so_before_its_turn(mesh: TwinMesh) -> None:
+    """Once for a prompt; tokens that follow are no news. The next regular heartbeat is further off than this test lasts."""
+    mesh.heartbeat_s = 10 * PATIENCE_S
+    async with mesh.worker("w") as worker:
+        await until(lambda: m.MemberState.READY in mesh.states("w"))
+        before = len(mesh.beats("w"))
+        await mesh.write("r", PROMPT, 40, stream_id=1)
+        await mesh.serve("w", "r", PROMPT, 40, stream_id=1)
+        await until(lambda: len(mesh.beats("w")) > before)
+        await mesh.end_of(1)
+        await worker.idle()
+        (news,) = mesh.beats("w")[before:]
+    assert news.load is not None
+    assert (news.load.prompts_in_place, news.load.assignments_seen) == (0, (("scheduler", 1),))
+
+
 # --- drain ------------------------------------------------------------------------------------------------------------
 
 

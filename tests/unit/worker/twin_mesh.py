@@ -165,11 +165,12 @@ class TwinMesh:
     """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers.
 
     Attributes:
-        policy: of workers that start.
+        policy, heartbeat_s: of workers that start.
     """
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.policy = WorkerPolicy()
+        self.heartbeat_s = 0.01
         self.clock = FakeClock()
         self.broker = MemoryBroker(max_payload_bytes)
         self.store = MemoryStore(self.clock)
@@ -261,7 +262,11 @@ class TwinMesh:
 
     def states(self, worker_id: str) -> set[m.MemberState]:
         """What a worker's heartbeats said of it so far."""
-        return {each.state for each in self.heard if isinstance(each, m.Member) and each.id == worker_id}
+        return {beat.state for beat in self.beats(worker_id)}
+
+    def beats(self, worker_id: str) -> list[m.Member]:
+        """A worker's heartbeats so far."""
+        return [each for each in self.heard if isinstance(each, m.Member) and each.id == worker_id]
 
     def deltas(self, stream_id: int) -> list[m.TokenDelta]:
         """What the gateway heard of a stream, in order."""
@@ -291,7 +296,7 @@ class TwinWorker:
     async def start(self, stack: AsyncExitStack) -> None:
         """Join, as `serve_worker` does."""
         mesh = self._mesh
-        settings = ServiceSettings(service_id=self.id, heartbeat_s=0.01)
+        settings = ServiceSettings(service_id=self.id, heartbeat_s=mesh.heartbeat_s)
         kind = m.MemberKind.TOKEN_WORKER
         member = m.Member(self.id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1", m.Pool.MIXED)
         control = ControlServer(LOOPBACK, 0)
