@@ -165,7 +165,7 @@ class SchedulerRole:
         is_present = self.membership.get(member.id) is member  # and no late word of an earlier incarnation
         if is_present and member.id in self.pools:
             self.pools.heard(member, self.scheduler_id, now)
-            self._assigner.assign_waiting(now)
+            self._assigner.room_reported(member.id, now)
 
     def _member_changed(self, event: MemberJoined | MemberLost) -> None:
         member = event.member

@@ -136,6 +136,21 @@ class TestQueue:
         assert bench.role.queued == 2
         assert bench.asked(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
 
+    def test_what_waits_is_placed_by_the_report_of_whoever_has_room(self) -> None:
+        """Reports of workers without room change nothing, and one that drains has none."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0), worker_member("t2", blocks=3, free=0))
+        assert bench.asked(submission()) == []
+        assert bench.asked(worker_member("t", blocks=3, free=2)) == []
+        assert bench.asked(worker_member("t", blocks=3, state=m.MemberState.DRAINING)) == []
+        assert bench.asked(worker_member("t2", blocks=3)) == [("r", "t2")]
+
+    def test_after_a_refusal_any_report_brings_the_request_to_another_worker(self) -> None:
+        """It was placed when it was last looked at: nobody knows yet that the others have no room."""
+        bench = SchedulerBench(SMALL, worker_member("t2", blocks=3, owed=5))
+        assert bench.asked(submission()) == [("r", "t")]
+        bench.feed(refused())
+        assert bench.asked(worker_member("t", blocks=3, free=0, seen=(("s", 1),))) == [("r", "t2")]
+
     def test_several_refused_requests_keep_their_order(self) -> None:
         """Whichever came first is assigned first, in whatever order the refusals arrive."""
         for order in (("a", "b", "c"), ("c", "b", "a"), ("b", "c", "a")):

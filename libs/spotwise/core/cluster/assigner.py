@@ -61,21 +61,35 @@ class Assigner:
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
+        self._without_room: Entry | None = None  #: the head of the queue, if it was looked at and stayed
         self._say = say
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def assign_waiting(self, now: float) -> None:
         """Assign from the head of the queue until one finds no room."""
+        self._without_room = None
         while (entry := self._requests.head()) is not None:
             order = entry.order
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
             demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
             placement = self._placer.place(demand)
             if placement is None:
+                self._without_room = entry
                 return
             self.repurposing.placed(placement.short)
             self._ask(entry, demand, placement, now)
+
+    def room_reported(self, worker_id: str, now: float) -> None:
+        """Assign what waits, after a worker's report: who had no room anywhere before can have it there only."""
+        entry = self._requests.head()
+        if entry is None:
+            return
+        order, view = entry.order, self._pools[worker_id]
+        if entry is not self._without_room or (
+            view.is_ready and view.has_room(order.prompt_tokens, order.max_new_tokens)
+        ):
+            self.assign_waiting(now)
 
     def _incarnation_of(self, worker_id: str) -> int | None:
         return self._pools[worker_id].member.incarnation if worker_id in self._pools else None

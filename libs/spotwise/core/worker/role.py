@@ -10,7 +10,6 @@ a draining worker accepts no reservation and no request for itself, and leaves w
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -93,26 +92,36 @@ class WorkerRole:
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
-        held = list(self._holdings)
         pool = self._holdings.pool
-        states = Counter(sequence.state for sequence in held)
-        decoding = [s for s in held if s.decodes_here and not s.condemned]
+        states = [sequence.state for sequence in self._holdings]
+        pending = owed = decoding = in_place = to_hand_off = 0
+        for sequence in self._holdings:  # once: with every heartbeat, of hundreds
+            if sequence.awaits_prefill:
+                pending += sequence.uncomputed_tokens
+            if not sequence.decodes_here:
+                to_hand_off += 1
+            elif not sequence.condemned:
+                owed += sequence.tokens_to_come
+                if sequence.in_prompt_phase:
+                    in_place += 1
+                elif sequence.state is not RequestState.WAITING_FOR_KV:
+                    decoding += 1
         return m.WorkerLoad(
-            pending_prompt_tokens=sum(s.uncomputed_tokens for s in held if s.awaits_prefill),
-            owed_tokens=sum(s.tokens_to_come for s in decoding),
+            pending_prompt_tokens=pending,
+            owed_tokens=owed,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.free_blocks,
             kv_blocks_kept=self._memory.kept_blocks(),
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
-            waiting=states[RequestState.WAITING],
-            waiting_for_kv=states[RequestState.WAITING_FOR_KV],
-            running=states[RequestState.RUNNING],
-            preempted=states[RequestState.PREEMPTED],
-            migrating=states[RequestState.MIGRATING],
-            decoding=sum(s.in_token_phase for s in decoding),
-            prompts_in_place=sum(s.in_prompt_phase for s in decoding),
-            prompts_to_hand_off=sum(not s.decodes_here for s in held),
+            waiting=states.count(RequestState.WAITING),
+            waiting_for_kv=states.count(RequestState.WAITING_FOR_KV),
+            running=states.count(RequestState.RUNNING),
+            preempted=states.count(RequestState.PREEMPTED),
+            migrating=states.count(RequestState.MIGRATING),
+            decoding=decoding,
+            prompts_in_place=in_place,
+            prompts_to_hand_off=to_hand_off,
             preemptions=self._memory.preemptions,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
