@@ -1,8 +1,7 @@
 """A whole mesh in one process: the real roles, a fake network, engines that only remember what stands in which block.
 
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
-order. An engine's writes take effect when its iteration ends. A push reads and writes now and then, as far as it was told, and
-once more when it ends, however it ends: a block given away too early would show.
+order. What workers do is in `worker_processes.py`.
 
 Messages between scheduler and workers, and heartbeats, may be lost. A worker may stall: nothing happens on it for a while, and
 then all that waited: its inbox in order, the rest in any, mixed. The scheduler may be gone for a while: what is sent to it then
@@ -20,28 +19,22 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import LinkCost
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord, sequence_id
+from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.sampling import SamplingParams
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import PushCosts
 from spotwise.core.worker.role import WorkerRole
-from tests.property.fake_worker import BLOCK_SIZE, FakePush, FakeWorker
+from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
+from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
 LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member)
-
-
-def expected_token(request_id: str, index: int) -> int:
-    """The token that a correct mesh delivers at `index`."""
-    return hash((request_id, index)) % 1000
 
 
 class MeshWorld:
@@ -86,6 +79,7 @@ class MeshWorld:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._link_free: dict[tuple[str, str], float] = {}
+        self._processes = WorkerProcesses(self)
         for number, pool in enumerate(pools):
             self.start_worker(f"w{number}", pool)
         for member_id in self.plain_members:
@@ -301,147 +295,15 @@ class MeshWorld:
             match command:
                 case m.Send():
                     self._send(worker.member.id, command)
-                case c.LoadRecord(request_id, epoch):
-                    self.at(self.delay(), lambda r=request_id, e=epoch: self._load(worker, r, e))
-                case c.DropSequence(attempt):
-                    worker.engine.pop(attempt, None)
-                case c.AppendToken(attempt, token_id):
-                    index = worker.outputs[attempt]
-                    assert token_id == expected_token(worker.engine[attempt].request_id, index)
-                    worker.outputs[attempt] += 1
-                case c.ExpectKv(request_id, epoch, block_ids):
-                    worker.windows[request_id] = (epoch, block_ids)
-                case c.ForgetKv(request_id):
-                    worker.windows.pop(request_id, None)
-                case c.RunIteration(batch):
-                    running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
-                    assert len(running) == len(set(running)), "a sequence in two iterations at once"
-                    worker.batches.append(batch)
-                    assert len(worker.batches) <= self.policy.max_in_flight
-                    self.at(0.001 + self.delay(self.iteration_s), lambda: self._iterate(worker))
-                case c.PushKv(handoff, target, blocks):
-                    tokens = handoff.num_tokens
-                    push = FakePush(handoff.request_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
-                    self._start_push(worker, push)
-                case c.OpenPush(request_id, epoch, target, blocks, tokens, written):
-                    self._start_push(worker, FakePush(request_id, epoch, target, blocks, tokens, written))
-                case c.CommitPush(handoff):
-                    push = worker.pushes.get(sequence_id(handoff.request_id, handoff.epoch))
-                    if push is not None:
-                        assert push.written == push.num_tokens == handoff.num_tokens
-                        push.handoff = handoff
-                case c.AbortPush(request_id, epoch):
-                    push = worker.pushes.get(sequence_id(request_id, epoch))
-                    if push is not None and not push.over:
-                        push.over = True
-                        self.at(self.delay(self.push_s), lambda p=push: self._push_failed(worker, p, "called off"))
                 case c.TakeHome(pool):
                     self.homes_changed += 1
                     worker.member = replace(worker.member, pool=pool)
                 case c.Leave():
                     self._leave(worker)
+                case _:
+                    self._processes.perform(worker, command)
 
     def _leave(self, worker: FakeWorker) -> None:
         worker.alive = False
         self.retired.append(self.workers.pop(worker.member.id))
         self._broadcast(replace(worker.member, state=m.MemberState.LEFT))
-
-    def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
-        if worker.stalled:
-            worker.waiting.append(lambda: self._load(worker, request_id, epoch))
-            return
-        record = self.records.get(request_id)
-        if record is None or record.epoch != epoch:
-            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone", retryable=True))
-            return
-        assert record.sequence_id not in worker.engine, "loaded twice"
-        worker.engine[record.sequence_id] = record
-        worker.outputs[record.sequence_id] = len(record.output_token_ids)
-        self.feed_worker(worker, c.RecordLoaded(record))
-
-    def _iterate(self, worker: FakeWorker) -> None:
-        """The oldest batch ends."""
-        if not worker.alive:
-            return
-        if worker.stalled:
-            worker.waiting.append(lambda: self._iterate(worker))
-            return
-        sampled = []
-        for row in worker.batches.popleft().rows:
-            record = worker.engine.get(row.sequence_id)
-            assert record is not None, "a row of a sequence that the engine forgot"
-            known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]
-            end = row.first_position + row.num_tokens
-            assert row.num_tokens > 0
-            assert end <= known
-            tokens = self.tokens(record.request_id, end)
-            worker.check(row.block_ids, tokens[: row.first_position])
-            worker.write(row.block_ids, tokens, row.first_position)
-            if row.sequence_id in worker.pushes:
-                worker.pushes[row.sequence_id].written = end
-            if end < known:
-                continue
-            index = worker.outputs[row.sequence_id]
-            worker.outputs[row.sequence_id] += 1
-            sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
-        self.feed_worker(worker, c.IterationFinished(tuple(sampled)))
-
-    def _start_push(self, worker: FakeWorker, push: FakePush) -> None:
-        attempt = sequence_id(push.request_id, push.epoch)
-        assert attempt not in worker.pushes, "two pushes of one attempt"
-        worker.pushes[attempt] = push
-        self.at(0.001 + self.delay(self.push_s), lambda: self._push(worker, push))
-
-    def _push(self, worker: FakeWorker, push: FakePush) -> None:
-        """Send what may leave; end the push if it is committed and nothing is left."""
-        if not worker.alive or push.over:
-            return
-        target = self.workers.get(push.target.worker_id)
-        for end in (worker, target):
-            if end is not None and end.stalled:
-                end.waiting.append(lambda: self._push(worker, push))
-                return
-        tokens = self.tokens(push.request_id, push.whole)
-        worker.check(push.block_ids, tokens)
-        assert sequence_id(push.request_id, push.epoch) in worker.engine
-        refused = (
-            target is None
-            or target.member.incarnation != push.target.incarnation
-            or target.windows.get(push.request_id) != (push.epoch, push.target.block_ids)
-        )
-        if refused or target is None:
-            push.over = True
-            self._push_failed(worker, push, "refused")
-            return
-        target.write(push.target.block_ids, tokens, push.sent)
-        push.sent = len(tokens)
-        if push.handoff is None:
-            self.at(0.001 + self.delay(self.push_s), lambda: self._push(worker, push))
-            return
-        assert push.sent == push.num_tokens
-        push.over = True
-        del target.windows[push.request_id]
-        self.feed_worker(target, c.KvArrived(push.handoff, push.num_tokens, 0.0, "memory"))
-        self.at(self.delay(), lambda: self._delivered(worker, push))
-
-    def _push_failed(self, worker: FakeWorker, push: FakePush, reason: str) -> None:
-        if not worker.alive:
-            return
-        if worker.stalled:
-            worker.waiting.append(lambda: self._push_failed(worker, push, reason))
-            return
-        worker.check(push.block_ids, self.tokens(push.request_id, push.whole))
-        del worker.pushes[sequence_id(push.request_id, push.epoch)]
-        self.feed_worker(worker, c.HandoffFailed(push.request_id, push.epoch, reason))
-
-    def _delivered(self, worker: FakeWorker, push: FakePush) -> None:
-        if not worker.alive:
-            return
-        if worker.stalled:
-            worker.waiting.append(lambda: self._delivered(worker, push))
-            return
-        del worker.pushes[sequence_id(push.request_id, push.epoch)]
-        costs = PushCosts(*(LinkCost(self.rng.random(), 1.0 + self.rng.random()) for _ in range(2)))
-        self.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
-        tokens = push.num_tokens
-        self.feed_worker(worker, c.HandoffDelivered(push.request_id, push.epoch, tokens, 0.0, "memory"))

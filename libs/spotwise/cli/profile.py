@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import typer
 import uvloop
@@ -12,11 +13,12 @@ from rich.table import Table
 
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable
-from spotwise.cli.bench.servers import mesh_of
+from spotwise.cli.bench.servers import SPLIT_ALWAYS, mesh_of
 from spotwise.cli.errors import CommandError
-from spotwise.cli.profile_fit import IterationFit, LinkFit, fit_iterations, fit_link
-from spotwise.cli.profile_run import measure_costs, profile_steps
-from spotwise.core.cost_profile import CostProfile, profile_as_dict
+from spotwise.cli.profile_fit import fit_iterations, fit_link
+from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile, profile_as_dict
 
 _QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS = 64, 2, 1
 
@@ -41,13 +43,29 @@ def profile(
     steps = profile_steps(longest_prompt, widest, repeats)
     with progress_bar(console) as progress:
         task = progress.add_task("starting a mesh", total=len(steps))
-        with mesh_of(name, up_args) as endpoint:
+        with mesh_of(name, up_args, SPLIT_ALWAYS) as endpoint:
             progress.update(task, description="prompts and decodes")
             found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
             model = endpoint.model
+    costs, fit = fitted_profile(found, model)
+    document = {**profile_as_dict(costs), "fit": fit, "environment": environment()}
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    console.print(_table(costs, fit))
+    console.print(f"written to {file}", style="dim")
+
+
+def fitted_profile(found: Measurements, model: str) -> tuple[CostProfile, dict[str, Any]]:
+    """Return the profile that says best what was measured, and how well it does.
+
+    Raises:
+        CommandError: no KV was handed over, or nothing was measured.
+    """
     if found.kv_bytes_per_token is None:
         raise CommandError("no KV was handed over: a profile needs a mesh with prompt workers and token workers")
-    iterations, link = fit_iterations(found.iterations), fit_link(found.transfers)
+    try:
+        iterations, link = fit_iterations(found.iterations), fit_link(found.transfers)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
     about = environment()
     costs = CostProfile(
         f"{model} on {about['cores']} cores of {about['cpu']}",
@@ -55,6 +73,7 @@ def profile(
         link.cost,
         found.kv_bytes_per_token,
         found.kv_tokens,
+        median(found.messages_s) if found.messages_s else USUAL_MESSAGE_S,
     )
     fit = {
         "iterations": iterations.iterations,
@@ -63,28 +82,27 @@ def profile(
         "handoffs": link.handoffs,
         "link_mape": link.mape,
     }
-    document = {**profile_as_dict(costs), "fit": fit, "environment": about}
-    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    console.print(_table(iterations, link))
-    console.print(f"written to {file}", style="dim")
+    return costs, fit
 
 
-def _table(iterations: IterationFit, link: LinkFit) -> Table:
+def _table(costs: CostProfile, fit: dict[str, Any]) -> Table:
     table = Table(header_style="bold")
     table.add_column("cost")
     table.add_column("", justify="right")
-    cost = iterations.cost
+    cost, link = costs.iteration, costs.link
+    assert isinstance(cost, LinearIterationCost)  # what is fitted
     for title, figure in (
         ("an iteration, ms", f"{1e3 * cost.fixed_s:,.3f}"),
         ("a prompt token, us", f"{1e6 * cost.prompt_token_s:,.2f}"),
         ("1,000 tokens that a prompt token attends to, us", f"{1e9 * cost.prompt_context_s:,.3f}"),
         ("a sequence that decodes, us", f"{1e6 * cost.decode_s:,.1f}"),
         ("1,000 tokens that it attends to, us", f"{1e9 * cost.decode_context_s:,.1f}"),
-        ("a hand-off, ms", f"{1e3 * link.cost.latency_s:,.3f}"),
-        ("its bytes, MB/s", f"{link.cost.bytes_per_s / 1e6:,.0f}"),
-        (f"mean error of {iterations.iterations:,} iterations", f"{iterations.mape:.1%}"),
-        *((f"of those, {kind}", f"{mape:.1%}") for kind, mape in iterations.mape_of.items()),
-        (f"mean error of {link.handoffs:,} hand-offs", f"{link.mape:.1%}"),
+        ("a hand-off, ms", f"{1e3 * link.latency_s:,.3f}"),
+        ("its bytes, MB/s", f"{link.bytes_per_s / 1e6:,.0f}"),
+        ("a message, ms", f"{1e3 * costs.message_s:,.3f}"),
+        (f"mean error of {fit['iterations']:,} iterations", f"{fit['mape']:.1%}"),
+        *((f"of those, {kind}", f"{mape:.1%}") for kind, mape in fit["mape_of"].items()),
+        (f"mean error of {fit['handoffs']:,} hand-offs", f"{fit['link_mape']:.1%}"),
     ):
         table.add_row(title, figure)
     return table

@@ -26,6 +26,13 @@ from spotwise.mesh.redis_store import RedisStore
 #: A ledger is written with the next heartbeat; this is many of them.
 _LEDGER_WAIT_S = 5.0
 _LEDGER_POLL_S = 0.1
+#: From a request's arrival at the gateway to its first token there: submission, reservation and answer, order, token.
+_SPLIT_MESSAGES = 5
+#: Nothing is reserved where both phases are on one worker.
+_IN_PLACE_MESSAGES = 3
+
+#: Facts by stage.
+Ledger = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,15 @@ class Measurements:
 
     Attributes:
         iterations: times of all workers together.
-        transfers: (bytes, seconds) of each hand-off.
+        transfers: (bytes, seconds) of each hand-off, from the end of its prompt's computation.
+        messages_s: of each request that was alone, what its first token took beyond its prompt's iterations, a message.
         kv_bytes_per_token: as the hand-offs show; `None` where there was none.
         kv_tokens: room of the smallest worker.
     """
 
     iterations: list[IterationTime] = field(default_factory=list)
     transfers: list[tuple[int, float]] = field(default_factory=list)
+    messages_s: list[float] = field(default_factory=list)
     kv_bytes_per_token: int | None = None
     kv_tokens: int = 0
 
@@ -92,12 +101,17 @@ async def measure_costs(
                 for step in steps:
                     prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
                     asked = (_ask(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
-                    for request_id in await asyncio.gather(*asked):
-                        await _note_transfers(store, request_id, step, found)
+                    ledgers = [await _ledger(store, request_id) for request_id in await asyncio.gather(*asked)]
+                    times: list[IterationTime] = []
                     for worker in workers:
                         recent = await _recent(worker, seen[worker.id])
                         seen[worker.id] = recent.last
-                        found.iterations += recent.times
+                        times += recent.times
+                    found.iterations += times
+                    for ledger in ledgers:
+                        _note_transfer(ledger, step, found)
+                    if step.requests == 1:
+                        _note_messages(ledgers[0], times, found)
                     done()
     except MeshError as error:
         raise CommandError(str(error)) from error
@@ -126,25 +140,38 @@ async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int], output_
     return str(response.raise_for_status().json()["id"])
 
 
-async def _note_transfers(store: RedisStore, request_id: str, step: ProfileStep, found: Measurements) -> None:
-    """Wait for the end of a request's ledger and read its hand-off, if it had one."""
+async def _ledger(store: RedisStore, request_id: str) -> Ledger:
+    """Wait for the end of a request's ledger and return its facts by stage."""
     ends_s = asyncio.get_running_loop().time() + _LEDGER_WAIT_S
     while True:
         entries = {entry.stage: dict(entry.facts) for entry in await store.get_ledger(request_id)}
         # Prompt worker, token worker and gateway write each for itself.
         whole = "completed" in entries and "decoded" in entries
         if whole and ("handed_off" in entries or "kv_received" not in entries):
-            break
+            return entries
         if asyncio.get_running_loop().time() > ends_s:
-            break
+            return entries
         await asyncio.sleep(_LEDGER_POLL_S)
-    handed_off = entries.get("handed_off")
+
+
+def _note_transfer(ledger: Ledger, step: ProfileStep, found: Measurements) -> None:
+    """Note a request's hand-off, if it had one."""
+    handed_off = ledger.get("handed_off")
     if handed_off is not None:
         kv_bytes = int(handed_off["kv_bytes"])
-        found.transfers.append((kv_bytes, float(handed_off["transfer_s"])))
+        found.transfers.append((kv_bytes, float(handed_off["visible_s"])))
         # Whole blocks travel: the longest prompts say best what a token weighs.
         per_token = kv_bytes // step.prompt_tokens
         found.kv_bytes_per_token = min(per_token, found.kv_bytes_per_token or per_token)
+
+
+def _note_messages(ledger: Ledger, times: Sequence[IterationTime], found: Measurements) -> None:
+    """Note what a lone request's first token took, but for the computing."""
+    ttft_s = ledger.get("completed", {}).get("ttft_s")
+    if ttft_s is not None:
+        prompt_s = sum(time.seconds for time in times if time.shape.prompt_tokens)
+        messages = _SPLIT_MESSAGES if "handed_off" in ledger else _IN_PLACE_MESSAGES
+        found.messages_s.append(max(0.0, float(ttft_s) - prompt_s) / messages)
 
 
 def _doubling(first: int, last: int) -> list[int]:

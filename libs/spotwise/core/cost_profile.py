@@ -19,6 +19,8 @@ from spotwise.core.cost_model import IterationCost, LinearIterationCost, LinkCos
 
 #: Of the documents written now; one of another format is refused.
 FORMAT = "spotwise-cost-profile/1"
+#: Of a message, where nobody measured it: a broker on the same machine or network.
+USUAL_MESSAGE_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class CostProfile:
         link: seconds of a hand-off.
         kv_bytes_per_token: bytes of one token's KV, all layers.
         kv_tokens: tokens that a worker's KV cache holds.
+        message_s: seconds from one member's decision to the next one's, over bus and store.
     """
 
     name: str
@@ -38,10 +41,13 @@ class CostProfile:
     link: LinkCost
     kv_bytes_per_token: int
     kv_tokens: int
+    message_s: float = USUAL_MESSAGE_S
 
     def __post_init__(self) -> None:
         if self.kv_bytes_per_token < 1 or self.kv_tokens < 1:
             raise ValueError("kv_bytes_per_token and kv_tokens must be at least 1")
+        if not 0.0 <= self.message_s < math.inf:
+            raise ValueError("message_s must be at least 0 and finite")
 
     @property
     def context_parity(self) -> float:
@@ -97,6 +103,7 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
         "link": _plain(profile.link),
         "kv_bytes_per_token": profile.kv_bytes_per_token,
         "kv_tokens": profile.kv_tokens,
+        "message_s": profile.message_s,
     }
 
 
@@ -117,6 +124,7 @@ def profile_from_dict(document: Any) -> CostProfile:
         link=LinkCost(**_numbers(_mapping(fields.get("link"), "link"), "link", LinkCost)),
         kv_bytes_per_token=_count(fields, "kv_bytes_per_token"),
         kv_tokens=_count(fields, "kv_tokens"),
+        message_s=_number(fields.get("message_s", USUAL_MESSAGE_S), "message_s"),
     )
 
 

@@ -13,7 +13,6 @@ cut off leaves its window free for the next one; a COMMIT that finds chunks aske
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -23,44 +22,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
 from spotwise.wire.kv_frames import HANDOFF_BYTES, MAX_RESENDS, FrameKind, KvFrame, NackReason, decode_handoff
-
-
-class _Window:
-    """Blocks reserved for one attempt; `owner` is the push that may write them now."""
-
-    def __init__(self, epoch: int, block_ids: tuple[int, ...]) -> None:
-        self.epoch = epoch
-        self.block_ids = block_ids
-        self.lock = threading.Lock()
-        self.owner: _Incoming | None = None
-
-
-class _Incoming:
-    """One push as it arrives; `over` once it is answered or given up.
-
-    Attributes:
-        come: `[layers, blocks]` of its window, once it has one: cells whose bytes came, or are coming.
-        stored: chunks that are in their blocks.
-        asked_again: chunks that came damaged, until they are stored.
-    """
-
-    def __init__(self, link: UcxLink, first: KvFrame) -> None:
-        self.link = link
-        self.request_id = first.request_id
-        self.epoch = first.epoch
-        self.push_id = first.push_id
-        self.window: _Window | None = None
-        self.over = False
-        self.chunks: set[asyncio.Task[None]] = set()
-        self.come: NDArray[np.bool_]
-        self.stored: set[int] = set()
-        self.asked_again: set[int] = set()
-        self.resends = 0
-        self.kv_bytes = 0
-        self.started_s = time.perf_counter()
 
 
 class KvInbox:
@@ -79,8 +44,8 @@ class KvInbox:
         self._incarnation = incarnation
         self._on_handoff = on_handoff
         self._copies = copies
-        self._windows: dict[str, _Window] = {}
-        self._incoming: dict[tuple[UcxLink, int], _Incoming] = {}
+        self._windows: dict[str, KvWindow] = {}
+        self._incoming: dict[tuple[UcxLink, int], IncomingPush] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -91,7 +56,7 @@ class KvInbox:
     def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Open a window; replaces the request's earlier one."""
         self.forget(request_id)
-        self._windows[request_id] = _Window(epoch, block_ids)
+        self._windows[request_id] = KvWindow(epoch, block_ids)
 
     def forget(self, request_id: str) -> None:
         """Close a window: when this returns, nothing writes its blocks any more. Idempotent."""
@@ -114,7 +79,7 @@ class KvInbox:
             return None
         incoming = self._incoming.get(key)
         if incoming is None:
-            incoming = self._incoming[key] = _Incoming(link, frame)
+            incoming = self._incoming[key] = IncomingPush(link, frame)
         if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
             self._refuse(incoming, reason)
         if frame.kind is FrameKind.CHUNK:
@@ -141,7 +106,7 @@ class KvInbox:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def _claim(self, incoming: _Incoming, frame: KvFrame) -> NackReason | None:
+    def _claim(self, incoming: IncomingPush, frame: KvFrame) -> NackReason | None:
         """Check a header against its window, which the push takes if it is free; `None` where all is well."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
@@ -160,13 +125,13 @@ class KvInbox:
         if not cells or last_layer > self._memory.num_layers or last_block > len(window.block_ids):
             return NackReason.BAD_SHAPE
         if frame.kind is FrameKind.CHUNK:
-            come = _cells(incoming, frame)
+            come = incoming.cells(frame)
             if frame.payload_bytes != cells * self._memory.layer_block_bytes or come.any():
                 return NackReason.BAD_SHAPE
             come[:] = True
         return None
 
-    async def _chunk(self, incoming: _Incoming, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
+    async def _chunk(self, incoming: IncomingPush, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
         await arrived
         if incoming.over:
             return
@@ -180,7 +145,7 @@ class KvInbox:
         if reason is NackReason.BAD_CHECKSUM and incoming.resends < MAX_RESENDS and not incoming.over:
             incoming.resends += 1
             incoming.asked_again.add(frame.chunk_index)
-            _cells(incoming, frame)[:] = False
+            incoming.cells(frame)[:] = False
             self._answer(incoming, FrameKind.RESEND, chunk=frame)
         elif reason is not None:
             self._refuse(incoming, reason)
@@ -189,7 +154,7 @@ class KvInbox:
             incoming.asked_again.discard(frame.chunk_index)
             incoming.kv_bytes += frame.payload_bytes
 
-    def _store(self, incoming: _Incoming, frame: KvFrame, payload: Any) -> NackReason | None:
+    def _store(self, incoming: IncomingPush, frame: KvFrame, payload: Any) -> NackReason | None:
         """On a copy thread: verify and scatter one chunk."""
         if self._payloads.checksum(payload) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
@@ -204,7 +169,7 @@ class KvInbox:
         return None
 
     async def _finish(
-        self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+        self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
     ) -> None:
         is_over = True
         try:
@@ -223,7 +188,7 @@ class KvInbox:
             if is_over:
                 self._give_up((incoming.link, incoming.push_id))
 
-    def _missing(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
+    def _missing(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
         if payload.nbytes != HANDOFF_BYTES:
             return NackReason.BAD_SHAPE
         if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
@@ -233,7 +198,7 @@ class KvInbox:
             return NackReason.INCOMPLETE
         return None
 
-    def _complete(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
+    def _complete(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
         handoff = decode_handoff(frame, payload.data)
         incoming.over = True
         self._release(incoming)
@@ -249,7 +214,7 @@ class KvInbox:
         else:
             self._answer(incoming, FrameKind.ACK)
 
-    def _refuse(self, incoming: _Incoming, reason: NackReason) -> None:
+    def _refuse(self, incoming: IncomingPush, reason: NackReason) -> None:
         if not incoming.over:
             incoming.over = True
             self._release(incoming)
@@ -262,14 +227,14 @@ class KvInbox:
             incoming.over = True
             self._release(incoming)
 
-    def _release(self, incoming: _Incoming) -> None:
+    def _release(self, incoming: IncomingPush) -> None:
         """Take the window from a push. Its last scatter may still run: the next owner's wait for it at the lock."""
         window = incoming.window
         if window is not None and window.owner is incoming:
             window.owner = None
 
     def _answer(
-        self, incoming: _Incoming, kind: FrameKind, reason: NackReason | None = None, chunk: KvFrame | None = None
+        self, incoming: IncomingPush, kind: FrameKind, reason: NackReason | None = None, chunk: KvFrame | None = None
     ) -> None:
         """Send an ACK, a NACK with its reason, or a RESEND with its chunk."""
         answer = KvFrame(
@@ -298,9 +263,3 @@ class KvInbox:
 
     def _report(self, message: str, error: Exception) -> None:
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
-
-
-def _cells(incoming: _Incoming, frame: KvFrame) -> NDArray[np.bool_]:
-    """Return a view of a chunk's cells in what has come."""
-    last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
-    return incoming.come[frame.first_layer : last_layer, frame.first_block : last_block]

@@ -11,6 +11,7 @@ from spotwise.cli.bench.load import load
 from spotwise.cli.bench.memory import memory
 from spotwise.cli.bench.peer import peer
 from spotwise.cli.bench.scheduler import scheduler
+from spotwise.cli.bench.simulator import simulator
 from spotwise.cli.bench.transfer import transfer
 
 bench = typer.Typer(help="Measure a mesh; every benchmark takes --json FILE.", no_args_is_help=True)
@@ -22,6 +23,7 @@ bench.command()(transfer)
 bench.command()(agreement)
 bench.command()(scheduler)
 bench.command()(control_plane)
+bench.command()(simulator)
 
 
 @bench.callback()

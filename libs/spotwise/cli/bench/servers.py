@@ -48,6 +48,9 @@ _PATIENT_ENV = {"SPOTWISE_MAX_QUEUE_S": "3600", "SPOTWISE_STALL_S": "3600"}
 #: Nobody else knows its address, and vLLM's client sends no key.
 _OPEN_ENV = {"SPOTWISE_API_KEYS": ""}
 
+#: An idle mesh would rather serve in place, and what a hand-off costs could not be seen.
+SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
+
 _numbers = itertools.count()
 
 
@@ -123,7 +126,7 @@ def running_mesh(arguments: Sequence[str], env: Mapping[str, str] | None = None)
 
 
 @contextmanager
-def mesh_of(name: str | None, up_args: str) -> Iterator[MeshEndpoint]:
+def mesh_of(name: str | None, up_args: str, env: Mapping[str, str] | None = None) -> Iterator[MeshEndpoint]:
     """The mesh of that name, or one of this benchmark's own where there is none: started with these arguments.
 
     Raises:
@@ -133,7 +136,7 @@ def mesh_of(name: str | None, up_args: str) -> Iterator[MeshEndpoint]:
     if name is not None:
         yield MeshEndpoint.of_running(name)
         return
-    with running_mesh(up_arguments(up_args)) as endpoint:
+    with running_mesh(up_arguments(up_args), env) as endpoint:
         yield endpoint
 
 

@@ -111,7 +111,9 @@ async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Call
     try:
         await asyncio.gather(*(stream() for _ in range(shape.streams)))
         result.seconds = time.monotonic() - started_s
-        result.cpu_s = ProcessUsage.of_mesh(endpoint.name).cpu_since(before)
+        after = ProcessUsage.of_mesh(endpoint.name)
+        result.cpu_s = after.cpu_since(before)
+        result.peak_bytes |= Counter(after.resident_bytes)
     finally:
         sampling.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -27,7 +27,7 @@ from spotwise.cli.bench.report import (
     write_report,
 )
 from spotwise.cli.bench.rounds import in_order_of_round
-from spotwise.cli.bench.servers import running_mesh, up_arguments
+from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh, up_arguments
 from spotwise.cli.bench.transfer_visible import MODE_VARIABLE, HandOff, measure_hand_offs, medians
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.core.worker.push_policy import KvPush
@@ -67,7 +67,7 @@ def transfer(
             for number in range(1, rounds + 1):
                 for mode in in_order_of_round(number, tuple(KvPush)):
                     task = progress.add_task(f"round {number}, {mode}", total=len(sizes) * (requests + 1))
-                    with running_mesh(mesh_arguments, {MODE_VARIABLE: mode.value}) as mesh:
+                    with running_mesh(mesh_arguments, {**SPLIT_ALWAYS, MODE_VARIABLE: mode.value}) as mesh:
                         measured = asyncio.run(
                             measure_hand_offs(
                                 mesh,
