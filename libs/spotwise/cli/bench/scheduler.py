@@ -26,6 +26,7 @@ from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.mesh.garbage import collect_rarely
 
 #: A decision at 1,000 workers takes less than this.
 DECISION_US = 100.0
@@ -50,6 +51,7 @@ def scheduler(
     require_writable(json)
     console = report_console()
     rows: list[Row] = []
+    collect_rarely()  # as in the service
     with progress_bar(console) as progress:
         for name, blocks in (("with room", _ROOMY), ("full", _SCARCE)):
             task = progress.add_task(f"a fleet {name}", total=decisions)
