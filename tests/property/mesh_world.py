@@ -34,7 +34,7 @@ from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
-LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.RenewLeases, m.Member)
+LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member)
 
 
 class MeshWorld:

@@ -120,7 +120,9 @@ class Reconciliation(RuleBasedStateMachine):
     @invariant()
     def it_stands_in_one_group(self) -> None:
         assert self.pools.members(*ALL_GROUPS) == [self.view]
-        assert self.pools.group_of("w") == (Pool.TOKEN, self.view.pool)
+        group = self.pools.group_of("w")
+        assert group is not None
+        assert (group.home, group.pool) == (Pool.TOKEN, self.view.pool)
 
     @invariant()
     def nothing_is_counted_below_zero(self) -> None:

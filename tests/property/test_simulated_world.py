@@ -135,10 +135,13 @@ def test_the_same_world_is_the_same_run(
 def test_orders_of_several_iterations_change_no_decision(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
 ) -> None:
-    """Every request has the same times on the same machines, and every machine does the same."""
+    """Every request has the same times on the same machines, and every machine does the same.
+
+    In which order two machines do what they do at the same moment is no decision of theirs.
+    """
     single = run(worlds.machines(*counts, kind=SMALL), replace(chosen, counted_steps=1), arrivals)
     counted = run(worlds.machines(*counts, kind=SMALL), replace(chosen, counted_steps=steps), arrivals)
-    assert single[1].completed == counted[1].completed
+    assert sorted(single[1].completed, key=repr) == sorted(counted[1].completed, key=repr)
     for one, many in zip(single[0].machines, counted[0].machines, strict=True):
         assert (one.iterations, one.preemptions, one.sent) == (many.iterations, many.preemptions, many.sent)
         assert abs(one.busy_s - many.busy_s) < 1e-9

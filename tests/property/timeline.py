@@ -34,11 +34,11 @@ class Arrival:
     """A request, and what becomes of it.
 
     Attributes:
-        kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one),
-            `in_place`, or `queued` (in place without a reservation).
+        kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one)
+            or `in_place` (both phases are here).
         alike: the first tokens of prompts with the same number are the same.
         load_ticks: until its record is loaded.
-        then_ticks: until its KV or its order in place comes, or its hand-off is delivered.
+        then_ticks: until its KV comes, or its hand-off is delivered.
         cancel_ticks: until its client leaves, if that comes first.
     """
 
@@ -103,12 +103,12 @@ class Timeline:
         """A request comes now."""
         self.live[name] = arrival
         stream = m.StreamRef("g", self._entered)
-        if arrival.kind in ("hand_off", "queued"):
-            target = OTHER if arrival.kind == "hand_off" else HERE
-            self.tell(m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S))
-        else:
+        if arrival.kind == "decode":
             tokens = arrival.prompt + arrival.new
             self.tell(m.ReserveKv(name, 1, stream, "s", 1, tokens, arrival.new, LEASE_S))
+        else:
+            target = OTHER if arrival.kind == "hand_off" else HERE
+            self.tell(m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S, arrival.new))
         if arrival.cancel_ticks is not None:
             self.at(self.tick + arrival.cancel_ticks, lambda: self.tell(m.CancelRequest(name, 1)))
 
@@ -174,8 +174,10 @@ class Timeline:
                     continue
                 case c.LoadRecord(name):
                     self._later(self.live[name].load_ticks, c.RecordLoaded(self._record(name)))
-                case m.Send("s", m.KvReserved(name, target=target)):
-                    self._reserved(name, target)
+                case m.Send("s", m.KvReserved(name)):
+                    arrival = self.live[name]
+                    handoff = KvHandoff(name, 1, arrival.prompt, 0)
+                    self._later(arrival.then_ticks, c.KvArrived(handoff, 1, 0.1, "shm"))
                 case m.Send("s", m.KvRefused(name)):
                     self.live.pop(name)
                 case c.PushKv(handoff):
@@ -187,14 +189,6 @@ class Timeline:
 
     def _later(self, ticks: int, event: c.WorkerEvent) -> None:
         self.at(self.tick + ticks, lambda: self.tell(event))
-
-    def _reserved(self, name: str, target: KvTarget) -> None:
-        arrival = self.live[name]
-        if arrival.kind == "decode":
-            self._later(arrival.then_ticks, c.KvArrived(KvHandoff(name, 1, arrival.prompt, 0), 1, 0.1, "shm"))
-        else:
-            stream = m.StreamRef("g", 0)
-            self._later(arrival.then_ticks, m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S))
 
     def _record(self, name: str) -> RequestRecord:
         arrival = self.live[name]

@@ -86,10 +86,6 @@ class CountedBlockPool(BlockPool):
         owned = self._count[owner] = self._count.get(owner, 0) + blocks
         return _table(owned)
 
-    def reuse(self, owner: str, reused: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the owner's table: `reused` is empty here."""
-        return self.owned_by(owner)
-
     def remember(self, owner: str, index: int, content: bytes) -> None:
         """Remember nothing."""
 

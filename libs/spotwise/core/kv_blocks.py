@@ -139,20 +139,6 @@ class BlockPool:
             self._owned[owner] += self._take(missing)
         return self._owned[owner]
 
-    def reuse(self, owner: str, reused: tuple[int, ...]) -> tuple[int, ...]:
-        """Give an owner these blocks (from `find`) in place of its first ones, and return its block table.
-
-        Raises:
-            KvBlocksError: the owner has fewer blocks.
-        """
-        table = self.owned_by(owner)
-        if len(table) < len(reused):
-            raise KvBlocksError(f"{owner} owns {len(table)} blocks, {len(reused)} are to take their place")
-        self._share(reused)
-        self._let_go(table[: len(reused)])
-        self._owned[owner] = reused + table[len(reused) :]
-        return self._owned[owner]
-
     def remember(self, owner: str, index: int, content: bytes) -> None:
         """Note what block `index` of the owner's table holds: all its positions are written, and will not be again.
 

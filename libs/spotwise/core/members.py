@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+#: Seconds between two heartbeats of a member at least. A worker beats besides its turn when it has computed prompts: who has an
+#: empty prompt queue is what a scheduler wants to know soonest. Short beside a prompt, and still no more than a message or so
+#: an iteration, from whoever computes prompts without a pause.
+NEWS_INTERVAL_S = 0.02
+
 
 class MemberKind(StrEnum):
     """The six services."""

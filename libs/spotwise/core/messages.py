@@ -91,7 +91,7 @@ class RequestRejected:
 
 @dataclass(frozen=True, slots=True)
 class RequestAssigned:
-    """Both phases have their worker, and the KV its blocks."""
+    """Both phases have their worker, which has taken the request."""
 
     request_id: str
     epoch: int
@@ -129,8 +129,10 @@ class StartPrefill:
     """Compute the prompt, sample one token, deliver the KV to `target`.
 
     Attributes:
-        target: the reservation. One of the addressed worker itself: both phases are there; without blocks: and nothing is
-            reserved, the prompt waits there for its first blocks and may preempt for them.
+        scheduler_id: who asks. Where both phases are on one worker, it gets `PrefillAccepted` or `KvRefused`.
+        target: the reservation; where both phases are on the addressed worker, itself, with no blocks: nothing is reserved, the
+            prompt waits there for its first blocks and may preempt for them.
+        owed_tokens: new tokens at most.
     """
 
     request_id: str
@@ -141,6 +143,7 @@ class StartPrefill:
     prompt_tokens: int
     target: KvTarget
     lease_s: float
+    owed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,16 @@ class KvReserved:
     epoch: int
     assignment: int
     target: KvTarget
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAccepted:
+    """The request of order `assignment` waits here for both its phases."""
+
+    request_id: str
+    epoch: int
+    assignment: int
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +307,7 @@ Message = (
     | Drain
     | DrainReply
     | KvReserved
+    | PrefillAccepted
     | KvRefused
     | RenewLeases
     | TokenBatch

@@ -25,9 +25,8 @@ from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import Requests
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import MemberKind, RejectCode
-from spotwise.core.request import FinishReason
 
-SchedulerEvent = m.SubmitRequest | m.CloseRequest | m.KvReserved | m.KvRefused | m.Member | m.Tick
+SchedulerEvent = m.SubmitRequest | m.CloseRequest | m.KvReserved | m.PrefillAccepted | m.KvRefused | m.Member | m.Tick
 SchedulerCommand = m.Send | m.RecordLedger
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
@@ -40,7 +39,7 @@ class SchedulerLimits:
     Attributes:
         max_queued: requests that wait for room at most; one more is told that the mesh is full.
         max_queue_s: seconds that one waits at most.
-        reservation_timeout_s: a reservation that has not been answered by then is given up and asked for anew.
+        reservation_timeout_s: a reservation, or an order for both phases, that was not answered by then is given up.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
     """
@@ -93,6 +92,7 @@ class SchedulerRole:
             m.SubmitRequest: self._submit,
             m.CloseRequest: self._close,
             m.KvReserved: self._assigner.kv_reserved,
+            m.PrefillAccepted: self._assigner.prefill_accepted,
             m.KvRefused: self._assigner.kv_refused,
             m.Member: self._heartbeat,
             m.Tick: self._tick,
@@ -166,7 +166,7 @@ class SchedulerRole:
         is_present = self.membership.get(member.id) is member  # and no late word of an earlier incarnation
         if is_present and member.id in self.pools:
             self.pools.heard(member, self.scheduler_id, now)
-            self._assigner.assign_waiting(now)
+            self._assigner.room_reported(member.id, now)
 
     def _member_changed(self, event: MemberJoined | MemberLost) -> None:
         member = event.member
@@ -180,19 +180,14 @@ class SchedulerRole:
             for entry in [entry for entry in self._requests if entry.order.stream.gateway_id == member.id]:
                 self._assigner.drop(entry, cancel=True)
                 if self.membership.get(member.id) is None:  # else it has restarted, and its streams are others
-                    self._tell_dropped(entry.order.stream, event.reason)
-
-    def _tell_dropped(self, stream: m.StreamRef, reason: str) -> None:
-        """Ask a gateway that was only silent for another attempt; it would else wait for tokens that nobody computes."""
-        error = f"the scheduler gave the gateway up: {reason}"
-        delta = m.TokenDelta(stream.stream_id, 0, None, FinishReason.ERROR, error, retryable=True)
-        self._commands.append(m.Send(stream.gateway_id, m.TokenBatch(self.scheduler_id, (delta,))))
+                    error = f"the scheduler gave the gateway up: {event.reason}"
+                    self._assigner.tell_dropped(entry.order.stream, error)
 
     def _tick(self, event: m.Tick, now: float) -> None:
         for change in self.membership.expire(now):
             self._member_changed(change)
         silent_since = now - self.limits.reservation_timeout_s
-        self._assigner.give_back(lambda entry: (entry.reserving_since_s or now) <= silent_since)
+        self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)
         for entry in self._requests.queued:
             if now - entry.accepted_s > self.limits.max_queue_s:
                 self._assigner.drop(entry, cancel=True)

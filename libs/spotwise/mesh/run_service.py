@@ -11,6 +11,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
+from spotwise.mesh.garbage import collect_rarely
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.telemetry import configure_logging
@@ -32,6 +33,7 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
         return 2
     configure_logging(settings)
     _allow_files()
+    collect_rarely()
 
     async def main() -> None:
         await serve(settings)

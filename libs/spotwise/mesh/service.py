@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
+from spotwise.core.members import NEWS_INTERVAL_S
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import event_edge
@@ -60,6 +61,7 @@ class ServiceHost:
         self._member = member
         self._describe: Callable[[Member], Member] = lambda member: member
         self._stopping = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._ledger: list[LedgerEntry] = []
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self._registered_s = 0.0
@@ -214,10 +216,14 @@ class ServiceHost:
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Call `work` again and again; a broker or store that is away for a moment is logged and waited for."""
+        self._again_and_again(lambda: asyncio.sleep(interval_s), work, name)
 
+    def _again_and_again(
+        self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str
+    ) -> None:
         async def loop() -> None:
             while True:
-                await asyncio.sleep(interval_s)
+                await pause()
                 try:
                     await work()
                 except (MeshError, OSError) as error:
@@ -247,7 +253,7 @@ class ServiceHost:
         await self.control.set_serving(True)
         await self._register()
         await self._beat()
-        self.every(self.settings.heartbeat_s, self._beat, "heartbeat")
+        self._again_and_again(self._beat_is_due, self._beat, "heartbeat")
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
         await self._stopping.wait()
         await self.control.set_serving(False)
@@ -259,6 +265,19 @@ class ServiceHost:
             self._replaced = True
             self._failure = MeshError(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")
             self.stop()
+
+    def beat_soon(self) -> None:
+        """Beat before its turn, because there is news; several within `NEWS_INTERVAL_S` are one."""
+        self._has_news.set()
+
+    async def _beat_is_due(self) -> None:
+        """Wait until it is this member's turn, or it has news; what is said from here on is in that heartbeat."""
+        period_s = self.settings.heartbeat_s
+        await asyncio.sleep(min(NEWS_INTERVAL_S, period_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(period_s - NEWS_INTERVAL_S):
+                await self._has_news.wait()
+        self._has_news.clear()
 
     async def _beat(self) -> None:
         """Say that this member is there; never behind the store, whose absence must not make it look lost."""

@@ -194,7 +194,7 @@ def settings_of(case: Case, model: LanguageModel) -> WorldSettings:
         overlap=Overlap(crossover_tokens=None),
         link_latency_s=0.0,
         private_link_bytes_per_s=_PUBLISHED_LINK_BYTES_PER_S,
-        beats_after_prompts=True,
+        news_interval_s=0.0,
         beats_after_endings=True,
     )
 

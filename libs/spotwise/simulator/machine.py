@@ -58,7 +58,9 @@ class Machine:
         self._hand_offs = HandOffs(self.send_link, self.result, self.receive, around)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
-        self._has_news = False
+        self._news_is_planned = False
+        self._sequence_left = False
+        self._beaten_s = -math.inf
         self._performers: dict[type, Callable[[Any], None]] = {
             m.Send: lambda command: around.control.send(command.recipient_id, command.message),
             m.RecordLedger: _nothing,
@@ -100,7 +102,8 @@ class Machine:
     def beat(self) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
         self._count_ended()
-        self._has_news = False
+        self._beaten_s = self._queue.now
+        self._sequence_left = False
         load = self.role.load()
         if (self.home, load) != self._told:
             self._told = (self.home, load)
@@ -113,6 +116,20 @@ class Machine:
         self.beat()
         if self._order is not None:
             self._plan_beat()
+
+    def _beat_soon(self) -> None:
+        """Beat before its turn, but not too soon after the last time."""
+        if not self._news_is_planned:
+            due_s = self._beaten_s + self._around.settings.news_interval_s
+            if due_s <= self._queue.now:
+                self.beat()
+            else:
+                self._news_is_planned = True
+                self._queue.at(due_s, self._beat_with_news)
+
+    def _beat_with_news(self, _: None) -> None:
+        self._news_is_planned = False
+        self.beat()
 
     def _plan_beat(self) -> None:
         """Beat at the next multiple of the period: a machine that does nothing has nothing new to tell."""
@@ -140,7 +157,7 @@ class Machine:
 
     def _drop(self, command: c.DropSequence) -> None:
         self._token_times.drop(command.sequence_id)
-        self._has_news = self._around.settings.beats_after_endings
+        self._sequence_left = self._around.settings.beats_after_endings
         self._hand_offs.drop(command.sequence_id)
 
     def _run_iteration(self, command: c.RunIteration) -> None:
@@ -163,8 +180,8 @@ class Machine:
             return  # it was cut, or is over
         if order.is_planned:
             self._count_ended()
-            if self._has_news or (order.shape.prompt_tokens and self._around.settings.beats_after_prompts):
-                self.beat()
+            if order.shape.prompt_tokens or self._sequence_left:
+                self._beat_soon()
             self._plan_beat()
         else:
             order.plan()

@@ -4,8 +4,9 @@ Law: one `SchedulerRole` and as many `WorkerRole`s as there are machines, the cl
 this world carries their messages, takes the time that their commands take, and counts. Nobody dies in it and no message is
 lost, so leases and time-outs never run out (`PATIENT`), and workers need no ticks.
 
-A heartbeat goes out at a multiple of the period after something happened on a machine, and only if its load changed since the
-last: the scheduler's view is a report and what was ordered since, and the same report again changes neither.
+A heartbeat goes out at a multiple of the period after something happened on a machine, or when it has computed prompts, and
+only if its load changed since the last: the scheduler's view is a report and what was ordered since, and the same report again
+changes neither.
 
 Source: an event-driven simulator of the cluster, Splitwise section 5.
 

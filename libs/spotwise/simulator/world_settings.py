@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import Pool
+from spotwise.core.members import NEWS_INTERVAL_S, Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.hardware import LanguageModel, MachineType
@@ -69,8 +69,9 @@ class WorldSettings:
         private_link_bytes_per_s: every transfer has a link of this rate for itself, whatever the machines have (the published
             simulator); `None` lets transfers share the links of their machines.
         heartbeat_s: between two heartbeats of a machine whose load changed.
-        beats_after_prompts: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known.
-        beats_after_endings: and one whenever a sequence has left a machine, so that the room that it leaves is known.
+        news_interval_s: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known, but
+            so long after the last one; where it is as long as `heartbeat_s`, there are no more than these.
+        beats_after_endings: and one, as soon, whenever a sequence has ended, so that the room that it leaves is known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
     """
@@ -88,7 +89,7 @@ class WorldSettings:
     link_latency_s: float = 0.00001
     private_link_bytes_per_s: float | None = None
     heartbeat_s: float = 0.25
-    beats_after_prompts: bool = False
+    news_interval_s: float = NEWS_INTERVAL_S
     beats_after_endings: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
@@ -96,7 +97,8 @@ class WorldSettings:
     def __post_init__(self) -> None:
         if self.policy.prefix_caching:
             raise ValueError("a simulated worker has no prefix cache: its policy must have prefix_caching=False")
-        if min(self.control_latency_s, self.link_latency_s) < 0 or min(self.heartbeat_s, self.tick_s) <= 0:
+        latencies = (self.control_latency_s, self.link_latency_s, self.news_interval_s)
+        if min(latencies) < 0 or min(self.heartbeat_s, self.tick_s) <= 0:
             raise ValueError("latencies are at least 0, periods above 0")
         if self.private_link_bytes_per_s is not None and self.private_link_bytes_per_s <= 0:
             raise ValueError("private_link_bytes_per_s must be above 0; None shares the machines' links")

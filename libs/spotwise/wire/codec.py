@@ -260,7 +260,12 @@ _ROWS: tuple[_Row, ...] = (
     (
         m.StartPrefill,
         "start_prefill",
-        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens"),
+        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens", "owed_tokens"),
+    ),
+    (
+        m.PrefillAccepted,
+        "prefill_accepted",
+        *_plain(m.PrefillAccepted, worker.PrefillAccepted, *_ATTEMPT, "assignment", "worker_id"),
     ),
     (m.CancelRequest, "cancel_request", *_plain(m.CancelRequest, worker.CancelRequest, *_ATTEMPT)),
     (m.KvReserved, "kv_reserved", *_nested(m.KvReserved, worker.KvReserved, "target", *_ATTEMPT, "assignment")),

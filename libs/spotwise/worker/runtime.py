@@ -122,6 +122,8 @@ class WorkerRuntime:
             if watch is not None:
                 self._pushes.watched(watch)
             self._loop.feed(c.IterationFinished(sampled))
+            if command.batch.prompt_tokens:
+                self._host.beat_soon()
 
         on_layers = None if watch is None else watch.layers_written
         self._engine.run_iteration(command.batch, finished, self._iteration_failed, on_layers)

@@ -13,7 +13,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 
-#: How often the role looks at its deadlines (lost members, silent reservations, long waits).
+#: How often the role looks at its deadlines (lost members, orders without an answer, long waits).
 TICK_S = 0.2
 
 

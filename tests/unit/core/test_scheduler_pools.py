@@ -8,7 +8,7 @@ from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import Pool
 from tests.unit.core.builders import ledger, only, sent, worker_member
-from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, refused, reserved, submission
+from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, accepted, refused, reserved, submission
 
 TIGHT = PoolPolicy(max_pending_prompt_tokens=40, repurpose_window_s=10.0)
 FULL = worker_member("p", Pool.PROMPT, pending=30)
@@ -17,13 +17,12 @@ FULL = worker_member("p", Pool.PROMPT, pending=30)
 class TestSpill:
     """A pool over its threshold gets help."""
 
-    def test_a_prompt_in_place_is_reserved_and_started_on_one_worker(self) -> None:
-        """The reservation is its token part, the order to start its prompt part; the ledger says by which rule."""
+    def test_a_prompt_in_place_is_ordered_from_one_worker(self) -> None:
+        """The ledger says by which rule."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
-        assert bench.reservations(submission()) == [("r", "t")]
-        commands = bench.feed(reserved())
-        (start,) = only(commands, m.StartPrefill)
-        assert sent(commands, "t") == [start]
+        (start,) = sent(bench.feed(submission()), "t")
+        assert isinstance(start, m.StartPrefill)
+        commands = bench.feed(accepted())
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "t", "t")]
         assert ledger(commands, "assigned")[0]["placed_by"] == "conversion"
 
@@ -32,33 +31,35 @@ class TestSpill:
         policy = replace(TIGHT, max_pending_prompt_tokens=60)
         full = worker_member("p", Pool.PROMPT, pending=40)
         bench = SchedulerBench(full, TOKEN, worker_member("t2"), policy=policy)
-        assert bench.reservations(submission("a")) == [("a", "t")]
-        assert bench.reservations(submission("b")) == [("b", "t")]
-        assert bench.reservations(submission("c")) == [("c", "t2")]
+        assert bench.asked(submission("a")) == [("a", "t")]
+        assert bench.asked(submission("b")) == [("b", "t")]
+        assert bench.asked(submission("c")) == [("c", "t2")]
 
     def test_a_refusal_brings_a_converted_worker_home(self) -> None:
-        """It has no foreign work then, and the scheduler means none for it."""
+        """With its next heartbeat, which has seen the order and has nothing of it."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
         assert bench.role.pools["t"].pool is Pool.MIXED
         bench.feed(refused())
+        bench.feed(m.CloseRequest("r", 1, finished=False))
+        bench.feed(worker_member("t", seen=(("s", 1),)))
         assert bench.role.pools["t"].pool is Pool.TOKEN
 
     def test_a_closed_request_brings_it_home_as_well(self) -> None:
-        """Before its reservation was answered."""
+        """Before it has answered."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
         bench.feed(m.CloseRequest("r", 1, finished=False))
+        bench.feed(worker_member("t", seen=(("s", 1),)))
         assert bench.role.pools["t"].pool is Pool.TOKEN
 
     def test_the_heartbeat_after_the_work_brings_it_home(self) -> None:
         """No message, and no state of the scheduler's own."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
-        bench.feed(submission())
-        bench.feed(reserved())
-        bench.feed(worker_member("t", prompts_in_place=1, seen=(("s", 2),)))
+        bench.assign()
+        bench.feed(worker_member("t", prompts_in_place=1, seen=(("s", 1),)))
         assert bench.role.pools["t"].pool is Pool.MIXED
-        bench.feed(worker_member("t", decoding=1, seen=(("s", 2),)))
+        bench.feed(worker_member("t", decoding=1, seen=(("s", 1),)))
         assert bench.role.pools["t"].pool is Pool.TOKEN
 
 
@@ -145,4 +146,4 @@ class TestRestart:
             counts = [(view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) for view in role.pools]
             assert counts == [(30, 0, 100), (5, 9, 50), (0, 20, 100)]
         after = submission("after", prompt=5)
-        assert old.reservations(after) == new.reservations(after) == [("after", "t")]
+        assert old.asked(after) == new.asked(after) == [("after", "t")]

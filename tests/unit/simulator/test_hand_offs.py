@@ -30,7 +30,7 @@ def test_a_push_that_is_called_off_is_told_of_once_and_frees_its_links(after_s: 
     sender = Link(1000.0)
     result = MachineResult("p", "tiny", m.Pool.PROMPT, kv_blocks=4)
     hand_offs = HandOffs(sender, result, told.append, around)
-    hand_offs.ordered(m.StartPrefill("r", 1, m.StreamRef("gateway", 1), "scheduler", 1, 1, TARGET, 5.0))
+    hand_offs.ordered(m.StartPrefill("r", 1, m.StreamRef("gateway", 1), "scheduler", 1, 1, TARGET, 5.0, 1))
     hand_offs.push(c.PushKv(KvHandoff("r", 1, 1, 0), TARGET, (0,)))
     queue.at(after_s, lambda _: hand_offs.abort(c.AbortPush("r", 1)))
     queue.at(after_s + 0.01, lambda _: hand_offs.abort(c.AbortPush("r", 1)))

@@ -94,9 +94,10 @@ class TestOneRequest:
         assert result.machines[0].sent_bytes > 0
 
     def test_messages_take_their_time(self) -> None:
-        """The request, the reservation, its answer, the order, and the token."""
-        _, diary = serve(machines(mixed=1), [Arrival(1.0, 100, 1)], settings(control_latency_s=0.25))
-        assert diary.completed[0].ttft_s == pytest.approx(5 * 0.25 + prefill_s(100))
+        """The request, the reservation, its answer, the order, and the token; in place the request, the order and the token."""
+        for split, messages in ((machines(prompt=1, token=1), 5), (machines(mixed=1), 3)):
+            _, diary = serve(split, [Arrival(1.0, 100, 1)], settings(control_latency_s=0.25))
+            assert diary.completed[0].ttft_s == pytest.approx(messages * 0.25 + prefill_s(100))
 
 
 class TestManyRequests:
@@ -199,6 +200,26 @@ class TestManyRequests:
         """There is nothing to find in it."""
         with pytest.raises(ValueError, match="prefix_caching"):
             replace(settings(), policy=WorkerPolicy())
+
+
+@pytest.mark.parametrize(("news_interval_s", "machine"), [(0.02, "m0"), (1000.0, "m1")])
+def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: float, machine: str) -> None:
+    """The first is free again when the third request comes, the second is not; without that heartbeat nobody would know."""
+    arrivals = [Arrival(0.0, 1000, 1), Arrival(prefill_s(1000) - 0.01, 500, 1), Arrival(prefill_s(1000) + 0.01, 300, 1)]
+    world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=news_interval_s)
+    _, diary = serve(machines(mixed=2), arrivals, world)
+    served = {request.arrival.prompt_tokens: request.prompt_machine for request in diary.completed}
+    assert served == {1000: "m0", 500: "m1", 300: machine}
+
+
+@pytest.mark.parametrize(("third_s", "machine"), [(0.45, "m1"), (0.55, "m0")])
+def test_news_waits_until_the_last_heartbeat_is_long_enough_ago(third_s: float, machine: str) -> None:
+    """Both machines are free from early on, and say so half a second after their first heartbeat."""
+    arrivals = [Arrival(0.0, 1000, 1), Arrival(0.1, 500, 1), Arrival(third_s, 300, 1)]
+    world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=0.5)
+    _, diary = serve(machines(mixed=2), arrivals, world)
+    served = {request.arrival.prompt_tokens: request.prompt_machine for request in diary.completed}
+    assert served == {1000: "m0", 500: "m1", 300: machine}
 
 
 def test_one_request_at_a_time_waits_as_long_as_queueing_theory_says() -> None:

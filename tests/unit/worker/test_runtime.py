@@ -264,24 +264,39 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     scored = SamplingParams(prompt_logprobs=100)
     requests = {"a": (1, SamplingParams()), "b": (2, scored), "c": (3, SamplingParams())}
     for request_id, (stream_id, sampling) in requests.items():
-        await mesh.write(request_id, PROMPT, 3, stream_id, sampling=sampling)
-        await mesh.reserve("w", request_id, len(PROMPT), 3, stream_id)
-    await until(lambda: worker.engine.num_sequences == 3)
-    await mesh.prefill("w", "a", PROMPT, 1)
+        await mesh.write(request_id, PROMPT, 8, stream_id, sampling=sampling)
+    await mesh.serve("w", "a", PROMPT, 8, 1)
     await until(worker.engine.at_work.is_set)
     for request_id, stream_id in (("b", 2), ("c", 3)):
-        await mesh.prefill("w", request_id, PROMPT, stream_id)
+        await mesh.serve("w", request_id, PROMPT, 8, stream_id)
     await until(lambda: worker.runtime.role.load().waiting == 2)
     worker.engine.gate.set()
     end = await mesh.end_of(2)
-    assert worker.engine.batch_sizes[:2] == [1, 3]
+    assert worker.engine.batch_sizes[0] == 1
+    assert 3 in worker.engine.batch_sizes
     assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, False)
     assert "too many log-probabilities" in end.error
     assert "2000 bytes" in end.error
     for stream_id in (1, 3):
         await mesh.end_of(stream_id)
-        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, 3)
+        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, 8)
     await worker.idle()
+
+
+async def test_a_worker_that_has_computed_prompts_says_so_before_its_turn(mesh: TwinMesh) -> None:
+    """Once for a prompt; tokens that follow are no news. The next regular heartbeat is further off than this test lasts."""
+    mesh.heartbeat_s = 10 * PATIENCE_S
+    async with mesh.worker("w") as worker:
+        await until(lambda: m.MemberState.READY in mesh.states("w"))
+        before = len(mesh.beats("w"))
+        await mesh.write("r", PROMPT, 40, stream_id=1)
+        await mesh.serve("w", "r", PROMPT, 40, stream_id=1)
+        await until(lambda: len(mesh.beats("w")) > before)
+        await mesh.end_of(1)
+        await worker.idle()
+        (news,) = mesh.beats("w")[before:]
+    assert news.load is not None
+    assert (news.load.prompts_in_place, news.load.assignments_seen) == (0, (("scheduler", 1),))
 
 
 # --- drain ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
 from spotwise.core.worker.policy import WorkerPolicy
@@ -165,11 +165,12 @@ class TwinMesh:
     """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers.
 
     Attributes:
-        policy: of workers that start.
+        policy, heartbeat_s: of workers that start.
     """
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.policy = WorkerPolicy()
+        self.heartbeat_s = 0.01
         self.clock = FakeClock()
         self.broker = MemoryBroker(max_payload_bytes)
         self.store = MemoryStore(self.clock)
@@ -226,13 +227,21 @@ class TwinMesh:
         order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
         await self.order(worker_id, order)
 
-    async def prefill(self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], stream_id: int) -> None:
-        """Order the prefill of a request that has its reservation."""
-        target = (await self.heard_of(m.KvReserved, request_id)).target
+    async def prefill(
+        self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int, target: KvTarget
+    ) -> None:
+        """Order the prefill of a request into its reservation, or to be served where it is computed."""
         self._assignments += 1
         stream = m.StreamRef("gateway", stream_id)
-        order = m.StartPrefill(request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S)
+        order = m.StartPrefill(
+            request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
+        )
         await self.order(prompt_worker, order)
+
+    async def serve(self, worker_id: str, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int) -> None:
+        """Order both phases of a request from one worker."""
+        here = KvTarget(worker_id, 1, "", ())
+        await self.prefill(worker_id, request_id, prompt, count, stream_id, here)
 
     async def assign(
         self,
@@ -244,12 +253,20 @@ class TwinMesh:
         stream_id: int,
     ) -> None:
         """Do for a request, whose record may be written, what a scheduler does."""
+        if prompt_worker == token_worker:
+            await self.serve(token_worker, request_id, prompt, count, stream_id)
+            return
         await self.reserve(token_worker, request_id, len(prompt), count, stream_id)
-        await self.prefill(prompt_worker, request_id, prompt, stream_id)
+        target = (await self.heard_of(m.KvReserved, request_id)).target
+        await self.prefill(prompt_worker, request_id, prompt, count, stream_id, target)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
         """What a worker's heartbeats said of it so far."""
-        return {each.state for each in self.heard if isinstance(each, m.Member) and each.id == worker_id}
+        return {beat.state for beat in self.beats(worker_id)}
+
+    def beats(self, worker_id: str) -> list[m.Member]:
+        """A worker's heartbeats so far."""
+        return [each for each in self.heard if isinstance(each, m.Member) and each.id == worker_id]
 
     def deltas(self, stream_id: int) -> list[m.TokenDelta]:
         """What the gateway heard of a stream, in order."""
@@ -279,7 +296,7 @@ class TwinWorker:
     async def start(self, stack: AsyncExitStack) -> None:
         """Join, as `serve_worker` does."""
         mesh = self._mesh
-        settings = ServiceSettings(service_id=self.id, heartbeat_s=0.01)
+        settings = ServiceSettings(service_id=self.id, heartbeat_s=mesh.heartbeat_s)
         kind = m.MemberKind.TOKEN_WORKER
         member = m.Member(self.id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1", m.Pool.MIXED)
         control = ControlServer(LOOPBACK, 0)

@@ -22,6 +22,11 @@ _FAMILIES = 200
 _SHARED_SPANS, _OWN_SPANS = 12, 8
 
 
+def _blocks_at_first(prompt_tokens: int) -> int:
+    """KV blocks of a prompt and its first token."""
+    return -(-(prompt_tokens + 1) // KV_BLOCK)
+
+
 @dataclass(slots=True)
 class _Held:
     """A worker's part of a request."""
@@ -105,9 +110,9 @@ class CountingFleet:
             tuple(spans),
         )
 
-    def take(self, commands: list[m.Send | m.RecordLedger]) -> list[m.KvReserved]:
-        """Carry out what a scheduler ordered; return the reservations that now stand."""
-        granted = []
+    def take(self, commands: list[m.Send | m.RecordLedger]) -> list[m.KvReserved | m.PrefillAccepted]:
+        """Carry out what a scheduler ordered; return the workers' answers."""
+        answers: list[m.KvReserved | m.PrefillAccepted] = []
         for command in commands:
             if isinstance(command, m.RecordLedger):
                 continue
@@ -116,18 +121,20 @@ class CountingFleet:
                 continue
             if isinstance(order, m.ReserveKv):
                 worker.seen = order.assignment
-                prompt_tokens = order.kv_tokens - order.owed_tokens
-                blocks = -(-(prompt_tokens + 1) // KV_BLOCK)
+                blocks = _blocks_at_first(order.kv_tokens - order.owed_tokens)
                 worker.held[order.request_id] = _Held(owed_tokens=order.owed_tokens, blocks=blocks)
                 target = KvTarget(worker.id, 1, "", ())
-                granted.append(m.KvReserved(order.request_id, 1, order.assignment, target))
+                answers.append(m.KvReserved(order.request_id, 1, order.assignment, target))
             elif isinstance(order, m.StartPrefill):
                 worker.seen = order.assignment
                 token_id = order.target.worker_id
-                part = worker.held.setdefault(order.request_id, _Held())
-                part.prompt_tokens, part.in_place = order.prompt_tokens, token_id == worker.id
+                part = worker.held[order.request_id] = _Held(prompt_tokens=order.prompt_tokens)
+                if token_id == worker.id:
+                    part.in_place, part.owed_tokens = True, order.owed_tokens
+                    part.blocks = _blocks_at_first(order.prompt_tokens)
+                    answers.append(m.PrefillAccepted(order.request_id, 1, order.assignment, worker.id))
                 self._prompts.append((order.request_id, worker.id, token_id))
-        return granted
+        return answers
 
     def work(self, prompts: int, requests: int) -> list[m.CloseRequest]:
         """End the oldest phases until no more than so many prompts and requests are at work; return what ended.

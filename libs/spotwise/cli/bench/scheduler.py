@@ -26,6 +26,7 @@ from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.mesh.garbage import collect_rarely
 
 #: A decision at 1,000 workers takes less than this.
 DECISION_US = 100.0
@@ -50,6 +51,7 @@ def scheduler(
     require_writable(json)
     console = report_console()
     rows: list[Row] = []
+    collect_rarely()  # as in the service
     with progress_bar(console) as progress:
         for name, blocks in (("with room", _ROOMY), ("full", _SCARCE)):
             task = progress.add_task(f"a fleet {name}", total=decisions)
@@ -65,7 +67,7 @@ class Taken:
 
     Attributes:
         decisions_us: events that placed a request, by submission or by heartbeat.
-        answers_us: reservations that stood.
+        answers_us: reservations that stood, and orders that were accepted.
         heartbeats_us: those that placed nobody.
         waited: requests that found no room at once.
         grown_objects: what Python's allocator had given out more at the end than in the middle.
@@ -141,7 +143,7 @@ def _rows(name: str, taken: Taken) -> list[Row]:
     return [
         Row(f"{name}: decision p50, us", percentile(taken.decisions_us, 50), DECISION_US, target),
         Row(f"{name}: decision p99, us", percentile(taken.decisions_us, 99), DECISION_US, target),
-        Row(f"{name}: reservation answered p50, us", percentile(taken.answers_us, 50)),
+        Row(f"{name}: answer of a worker p50, us", percentile(taken.answers_us, 50)),
         Row(f"{name}: heartbeat p50, us", percentile(taken.heartbeats_us, 50)),
         Row(f"{name}: heartbeat p99, us", percentile(taken.heartbeats_us, 99)),
         Row(f"{name}: requests that waited", taken.waited),

@@ -13,8 +13,12 @@ counts the tokens still owed, among workers with room for the request's KV.
 4. *All over*: the shortest queues of the home pools, whatever their length; and wherever there is room, else.
 
 KV flows one way: from workers whose home is the prompt pool to workers whose home is the token or the mixed pool. All else is
-served in place: the reservation becomes the sequence, and nothing is transferred. Were two workers to compute prompts for one
-another, each could fill up with reservations whose prompts wait for blocks on the other, for ever.
+served in place: nothing is reserved or transferred, and the prompt waits for its blocks where it is computed. Were two workers
+to compute prompts for one another, each could fill up with reservations whose prompts wait for blocks on the other, for ever.
+
+Room is asked of a worker in place too, though a prompt there could take the blocks of decodes: what a full mesh cannot take yet
+waits in one queue, from which any worker may take it, and not in many that are first come, first served each. A prompt
+that preempts is one whose room has gone since: to decodes that grew, or because the view of the worker was old.
 
 Break-even: a split costs its request the push and the prompt worker's queue; in place, the prompt costs all that decode there
 the time of its computing, and its request the queue there. Where both were measured, the smaller delay decides.
@@ -47,9 +51,9 @@ from spotwise.core.cluster.views import WorkerView
 from spotwise.core.members import Pool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Demand:
-    """What a request asks for.
+    """What a request asks for; never changed.
 
     Attributes:
         prompt_tokens: at least 1.
@@ -63,7 +67,8 @@ class Demand:
 
     def uncomputed(self, worker: WorkerView) -> int:
         """Tokens of the prompt that the worker would have to compute: the last one always."""
-        return self.prompt_tokens - min(self.held.get(worker.id, 0), self.prompt_tokens - 1)
+        held = self.held.get(worker.id) if self.held else None
+        return self.prompt_tokens if held is None else self.prompt_tokens - min(held, self.prompt_tokens - 1)
 
 
 class PlacedBy(StrEnum):
@@ -76,9 +81,9 @@ class PlacedBy(StrEnum):
     ALL_OVER = "all_over"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """A request's workers.
+    """A request's workers; never changed.
 
     Attributes:
         prompt_worker, token_worker: the same where the request is served in place.
@@ -197,10 +202,7 @@ class Placer:
         if push_s is None or prompt_s is None:
             return False
         uncomputed = demand.uncomputed(token_worker)
-        if (
-            token_worker.prompts_wait
-            and self._prompt_queue(demand, token_worker) > self._policy.max_pending_prompt_tokens
-        ):
+        if token_worker.tokens_to_wait_behind > max(0, self._policy.max_pending_prompt_tokens - uncomputed):
             return False
         here_s = token_worker.load.prompt_token_s
         if here_s is None:
@@ -222,9 +224,11 @@ class Placer:
     ) -> Placement | None:
         """Return the worker with the shortest queues of some groups, for both phases."""
         found = self._first(Queue.BOTH, demand, groups, reserves=True, bounded=bounded)
+        if not found:
+            return None
         length = self._pools.decode_length
-        worker = min(found, key=lambda view: (self._prompt_queue(demand, view) + length(view), view.id), default=None)
-        return None if worker is None else Placement(worker, worker, by, tuple(short))
+        worker = min(found, key=lambda view: (self._prompt_queue(demand, view) + length(view), view.id))
+        return Placement(worker, worker, by, tuple(short))
 
     # --- the shortest queue of a group --------------------------------------------------------------------------------
 
@@ -233,37 +237,38 @@ class Placer:
         return worker.pending_prompt_tokens + demand.uncomputed(worker)
 
     def _prompt_worker(self, demand: Demand, group: Group, *, bounded: bool = True) -> WorkerView | None:
-        return self._shortest(demand, self._first(Queue.PROMPTS, demand, (group,), reserves=False, bounded=bounded))
+        return self._shortest(demand, self._first(Queue.HOME, demand, (group,), reserves=False, bounded=bounded))
 
     def _shortest(self, demand: Demand, workers: Iterable[WorkerView | None]) -> WorkerView | None:
         found = [view for view in workers if view is not None]
-        return min(found, key=lambda view: (self._prompt_queue(demand, view), view.id), default=None)
+        if len(found) < 2:
+            return found[0] if found else None
+        return min(found, key=lambda view: (self._prompt_queue(demand, view), view.id))
 
     def _token_worker(self, demand: Demand, group: Group, *, bounded: bool = True) -> WorkerView | None:
         max_owed = self._policy.max_owed_tokens
         spare = max_owed - demand.max_new_tokens if bounded and max_owed is not None else None
         need = Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True, max_owed=spare)
-        return next(iter(self._pools.first_of(Queue.TOKENS, (group,), need)), None)
+        return next(iter(self._pools.first_of(Queue.HOME, (group,), need)), None)
 
     def _first(
         self, queue: Queue, demand: Demand, groups: tuple[Group, ...], *, reserves: bool, bounded: bool
     ) -> list[WorkerView]:
         """Return those of some groups that may have the shortest queue: of each the first, and who holds a prefix."""
         max_owed = self._policy.max_owed_tokens if bounded and reserves else None
-
-        def need(uncomputed: int) -> Need:
-            return Need(
-                demand.prompt_tokens,
-                demand.max_new_tokens,
-                reserves,
-                self._policy.max_pending_prompt_tokens - uncomputed if bounded else None,
-                max_owed - demand.max_new_tokens if max_owed is not None else None,
-            )
-
-        found = self._pools.first_of(queue, groups, need(demand.prompt_tokens))
+        need = Need(
+            demand.prompt_tokens,
+            demand.max_new_tokens,
+            reserves,
+            self._policy.max_pending_prompt_tokens - demand.prompt_tokens if bounded else None,
+            max_owed - demand.max_new_tokens if max_owed is not None else None,
+        )
+        found = self._pools.first_of(queue, groups, need)
         for worker_id in demand.held:
             if self._pools.group_of(worker_id) in groups:
                 view = self._pools[worker_id]
-                if need(demand.uncomputed(view)).is_met_by(view):
+                if bounded:
+                    need.max_pending = self._policy.max_pending_prompt_tokens - demand.uncomputed(view)
+                if need.is_met_by(view):
                     found.append(view)
         return found

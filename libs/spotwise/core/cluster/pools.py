@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.cluster.policy import DecodeQueue
@@ -20,15 +21,21 @@ from spotwise.core.cluster.ranking import Need, Ranking
 from spotwise.core.cluster.views import Assignment, WorkerView
 from spotwise.core.members import Member, Pool
 
-#: A worker's home, and the pool that it is in.
-Group = tuple[Pool, Pool]
-PROMPT_AT_HOME: Group = (Pool.PROMPT, Pool.PROMPT)
-PROMPT_AWAY: Group = (Pool.PROMPT, Pool.MIXED)
-TOKEN_AT_HOME: Group = (Pool.TOKEN, Pool.TOKEN)
-TOKEN_AWAY: Group = (Pool.TOKEN, Pool.MIXED)
-MIXED: Group = (Pool.MIXED, Pool.MIXED)
-ALL_GROUPS = (PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Workers of one home that are in one pool; there are five of them."""
+
+    home: Pool
+    pool: Pool
+
+
+PROMPT_AT_HOME = Group(Pool.PROMPT, Pool.PROMPT)
+PROMPT_AWAY = Group(Pool.PROMPT, Pool.MIXED)
+TOKEN_AT_HOME = Group(Pool.TOKEN, Pool.TOKEN)
+TOKEN_AWAY = Group(Pool.TOKEN, Pool.MIXED)
+MIXED = Group(Pool.MIXED, Pool.MIXED)
+ALL_GROUPS = (PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
 
 #: Where a worker's capacity stands in what it is ranked by.
 _CAPACITY = 0
@@ -37,20 +44,37 @@ _CAPACITY = 0
 class Queue(StrEnum):
     """What a ranking counts."""
 
-    PROMPTS = "prompts"
-    TOKENS = "tokens"
+    HOME = "home"  #: prompts in the prompt pool, tokens in the others
     BOTH = "both"
 
 
-_DECODES: dict[DecodeQueue, Callable[[WorkerView], int]] = {
-    DecodeQueue.OWED_TOKENS: lambda view: view.owed_tokens,
-    DecodeQueue.SEQUENCES: lambda view: view.decoding,
-}
+def _group_of(view: WorkerView) -> Group:
+    home = view.member.pool
+    if home is Pool.TOKEN:
+        return TOKEN_AWAY if view.is_away else TOKEN_AT_HOME
+    if home is Pool.PROMPT:
+        return PROMPT_AWAY if view.is_away else PROMPT_AT_HOME
+    return MIXED
 
 
-def _queues_of(group: Group) -> tuple[Queue, Queue]:
-    """What a group is ranked by: its home's queue, and both."""
-    return (Queue.PROMPTS if group[0] is Pool.PROMPT else Queue.TOKENS), Queue.BOTH
+def _pending(view: WorkerView) -> int:
+    return view.pending_prompt_tokens
+
+
+def _owed(view: WorkerView) -> int:
+    return view.owed_tokens
+
+
+def _decoding(view: WorkerView) -> int:
+    return view.decoding
+
+
+def _pending_and_owed(view: WorkerView) -> int:
+    return view.pending_prompt_tokens + view.owed_tokens
+
+
+def _pending_and_decoding(view: WorkerView) -> int:
+    return view.pending_prompt_tokens + view.decoding
 
 
 class Pools:
@@ -64,18 +88,15 @@ class Pools:
     """
 
     def __init__(self, decode_queue: DecodeQueue = DecodeQueue.OWED_TOKENS) -> None:
-        self.decode_length = _DECODES[decode_queue]
+        by_tokens = decode_queue is DecodeQueue.OWED_TOKENS
+        self.decode_length: Callable[[WorkerView], int] = _owed if by_tokens else _decoding
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[float, ...]]] = {}
         self._homes: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
-        lengths: dict[Queue, Callable[[WorkerView], int]] = {
-            Queue.PROMPTS: lambda view: view.pending_prompt_tokens,
-            Queue.TOKENS: lambda view: view.owed_tokens,
-            Queue.BOTH: lambda view: view.pending_prompt_tokens + self.decode_length(view),
-        }
-        self._rankings = {
-            (group, queue): Ranking(lengths[queue]) for group in ALL_GROUPS for queue in _queues_of(group)
+        self._by_home = {group: Ranking(_pending if group.home is Pool.PROMPT else _owed) for group in ALL_GROUPS}
+        self._by_both = {
+            group: Ranking(_pending_and_owed if by_tokens else _pending_and_decoding) for group in ALL_GROUPS
         }
 
     # --- who is there -------------------------------------------------------------------------------------------------
@@ -105,7 +126,7 @@ class Pools:
 
     def members(self, *groups: Group) -> list[WorkerView]:
         """Return the workers of some groups, in order of id."""
-        views = (view for group in groups for view in self._rankings[group, Queue.BOTH])
+        views = (view for group in groups for view in self._by_both[group])
         return sorted(views, key=lambda view: view.id)
 
     # --- what happens to them -----------------------------------------------------------------------------------------
@@ -159,49 +180,49 @@ class Pools:
             self._displace(view.id)
             self._most_kv_tokens = None
             return
-        group = (view.home, view.pool)
+        group = _group_of(view)
         ranked_by = (
             view.kv_tokens,
             view.pending_prompt_tokens,
-            view.prompts_wait,
+            view.tokens_to_wait_behind,
             view.owed_tokens,
             self.decode_length(view),
             view.free_tokens,
             view.reserves_ahead,
         )
-        known = self._places.get(view.id)
-        if known == (group, ranked_by):
+        known_group, known_by = self._places.get(view.id, (None, None))
+        if known_group is group and known_by == ranked_by:
             return
-        if known is None or known[1][_CAPACITY] != ranked_by[_CAPACITY]:
+        if known_by is None or known_by[_CAPACITY] != ranked_by[_CAPACITY]:
             self._most_kv_tokens = None
-        if known is None or known[0] != group:
+        if known_group is not group:
             self._displace(view.id)
-            self._homes[view.home] += 1
+            self._homes[group.home] += 1
         self._places[view.id] = (group, ranked_by)
-        for queue in _queues_of(group):
-            self._rankings[group, queue].put(view)
+        self._by_home[group].put(view)
+        self._by_both[group].put(view)
 
     def _displace(self, worker_id: str) -> None:
         place = self._places.pop(worker_id, None)
         if place is not None:
             group, _ = place
-            self._homes[group[0]] -= 1
-            for queue in _queues_of(group):
-                self._rankings[group, queue].remove(worker_id)
+            self._homes[group.home] -= 1
+            self._by_home[group].remove(worker_id)
+            self._by_both[group].remove(worker_id)
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
         """Return of each group the worker with the shortest queue that has what is needed, where there is one."""
-        firsts = (self._rankings[group, queue].first(need) for group in groups)
-        return [view for view in firsts if view is not None]
+        rankings = self._by_both if queue is Queue.BOTH else self._by_home
+        return [view for group in groups if (view := rankings[group].first(need)) is not None]
 
     def have_room(self, need: Need) -> bool:
         """Tell whether any worker has what is needed now."""
-        return any(self._rankings[group, Queue.BOTH].first(need) is not None for group in ALL_GROUPS)
+        return any(ranking.first(need) is not None for ranking in self._by_both.values())
 
     def most_kv_tokens(self) -> int:
         """Tokens that the largest KV cache of a ready worker holds; 0 where there is none."""
         if self._most_kv_tokens is None:
-            self._most_kv_tokens = max(self._rankings[group, Queue.BOTH].most_capacity() for group in ALL_GROUPS)
+            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_both.values())
         return self._most_kv_tokens

@@ -41,11 +41,18 @@ class PrefixMemory:
         if not self._capacity:
             return
         holder = (worker_id, incarnation)
+        holders = self._holders
         for span in spans:
-            others = [other for other in self._holders.pop(span, ()) if other[0] != worker_id]
-            self._holders[span] = (*others[-(HOLDERS - 1) :], holder)
-        while len(self._holders) > self._capacity:
-            self._holders.popitem(last=False)
+            known = holders.get(span)
+            if known is None:
+                holders[span] = (holder,)
+                continue
+            holders.move_to_end(span)
+            if known[-1] != holder:
+                others = [other for other in known if other[0] != worker_id]
+                holders[span] = (*others[-(HOLDERS - 1) :], holder)
+        while len(holders) > self._capacity:
+            holders.popitem(last=False)
 
     def held(self, spans: tuple[int, ...], incarnation_of: Callable[[str], int | None]) -> dict[str, int]:
         """Return how many of a prompt's first tokens workers were sent before, by worker, the most first.

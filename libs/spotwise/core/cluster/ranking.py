@@ -11,6 +11,7 @@ in that order would.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ RUN_LENGTH = 48
 
 @dataclass(slots=True)
 class Need:
-    """What a worker must have to be chosen; several are made for every decision, and none is changed.
+    """What a worker must have to be chosen; several are made for every decision.
+
+    A queue of length 0 is within any bound, hence `_bound`.
 
     Attributes:
         prompt_tokens, max_new_tokens: of the request.
@@ -46,13 +49,17 @@ class Need:
 
     def is_met_by(self, view: WorkerView) -> bool:
         """Tell whether the worker has all of it."""
-        if self.max_pending is not None and view.pending_prompt_tokens > self.max_pending and view.prompts_wait:
-            return False
-        if self.max_owed is not None and view.owed_tokens > max(0, self.max_owed):
+        if view.tokens_to_wait_behind > _bound(self.max_pending) or view.owed_tokens > _bound(self.max_owed):
             return False
         if self.reserves:
             return view.has_room(self.prompt_tokens, self.max_new_tokens)
         return view.could_ever_hold(self.prompt_tokens)
+
+
+def _bound(most: int | None) -> float:
+    if most is None:
+        return math.inf
+    return most if most > 0 else 0
 
 
 class _Run:
@@ -61,47 +68,48 @@ class _Run:
     Each column holds one quantity of every member, in the members' order.
     """
 
-    __slots__ = ("_ahead", "_capacity", "_free", "_owed", "_pending", "_summary", "_waiting", "keys", "views")
+    __slots__ = ("_ahead", "_capacity", "_owed", "_pending", "free", "keys", "most", "views")
 
     def __init__(self) -> None:
         self.keys: list[tuple[int, str]] = []
         self.views: list[WorkerView] = []
         self._capacity: list[int] = []
-        self._free: list[int] = []
+        self.free: list[int] = []
         self._pending: list[int] = []
-        self._waiting: list[bool] = []
         self._owed: list[int] = []
         self._ahead: list[float] = []
-        self._summary: tuple[int, int, int, bool, int, float] | None = None
+        #: Capacity, free tokens, pending, owed, ahead of whoever is best off in each; `None` since a change.
+        self.most: tuple[int, int, int, int, float] | None = None
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.keys, self.views, self._capacity, self._free, self._pending, self._waiting, self._owed, self._ahead
+        return self.keys, self.views, self._capacity, self.free, self._pending, self._owed, self._ahead
 
     def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
         """Take a member in at a position."""
         self.keys.insert(at, key)
         self.views.insert(at, view)
         self._capacity.insert(at, view.kv_tokens)
-        self._free.insert(at, view.free_tokens)
-        self._pending.insert(at, view.pending_prompt_tokens)
-        self._waiting.insert(at, view.prompts_wait)
+        self.free.insert(at, view.free_tokens)
+        self._pending.insert(at, view.tokens_to_wait_behind)
         self._owed.insert(at, view.owed_tokens)
         self._ahead.insert(at, view.reserves_ahead)
-        self._summary = None
+        self.most = None
 
-    def replace(self, at: int, view: WorkerView) -> None:
-        """Take in what has changed of a member that stays where it is."""
+    def change(self, at: int, view: WorkerView) -> None:
+        """Take note of what has changed of the member at a position, which keeps its place."""
         self.views[at] = view
-        self._capacity[at], self._free[at] = view.kv_tokens, view.free_tokens
-        self._pending[at], self._waiting[at] = view.pending_prompt_tokens, view.prompts_wait
-        self._owed[at], self._ahead[at] = view.owed_tokens, view.reserves_ahead
-        self._summary = None
+        self._capacity[at] = view.kv_tokens
+        self.free[at] = view.free_tokens
+        self._pending[at] = view.tokens_to_wait_behind
+        self._owed[at] = view.owed_tokens
+        self._ahead[at] = view.reserves_ahead
+        self.most = None
 
     def delete(self, at: int) -> None:
         """Take the member at a position out."""
-        for column in self._columns():
-            del column[at]
-        self._summary = None
+        del self.keys[at], self.views[at], self._capacity[at], self.free[at]
+        del self._pending[at], self._owed[at], self._ahead[at]
+        self.most = None
 
     def split(self) -> _Run:
         """Give the second half of the members to a run of their own."""
@@ -109,36 +117,19 @@ class _Run:
         for column, rest in zip(self._columns(), other._columns(), strict=True):
             rest.extend(column[half:])
             del column[half:]
-        self._summary = None
+        self.most = None
         return other
 
-    @property
-    def most_capacity(self) -> int:
-        """Tokens that the largest member's KV cache holds."""
-        return self._summed_up()[0]
-
-    def may_meet(self, need: Need) -> bool:
-        """Tell whether some member could have all of it; where none could, `False`."""
-        capacity, free, pending, all_wait, owed, ahead = self._summed_up()
-        if need.kv_tokens > capacity:
-            return False
-        if need.reserves and need.prompt_tokens + min(need.max_new_tokens, ahead) > free:
-            return False
-        if need.max_pending is not None and pending > need.max_pending and all_wait:
-            return False
-        return need.max_owed is None or owed <= max(0, need.max_owed)
-
-    def _summed_up(self) -> tuple[int, int, int, bool, int, float]:
-        if self._summary is None:
-            self._summary = (
-                max(self._capacity),
-                max(self._free),
-                min(self._pending),
-                all(self._waiting),
-                min(self._owed),
-                min(self._ahead),
-            )
-        return self._summary
+    def sum_up(self) -> tuple[int, int, int, int, float]:
+        """Return `most`, worked out anew."""
+        self.most = most = (
+            max(self._capacity),
+            max(self.free),
+            min(self._pending),
+            min(self._owed),
+            min(self._ahead),
+        )
+        return most
 
 
 class Ranking:
@@ -165,7 +156,7 @@ class Ranking:
         key = (self._length(view), view.id)
         if self._keys.get(view.id) == key:
             run = self._runs[bisect_left(self._last, key)]
-            run.replace(bisect_left(run.keys, key), view)
+            run.change(bisect_left(run.keys, key), view)
             return
         self.remove(view.id)
         self._keys[view.id] = key
@@ -195,13 +186,26 @@ class Ranking:
 
     def first(self, need: Need) -> WorkerView | None:
         """Return the first worker that has all of it."""
+        # In one piece, and with nothing asked twice: most of a decision is spent here, passing over who cannot serve.
+        prompt_tokens, new_tokens, reserves, kv_tokens = (
+            need.prompt_tokens,
+            need.max_new_tokens,
+            need.reserves,
+            need.kv_tokens,
+        )
+        max_pending, max_owed = _bound(need.max_pending), _bound(need.max_owed)
+        least: float = -math.inf
         for run in self._runs:
-            if run.may_meet(need):
-                for view in run.views:
-                    if need.is_met_by(view):
-                        return view
+            capacity, free, pending, owed, ahead = run.most or run.sum_up()
+            if reserves:
+                least = prompt_tokens + (new_tokens if new_tokens < ahead else ahead)
+            if kv_tokens > capacity or least > free or pending > max_pending or owed > max_owed:
+                continue
+            for at, free_tokens in enumerate(run.free):
+                if free_tokens >= least and need.is_met_by(run.views[at]):
+                    return run.views[at]
         return None
 
     def most_capacity(self) -> int:
         """Tokens that the largest KV cache here holds."""
-        return max((run.most_capacity for run in self._runs), default=0)
+        return max(((run.most or run.sum_up())[0] for run in self._runs), default=0)

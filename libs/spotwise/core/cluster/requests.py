@@ -1,6 +1,6 @@
 """The requests that a scheduler has accepted and nobody has closed.
 
-Law: a request is queued, reserving or assigned, never two of them. The queue is in order of arrival, and one that comes back
+Law: a request is queued, asked for or assigned, never two of them. The queue is in order of arrival, and one that comes back
 to it takes the place that it had.
 
 Invariants: the three sets are disjoint and together all; of one request id there is one entry.
@@ -26,7 +26,7 @@ class Entry:
         prompt_worker, token_worker: once it has left the queue.
         prompt_queued: prompt tokens counted for the prompt worker.
         placed_by: the rule that chose the workers.
-        reserving_since_s, reservation: when the token worker was asked, and the number of that order.
+        asked_s, assignment: when a worker was asked to take it, and the number of that order.
     """
 
     order: SubmitRequest
@@ -36,13 +36,18 @@ class Entry:
     token_worker: str | None = None
     prompt_queued: int = 0
     placed_by: str = ""
-    reserving_since_s: float | None = None
-    reservation: int | None = None
+    asked_s: float | None = None
+    assignment: int | None = None
 
     @property
     def request_id(self) -> str:
         """Its request."""
         return self.order.request_id
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether one worker was asked to serve both its phases."""
+        return self.token_worker is not None and self.prompt_worker == self.token_worker
 
 
 class Requests:
@@ -51,7 +56,7 @@ class Requests:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
         self._queue: list[tuple[int, str]] = []
-        self._reserving: dict[str, None] = {}
+        self._asked: dict[str, None] = {}
         self._arrivals = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -73,8 +78,8 @@ class Requests:
     def drop(self, entry: Entry) -> None:
         """Forget a request, wherever it stands."""
         del self._entries[entry.request_id]
-        if entry.request_id in self._reserving:
-            del self._reserving[entry.request_id]
+        if entry.request_id in self._asked:
+            del self._asked[entry.request_id]
         elif entry.token_worker is None:
             self._queue.remove((entry.number, entry.request_id))
 
@@ -95,28 +100,28 @@ class Requests:
         return self._entries[self._queue[0][1]] if self._queue else None
 
     def requeue(self, entry: Entry) -> None:
-        """Put one whose reservation came to nothing back where it was."""
-        del self._reserving[entry.request_id]
-        entry.prompt_worker = entry.token_worker = entry.reserving_since_s = entry.reservation = None
+        """Put one that nobody took back where it was."""
+        del self._asked[entry.request_id]
+        entry.prompt_worker = entry.token_worker = entry.asked_s = entry.assignment = None
         insort(self._queue, (entry.number, entry.request_id))
 
-    # --- reservations -------------------------------------------------------------------------------------------------
+    # --- orders -------------------------------------------------------------------------------------------------------
 
     @property
-    def reserving(self) -> list[Entry]:
-        """Those whose token worker was asked and has not answered, in order of asking."""
-        return [self._entries[request_id] for request_id in self._reserving]
+    def asked(self) -> list[Entry]:
+        """Those that a worker was asked to take and has not answered for, in order of asking."""
+        return [self._entries[request_id] for request_id in self._asked]
 
-    def is_reserving(self, entry: Entry) -> bool:
-        """Tell whether its token worker has not answered yet."""
-        return entry.request_id in self._reserving
+    def is_asked(self, entry: Entry) -> bool:
+        """Tell whether the worker that was asked has not answered yet."""
+        return entry.request_id in self._asked
 
-    def begin_reserving(self, entry: Entry, now: float) -> None:
-        """Take the head from the queue; its workers are set."""
+    def ask(self, entry: Entry, assignment: int, now: float) -> None:
+        """Take the head from the queue: its workers are set, and one of them is asked to take it."""
         del self._queue[0]
-        self._reserving[entry.request_id] = None
-        entry.reserving_since_s = now
+        self._asked[entry.request_id] = None
+        entry.asked_s, entry.assignment = now, assignment
 
     def assigned(self, entry: Entry) -> None:
-        """Its reservation stands."""
-        del self._reserving[entry.request_id]
+        """The worker has taken it."""
+        del self._asked[entry.request_id]

@@ -15,6 +15,7 @@ request starts and decremented when it ends.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -24,9 +25,9 @@ from spotwise.core.members import Member, MemberState, Pool, WorkerLoad
 ASSIGNMENT_LOST_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Assignment:
-    """What one order adds to a worker's queues until its heartbeat shows it."""
+    """What one order adds to a worker's queues until its heartbeat shows it; never changed."""
 
     number: int
     sent_s: float
@@ -53,18 +54,26 @@ class WorkerView:
         pending_prompt_tokens: length of its prompt queue.
         owed_tokens: length of its token queue.
         free_blocks: KV blocks that a newcomer may have and that nobody has been promised.
+        free_tokens: tokens that these hold.
+        kv_tokens: tokens that its whole KV cache holds.
+        reserves_ahead: of a request's new tokens, for how many it reserves blocks at most; `inf` for all.
         decoding: sequences in their token phase, or about to be.
     """
 
     __slots__ = (
         "_intended",
+        "_reports_foreign_work",
         "_unseen",
         "decoding",
         "free_blocks",
+        "free_tokens",
+        "id",
+        "kv_tokens",
         "load",
         "member",
         "owed_tokens",
         "pending_prompt_tokens",
+        "reserves_ahead",
         "unseen_prompts",
         "unseen_reservations",
     )
@@ -72,6 +81,7 @@ class WorkerView:
     def __init__(self, member: Member) -> None:
         self._unseen: deque[Assignment] = deque()
         self._intended: dict[str, int] = {}
+        self.id = member.id
         self.member = member
         self.load = WorkerLoad()
         self._recount()
@@ -118,6 +128,10 @@ class WorkerView:
         self.free_blocks = load.kv_blocks_free - load.kv_blocks_kept
         self.decoding = load.decoding
         self.unseen_prompts, self.unseen_reservations = len(self._intended), 0
+        self.kv_tokens = load.kv_blocks_total * load.kv_block_size
+        self.free_tokens = self.free_blocks * load.kv_block_size
+        self.reserves_ahead = math.inf if load.reserved_new_tokens is None else load.reserved_new_tokens
+        self._reports_foreign_work = holds_foreign_work(self.member.pool, load)
         for assignment in self._unseen:
             self._count(assignment)
 
@@ -125,6 +139,7 @@ class WorkerView:
         self.pending_prompt_tokens += assignment.prompt_tokens
         self.owed_tokens += assignment.owed_tokens
         self.free_blocks -= assignment.kv_blocks
+        self.free_tokens -= assignment.kv_blocks * self.load.kv_block_size
         if assignment.prompt_tokens:
             self.unseen_prompts += 1
         if assignment.owed_tokens:
@@ -134,21 +149,18 @@ class WorkerView:
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
-    def id(self) -> str:
-        """Its member id."""
-        return self.member.id
-
-    @property
     def is_ready(self) -> bool:
         """Whether it takes new requests."""
         return self.member.state is MemberState.READY and self.load.kv_blocks_total > 0
 
     @property
-    def prompts_wait(self) -> bool:
-        """Whether a prompt, or a preempted sequence, waits there: one behind those that are computed now, or about to be."""
+    def tokens_to_wait_behind(self) -> int:
+        """Prompt tokens pending there, if a prompt or a preempted sequence waits; none behind those that are computed now, or
+        about to be: who comes is next."""
         load = self.load
         about_to_be = 0 if load.pending_prompt_tokens else 1
-        return load.waiting + load.preempted > 0 or self.unseen_prompts > about_to_be
+        waits = load.waiting or load.preempted or self.unseen_prompts > about_to_be
+        return self.pending_prompt_tokens if waits else 0
 
     @property
     def home(self) -> Pool:
@@ -156,48 +168,35 @@ class WorkerView:
         return self.member.pool or Pool.MIXED
 
     @property
+    def is_away(self) -> bool:
+        """Whether it holds work of the opposite pool, or was ordered to."""
+        if self._reports_foreign_work:
+            return True
+        home = self.member.pool
+        if home is Pool.TOKEN:
+            return self.unseen_prompts > 0
+        return home is Pool.PROMPT and self.unseen_reservations > 0
+
+    @property
     def pool(self) -> Pool:
         """The pool that it is in at this moment."""
-        home = self.member.pool
-        unseen = 0
-        if home is Pool.PROMPT:
-            unseen = self.unseen_reservations
-        elif home is Pool.TOKEN:
-            unseen = self.unseen_prompts
-        return Pool.MIXED if unseen or holds_foreign_work(home, self.load) else self.home
+        return Pool.MIXED if self.is_away else self.home
 
     # --- what fits ----------------------------------------------------------------------------------------------------
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that its whole KV cache holds."""
-        return self.load.kv_blocks_total * self.load.kv_block_size
-
-    @property
-    def free_tokens(self) -> int:
-        """Tokens that its free blocks hold."""
-        return self.free_blocks * self.load.kv_block_size
-
-    @property
-    def reserves_ahead(self) -> float:
-        """Of a request's new tokens, for how many it reserves blocks at most; `inf` for all."""
-        ahead = self.load.reserved_new_tokens
-        return float("inf") if ahead is None else ahead
 
     def blocks_to_reserve(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Blocks that this worker takes for a request when it reserves them."""
         ahead = self.load.reserved_new_tokens
-        return self._blocks_for(prompt_tokens + (max_new_tokens if ahead is None else min(max_new_tokens, ahead)))
+        tokens = prompt_tokens + (max_new_tokens if ahead is None else min(max_new_tokens, ahead))
+        return -(-tokens // self.load.kv_block_size)
 
     def has_room(self, prompt_tokens: int, max_new_tokens: int) -> bool:
         """Tell whether it can reserve blocks for a request now, and hold all of it ever."""
-        if not self.could_ever_hold(prompt_tokens + max_new_tokens):
+        if prompt_tokens + max_new_tokens > self.kv_tokens:
             return False
-        return self.free_blocks >= self.blocks_to_reserve(prompt_tokens, max_new_tokens)
+        ahead = self.reserves_ahead
+        return prompt_tokens + (max_new_tokens if max_new_tokens < ahead else ahead) <= self.free_tokens
 
     def could_ever_hold(self, tokens: int) -> bool:
         """Tell whether an idle worker of this size could."""
-        return self._blocks_for(tokens) <= self.load.kv_blocks_total
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.load.kv_block_size)
+        return tokens <= self.kv_tokens

@@ -78,10 +78,6 @@ class Holdings:
         """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
         sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
 
-    def reuse(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
-        """Give the sequence these blocks in place of its first ones, which hold nothing yet."""
-        sequence.block_ids = self.pool.reuse(sequence.sequence_id, reused)
-
     def take_blocks(self, sequence: Sequence) -> None:
         """Take the blocks of a sequence that stays."""
         self.pool.free(sequence.sequence_id)

@@ -7,10 +7,9 @@ and its first token comes with the last of them.
 
 Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
 as many iterations as the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed
-by a later one that has none either, while a reservation is a place in memory already given; every runnable decode takes part
-as long as there are rows and blocks. Where prompts come first (`prompts_first`), a prompt that has waited too long for
-blocks may also pass those that were preempted and wait for theirs; where they do not, nobody loses blocks but to who came
-before.
+by a later one that has none either; every runnable decode takes part as long as there are rows and blocks. Where prompts come
+first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that were preempted and wait for
+theirs; where they do not, nobody loses blocks but to who came before.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ preempted, which frees its blocks, and computed again from its known tokens when
 its first blocks takes them from sequences that decode (`victims.py` says when, and from whom). Five rules keep sequences from
 waiting for one another in a circle:
 
-1. what would not fit the empty cache alone is refused at its reservation;
+1. what would not fit the empty cache alone is refused when it is ordered;
 2. a strict order of victims: of a growing sequence, the last arrival behind it; of a prompt, who ranks below it, and never the
    first arrival that runs here; equals never preempt one another, nobody takes from itself;
 3. nothing is kept of a victim but its tokens, so that a preemption needs no room of its own;
@@ -19,9 +19,8 @@ bounded time (reservations, by their lease). So the first always ends, and then 
 Why nobody waits for ever: newcomers leave what waits here its blocks, and are not let in where those are not free. A prompt
 that preempts takes what its victims had, and of the free blocks only those that nobody ahead of it waits for; so while
 somebody waits, those that hold blocks do not become more, the first of them ends again and again, and what it leaves is
-kept. What waits for nothing but blocks is of three kinds, in order of arrival: prompts to be handed off, which have none
-before they begin; preempted sequences; and those that grow. Reservations wait for a prompt or for KV, not for blocks: they
-have theirs, on a worker of any home.
+kept. What waits for nothing but blocks is of three kinds, in order of arrival: prompts, which have none before they begin;
+preempted sequences; and those that grow. Reservations wait for KV, not for blocks: they have theirs.
 
 Source: on-demand blocks and preemption by recomputation, PagedAttention (Kwon et al., SOSP 2023), section 4.5; prompts before
 decodes, with ageing and a bound, Splitwise (Patel et al., ISCA 2024), section 4.3; with `reserve=max_tokens` nobody grows and
@@ -148,8 +147,6 @@ class Memory:
         """Let a prompt, or the next part of one, be computed in its blocks; ask `can_admit` first."""
         if not sequence.block_ids:
             self._holdings.allocate(sequence, self._entry_tokens(sequence), reused)
-        elif reused:
-            self._holdings.reuse(sequence, reused)
         if reused:
             sequence.entered_blocks = len(reused)
             sequence.computed_tokens = len(reused) * self._pool.block_size
@@ -186,7 +183,7 @@ class Memory:
 
     def _entry_tokens(self, sequence: Sequence) -> int:
         """Tokens for which a sequence has blocks from its start on."""
-        ever = sequence.preemptions >= self._policy.max_preemptions
+        ever = self._policy.reserve is Reserve.MAX_TOKENS or sequence.preemptions >= self._policy.max_preemptions
         return sequence.known_tokens + (sequence.tokens_to_come if ever else 0)
 
     def _entry_blocks(self, sequence: Sequence) -> int:

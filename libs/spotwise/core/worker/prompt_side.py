@@ -1,10 +1,11 @@
 """The prompt worker's half: prompts that wait, and KV that is handed off.
 
-Law: prompts are first come, first served; the KV goes to the reservation named in the order, and the sequence is let go when
-the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A large prompt's hand-off is opened
-before its first iteration, so that its KV leaves as it is computed, and is committed with its first token; what is written
-when is told to the transfer directly and not here. A hand-off that fails, be it before the prompt is computed, ends the
-attempt; the gateway, which has every token so far, tries again elsewhere.
+Law: prompts are first come, first served. One whose tokens follow here is accepted or refused in so many words: nobody else has
+a part in it who would notice that its order was lost. Of another one the KV goes to the reservation named in the order, and the
+sequence is let go when the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A large prompt's
+hand-off is opened before its first iteration, so that its KV leaves as it is computed, and is committed with its first token;
+what is written when is told to the transfer directly and not here. A hand-off that fails, be it before the prompt is computed,
+ends the attempt; the gateway, which has every token so far, tries again elsewhere.
 
 Source: Splitwise, sections 4.2 and 4.3.
 
@@ -40,39 +41,54 @@ class PromptSide:
         """Visible seconds that handing off KV costs per prompt token, lately; `None` before the first hand-off."""
         return self._pushes.token_s
 
-    def start_prefill(self, order: m.StartPrefill, now: float) -> None:
-        """Queue a prompt."""
-        holdings = self._holdings
-        is_in_place = order.target.worker_id == holdings.worker_id
-        if is_in_place and order.target.block_ids:
-            self._start_in_place(order, now)
-            return
-        if sequence_id(order.request_id, order.epoch) in holdings:
+    def start_prefill(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
+        """Queue a prompt; one whose tokens would follow here, only unless the worker is draining."""
+        if sequence_id(order.request_id, order.epoch) in self._holdings:
             return  # delivered twice
+        if order.target.worker_id == self._holdings.worker_id:
+            self._serve_here(order, now, draining=draining)
+        else:
+            self._compute_for_another(order, now)
+
+    def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
+        """Both phases: nothing is reserved or transferred, and the prompt waits for its blocks."""
+        holdings = self._holdings
+        attempt = (order.request_id, order.epoch, order.assignment, holdings.worker_id)
+        if refusal := self._refusal(order, draining):
+            holdings.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
+            return
+        sequence = self._add(order, now)
+        sequence.owed_tokens = order.owed_tokens
+        holdings.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
+        holdings.load_record(sequence)
+
+    def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
+        pool, kv_tokens = self._holdings.pool, order.prompt_tokens + order.owed_tokens
+        if draining:
+            return "draining"
+        if self._holdings.is_loading(order.request_id, order.epoch):
+            return "an earlier order is still being undone"
+        if not pool.could_ever_fit(kv_tokens):
+            return f"{pool.blocks_for(kv_tokens)} blocks may be needed, there are {pool.num_blocks}"
+        return None
+
+    def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
+        holdings = self._holdings
         if holdings.is_loading(order.request_id, order.epoch):
             holdings.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
             return
-        holdings.fence(order.request_id, order.epoch - 1)
-        sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
-        sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
-        if not is_in_place:  # else both phases are here, and it waits for its blocks here, too
-            sequence.target, sequence.lease_s = order.target, order.lease_s
+        sequence = self._add(order, now)
+        sequence.target, sequence.lease_s = order.target, order.lease_s
         if holdings.pool.could_ever_fit(order.prompt_tokens):
             holdings.load_record(sequence)
         else:
             holdings.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
 
-    def _start_in_place(self, order: m.StartPrefill, now: float) -> None:
-        """Both phases here: the reservation becomes the sequence, and nothing is transferred."""
-        sequence = self._holdings.get(order.request_id, order.epoch)
-        if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
-            if sequence is None:
-                self._holdings.tell_failure(order.stream, 0, "the reservation is gone", retryable=True)
-            return  # else delivered twice
-        self._holdings.say(c.ForgetKv(order.request_id))
-        sequence.advance(RequestEvent.PREFILL_ASSIGNED_HERE)
+    def _add(self, order: m.StartPrefill, now: float) -> Sequence:
+        self._holdings.fence(order.request_id, order.epoch - 1)
+        sequence = self._holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
         sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
-        sequence.lease_expires_s = None
+        return sequence
 
     def prefill_started(self, sequence: Sequence) -> None:
         """Begin to send a prompt that is about to be computed for another worker, where that is worth it."""

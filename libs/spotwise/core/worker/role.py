@@ -5,7 +5,7 @@ section 4.1). Five parts share one set of holdings: the token side (reservations
 (blocks), the iterations, and the drain below.
 
 Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
-a draining worker accepts no reservation and leaves when it holds nothing.
+a draining worker accepts no reservation and no request for itself, and leaves when it holds nothing.
 """
 
 from __future__ import annotations
@@ -93,36 +93,35 @@ class WorkerRole:
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
         pool = self._holdings.pool
-        states = dict.fromkeys(RequestState, 0)
-        pending_tokens = owed_tokens = decoding = prompts_in_place = prompts_to_hand_off = 0
-        for sequence in self._holdings:  # one look at each: there are many heartbeats, and many sequences
-            states[sequence.state] += 1
+        states = [sequence.state for sequence in self._holdings]
+        pending = owed = decoding = in_place = to_hand_off = 0
+        for sequence in self._holdings:  # once: with every heartbeat, of hundreds
             if sequence.awaits_prefill:
-                pending_tokens += sequence.uncomputed_tokens
+                pending += sequence.uncomputed_tokens
             if not sequence.decodes_here:
-                prompts_to_hand_off += 1
+                to_hand_off += 1
             elif not sequence.condemned:
-                owed_tokens += sequence.tokens_to_come
+                owed += sequence.tokens_to_come
                 if sequence.in_prompt_phase:
-                    prompts_in_place += 1
-                elif sequence.in_token_phase:
+                    in_place += 1
+                elif sequence.state is not RequestState.WAITING_FOR_KV:
                     decoding += 1
         return m.WorkerLoad(
-            pending_prompt_tokens=pending_tokens,
-            owed_tokens=owed_tokens,
+            pending_prompt_tokens=pending,
+            owed_tokens=owed,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.free_blocks,
             kv_blocks_kept=self._memory.kept_blocks(),
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
-            waiting=states[RequestState.WAITING],
-            waiting_for_kv=states[RequestState.WAITING_FOR_KV],
-            running=states[RequestState.RUNNING],
-            preempted=states[RequestState.PREEMPTED],
-            migrating=states[RequestState.MIGRATING],
+            waiting=states.count(RequestState.WAITING),
+            waiting_for_kv=states.count(RequestState.WAITING_FOR_KV),
+            running=states.count(RequestState.RUNNING),
+            preempted=states.count(RequestState.PREEMPTED),
+            migrating=states.count(RequestState.MIGRATING),
             decoding=decoding,
-            prompts_in_place=prompts_in_place,
-            prompts_to_hand_off=prompts_to_hand_off,
+            prompts_in_place=in_place,
+            prompts_to_hand_off=to_hand_off,
             preemptions=self._memory.preemptions,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
@@ -135,7 +134,7 @@ class WorkerRole:
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
-        self._prompt_side.start_prefill(order, now)
+        self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
 
     def _change_home(self, order: m.ChangeHome, now: float) -> None:
         """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
@@ -148,10 +147,7 @@ class WorkerRole:
             self._holdings.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
             return
         sequence.load(event.record)
-        if self._holdings.pool.could_ever_fit(sequence.known_tokens + sequence.tokens_to_come):
-            self._token_side.pass_first_token(sequence)
-        else:
-            self._holdings.fail(sequence, "prompt and answer do not fit the worker's KV cache", now, retryable=False)
+        self._token_side.pass_first_token(sequence)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
         sequence = self._holdings.load_answered(event.request_id, event.epoch)

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from spotwise.core.messages import StartPrefill
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
 
 #: Events after which somebody may be runnable who was not.
-_MAY_JOIN = (c.RecordLoaded, c.KvArrived, StartPrefill)
+_MAY_JOIN = (c.RecordLoaded, c.KvArrived)
 
 
 class CountedRuns:

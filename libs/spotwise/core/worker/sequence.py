@@ -103,12 +103,6 @@ class Sequence:
         return self.prompt_ordered_here and self.produced_here == 0
 
     @property
-    def in_token_phase(self) -> bool:
-        """Whether its first token is known and this worker runs what follows."""
-        is_reserved = self.state is RequestState.WAITING_FOR_KV
-        return self.decodes_here and not is_reserved and not self.in_prompt_phase
-
-    @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
         return self.state in _COMPUTED_HERE and self.stop is not None and not self.condemned
@@ -150,5 +144,3 @@ class Sequence:
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)
-        if self.decodes_here and not self.owed_tokens:
-            self.owed_tokens = self.tokens_to_length

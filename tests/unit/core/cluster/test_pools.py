@@ -87,7 +87,7 @@ class TestQuestions:
             worker_member("t1", owed=9), worker_member("t2", owed=8, pending=5), worker_member("m", Pool.MIXED)
         )
         groups = (TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
-        assert [view.id for view in pools.first_of(Queue.TOKENS, groups, ANY)] == ["t2", "m"]
+        assert [view.id for view in pools.first_of(Queue.HOME, groups, ANY)] == ["t2", "m"]
         assert [view.id for view in pools.first_of(Queue.BOTH, groups, ANY)] == ["t1", "m"]
 
     def test_room_anywhere(self) -> None:

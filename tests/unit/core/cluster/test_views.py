@@ -51,14 +51,14 @@ class TestCounts:
 
     def test_a_prompt_that_is_computed_now_does_not_wait(self) -> None:
         """Nor does the first that is sent to a worker without any; the next one does, and so does who was preempted."""
-        assert not WorkerView(worker_member("w", pending=7, waiting=0)).prompts_wait
-        assert WorkerView(worker_member("w", pending=7, waiting=1)).prompts_wait
-        assert WorkerView(worker_member("w", pending=7, waiting=0, preempted=1)).prompts_wait
+        assert WorkerView(worker_member("w", pending=7, waiting=0)).tokens_to_wait_behind == 0
+        assert WorkerView(worker_member("w", pending=7, waiting=1)).tokens_to_wait_behind == 7
+        assert WorkerView(worker_member("w", pending=7, waiting=0, preempted=1)).tokens_to_wait_behind == 7
         idle, busy = WorkerView(worker_member("w")), WorkerView(worker_member("w", pending=7, waiting=0))
-        for view, waits in ((idle, [False, True]), (busy, [True, True])):
-            for number, expected in enumerate(waits, start=1):
+        for view, lengths in ((idle, [0, 20]), (busy, [17, 27])):
+            for number, expected in enumerate(lengths, start=1):
                 view.intend(f"r{number}", 10)
-                assert view.prompts_wait is expected
+                assert view.tokens_to_wait_behind == expected
 
     def test_intended_prompts_count_until_they_are_ordered_or_given_up(self) -> None:
         """Over reports, which know nothing of them; meant twice is meant once."""

@@ -11,7 +11,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import KvPush, PushCosts, PushMode
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows, stream_of
+from tests.unit.core.worker.bench import HERE, STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows, stream_of
 
 
 class TestStart:
@@ -344,14 +344,14 @@ class TestRenewal:
 
 
 class TestInPlace:
-    """Both phases on the worker that holds the reservation."""
+    """Both phases on one worker."""
 
-    def test_the_reservation_becomes_the_sequence(self) -> None:
-        """The transfer is shut, nothing is pushed, and the reserved blocks hold the prompt and what follows."""
+    def test_it_is_accepted_and_computed_in_blocks_of_its_own(self) -> None:
+        """Nothing is reserved and nothing pushed; the blocks hold the prompt and what follows."""
         bench = WorkerBench()
-        commands = bench.in_place("r", prompt=30)
-        assert commands[-2] == c.ForgetKv("r")
-        (order,) = only(commands, c.RunIteration)
+        commands = bench.start("r", prompt=30, new=10, target=HERE, number=7)
+        assert commands == [m.Send("s", m.PrefillAccepted("r", 1, 7, "w")), c.LoadRecord("r", 1)]
+        (order,) = only(bench.load("r"), c.RunIteration)
         (row,) = order.batch.rows
         assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1, 2))
         commands = bench.iterate(after_s=0.5, r=50)
@@ -360,6 +360,12 @@ class TestInPlace:
         assert rows(commands) == ["r@1"]
         assert len(ledger(commands, "prefilled")) == 1
         assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").stream_id, 1, 51)]
+
+    def test_on_demand_it_has_blocks_for_its_prompt_only(self) -> None:
+        """What it needs for its tokens it gets as they come."""
+        bench = WorkerBench(policy=WorkerPolicy(watermark=0.0))
+        bench.in_place("r", prompt=30)
+        assert bench.pool.used_blocks == 2
 
     def test_the_ledger_tells_the_phases_apart(self) -> None:
         """The first token and its time belong to the prompt phase."""
@@ -371,12 +377,13 @@ class TestInPlace:
         assert facts == {"tokens": 2, "decode_s": 0.5, "finish_reason": "stop"}
         bench.assert_empty()
 
-    def test_it_may_start_before_the_engine_knows_the_sequence(self) -> None:
-        """It runs as soon as the record is loaded."""
+    def test_it_counts_from_its_order_on(self) -> None:
+        """Before its record is known: its prompt, its tokens, and the blocks that it waits for."""
         bench = WorkerBench()
-        (granted,) = only(bench.reserve("r"), m.KvReserved)
-        assert rows(bench.start("r", target=granted.target)) == []
-        assert rows(bench.load("r")) == ["r@1"]
+        bench.start("r", prompt=30, new=10, target=HERE)
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.owed_tokens, load.prompts_in_place) == (30, 10, 1)
+        assert (load.kv_blocks_free, load.kv_blocks_kept) == (20, 3)
 
     def test_it_has_no_lease(self) -> None:
         """Nobody else could renew it."""
@@ -387,23 +394,38 @@ class TestInPlace:
     def test_an_order_delivered_twice_changes_nothing(self) -> None:
         """The prompt is computed once."""
         bench = WorkerBench()
-        (granted,) = only(bench.in_place("r"), m.KvReserved)
-        assert bench.start("r", target=granted.target) == []
+        bench.in_place("r")
+        assert bench.start("r", target=HERE) == []
         bench.iterate(r=STOP_TOKEN)
         bench.assert_empty()
 
-    def test_an_order_for_a_reservation_that_is_gone_asks_for_another_attempt(self) -> None:
-        """The stream's gateway would else wait for tokens that nobody computes; nothing is held."""
+    def test_a_draining_worker_refuses_it(self) -> None:
+        """The scheduler asks another one."""
         bench = WorkerBench()
-        (granted,) = only(bench.reserve("r"), m.KvReserved)
-        bench.feed(m.CancelRequest("r", 1))
-        commands = bench.start("r", target=granted.target, gateway="g2")
-        (delta,) = deltas(commands, "g2")
-        assert commands == [m.Send("g2", m.TokenBatch("w", (delta,)))]
-        assert (delta.stream_id, delta.token_id, delta.finish_reason) == (
-            stream_of("r").stream_id,
-            None,
-            FinishReason.ERROR,
-        )
-        assert (delta.error, delta.retryable) == ("the reservation is gone", True)
+        bench.feed(m.Drain("w", bench.now + 60.0))
+        assert bench.start("r", target=HERE, number=7) == [m.Send("s", m.KvRefused("r", 1, 7, "w", "draining"))]
         bench.assert_empty()
+
+    def test_what_would_never_fit_is_refused(self) -> None:
+        """Prompt and answer together; with room for them it is only a matter of time."""
+        bench = WorkerBench(blocks=3)
+        (refusal,) = only(bench.start("r", prompt=30, new=19, target=HERE), m.KvRefused)
+        assert refusal.reason == "4 blocks may be needed, there are 3"
+        assert only(bench.start("s", prompt=30, new=18, target=HERE), m.PrefillAccepted) != []
+
+    def test_an_attempt_whose_reservation_is_still_being_undone_is_refused(self) -> None:
+        """The answer to the first load of its record could be taken for that of the second."""
+        bench = WorkerBench()
+        bench.reserve("r")
+        bench.feed(m.CancelRequest("r", 1))
+        (refusal,) = only(bench.start("r", target=HERE), m.KvRefused)
+        assert "still being undone" in refusal.reason
+        bench.assert_empty()
+
+    def test_a_newer_attempt_ends_the_earlier_one(self) -> None:
+        """Nothing of it is published any more."""
+        bench = WorkerBench()
+        bench.in_place("r")
+        bench.start("r", 2, target=HERE)
+        assert deltas(bench.iterate(r=50)) == []
+        assert rows(bench.load("r", 2)) == ["r@2"]

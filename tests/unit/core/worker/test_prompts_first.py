@@ -8,11 +8,10 @@ import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
-from spotwise.core.record import KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger
-from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, row_of, rows
+from tests.unit.core.worker.bench import WorkerBench, deltas, row_of, rows
 
 POLICY = WorkerPolicy(watermark=0.0, prefix_caching=False)
 
@@ -169,11 +168,15 @@ def test_a_prompt_that_is_computed_in_parts_keeps_its_blocks() -> None:
     """A decode that needs one waits until the prompt has its first token, then takes it."""
     limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=16)
     bench = WorkerBench(blocks=4, policy=replace(POLICY, limits=limits))
-    bench.decode("a", prompt=31)
+    bench.decode("a", prompt=30)
     bench.in_place("p", prompt=31)
-    for part in ((0, 15), (15, 15), (30, 1)):
-        commands = bench.iterate(**({"a": 51} if part == (0, 15) else {}))
-        assert rows(commands) == ["p@1"]
+    for part, members, tokens in (
+        ((0, 15), ["a@1", "p@1"], {"a": 51}),
+        ((15, 15), ["p@1"], {"a": 52}),
+        ((30, 1), ["p@1"], {}),
+    ):
+        commands = bench.iterate(**tokens)
+        assert rows(commands) == members
         assert row_of(commands, "p") == part
     commands = bench.iterate(p=50)
     assert rows(commands) == ["a@1"]
@@ -186,31 +189,14 @@ def test_a_wait_below_nothing_is_refused() -> None:
         WorkerPolicy(preempt_after_s=-1.0)
 
 
-class TestInPlaceWithoutReservation:
-    """An order whose target is this worker, with no blocks: it waits here, and may preempt."""
-
-    HERE = KvTarget("w", 9, "w:2", ())
+class TestInPlace:
+    """An order whose target is this worker: it waits here, and may preempt."""
 
     def test_it_takes_the_blocks_of_a_decode(self) -> None:
         """Then it decodes here, up to its own length."""
         bench = full()
-        bench.start("p", prompt=30, target=self.HERE)
-        bench.load("p", max_new=2)
+        bench.in_place("p", prompt=30, max_new=2)
         assert bench.role.load().owed_tokens == 8 + 9 + 2
         assert rows(bench.iterate(after_s=1.0, a=52, b=51)) == ["a@1", "p@1"]
         assert rows(bench.iterate(a=53, p=50)) == ["a@1", "p@1"]
         assert [delta.token_id for delta in deltas(bench.iterate(a=54, p=51))] == [54, 51]
-
-    def test_what_would_never_fit_is_refused(self) -> None:
-        """When its record says how long the answer may be."""
-        bench = WorkerBench(blocks=4, policy=POLICY)
-        bench.start("p", prompt=30, target=self.HERE)
-        error = error_delta(bench.load("p", max_new=40))
-        assert (error.retryable, "do not fit" in error.error) == (False, True)
-        bench.assert_empty()
-
-    def test_what_is_not_answered_in_time_is_not_queued_twice(self) -> None:
-        """An order delivered twice is one."""
-        bench = WorkerBench(blocks=4, policy=POLICY)
-        bench.start("p", prompt=30, target=self.HERE)
-        assert bench.start("p", prompt=30, target=self.HERE) == []
