@@ -15,13 +15,15 @@ from pathlib import Path
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import TableIterationCost
+from spotwise.core.cost_model import IterationCost, TableIterationCost
+from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.designs import DESIGNS, Design, Split
-from spotwise.simulator.hardware import GIB, LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.hardware import GIB, LANGUAGE_MODELS
 from spotwise.simulator.machine_costs import A100, DecodeModel, built_in_costs, costs_from
 from spotwise.simulator.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.percentiles import Percentiles
+from spotwise.simulator.recorded import recorded_design, recorded_settings
 from spotwise.simulator.results import WorldResult
 from spotwise.simulator.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
 from spotwise.simulator.workload import Workload
@@ -52,6 +54,8 @@ class Case:
             as there is a setting for it: an answer's length is known beforehand, all memory is used, messages take no time.
         profile: of the machines; `None` for the costs that come along.
         chunk_tokens: cut prompts so that no iteration has more tokens (chunked prefill); `None` runs them whole.
+        recorded: what all machines are; `design`, `model`, `decode_model` and `profile` say nothing then.
+        price_per_hour: of a recorded machine, US dollars.
     """
 
     design: str
@@ -64,6 +68,8 @@ class Case:
     decode_model: DecodeModel = DecodeModel.HONEST
     profile: Path | None = None
     chunk_tokens: int | None = None
+    recorded: CostProfile | None = None
+    price_per_hour: float = 0.0
 
     @property
     def label(self) -> str:
@@ -142,43 +148,61 @@ def simulate(case: Case) -> RunSummary:
         ProfileError, TraceError: a file is not what it should be.
         ValueError: the model does not fit a machine, or the split not the design.
     """
-    model, design = LANGUAGE_MODELS[case.model], DESIGNS[case.design]
-    costs = costs_of(case)
-    cluster = design.cluster(case.split, costs)
+    design = design_of(case)
+    cluster = design.cluster(case.split, costs_of(case))
     homes = {machine_id: machine.home.value for machine_id, machine in _ids(cluster).items()}
     metrics = RunMetrics(reference_of(case), homes.__getitem__)
-    world = World(cluster, settings_of(case, model), metrics)
+    world = World(cluster, settings_of(case), metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
         result = world.run(case.workload.arrivals(case.rate, case.seconds, case.seed))
     return _summary(case, design, metrics, result, homes, time.perf_counter() - began_s)
 
 
-def costs_of(case: Case) -> dict[str, TableIterationCost]:
+def design_of(case: Case) -> Design:
+    """Return which machines do what."""
+    if case.recorded is not None:
+        return recorded_design(case.recorded, case.split, case.price_per_hour)
+    return DESIGNS[case.design]
+
+
+def costs_of(case: Case) -> Mapping[str, IterationCost]:
     """Return what iterations cost, by GPU.
 
     Raises:
         ProfileError: the profile says too little.
     """
+    if case.recorded is not None:
+        return {case.recorded.name: case.recorded.iteration}
+    return _table_costs(case, case.decode_model)
+
+
+def _table_costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
     model = LANGUAGE_MODELS[case.model]
-    if case.profile is None:
-        return built_in_costs(model, case.decode_model)
-    return costs_from(case.profile, model, case.decode_model)
+    return (
+        built_in_costs(model, decode_model) if case.profile is None else costs_from(case.profile, model, decode_model)
+    )
 
 
 def reference_of(case: Case) -> Uncontended:
     """Return what slowdowns are measured against: a DGX-A100 with nothing else to do, by the same model of time.
 
-    One that differs from the published model in a single thing keeps the published reference.
+    One that differs from the published model in a single thing keeps the published reference; recorded machines are held
+    against one of themselves.
     """
+    if case.recorded is not None:
+        return AloneOn(case.recorded.iteration)
     if case.decode_model is DecodeModel.HONEST:
-        return AloneOn(costs_of(case)[A100])
-    return PublishedAlone(costs_of(replace(case, decode_model=DecodeModel.PUBLISHED))[A100])
+        return AloneOn(_table_costs(case, DecodeModel.HONEST)[A100])
+    return PublishedAlone(_table_costs(case, DecodeModel.PUBLISHED)[A100])
 
 
-def settings_of(case: Case, model: LanguageModel) -> WorldSettings:
+def settings_of(case: Case) -> WorldSettings:
     """Return how the world of a case behaves."""
     policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
+    if case.recorded is not None:
+        return recorded_settings(case.recorded, policy)
+    model = LANGUAGE_MODELS[case.model]
     if case.decode_model is DecodeModel.HONEST:
         return WorldSettings(model, policy)
     if model.name == "bloom-176b":

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotwise.simulator.designs import DESIGNS
 from spotwise.simulator.experiment import RunSummary
 from spotwise.simulator.metrics import METRICS
 from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES
@@ -197,7 +196,7 @@ def _grid(axes: Axes) -> None:
 
 
 def _style(run: RunSummary) -> dict[str, Any]:
-    is_baseline = DESIGNS[run.case.design].token is None
+    is_baseline = run.case.split.token == 0
     return {"color": _COLOURS[run.case.design], "linestyle": "--" if is_baseline else "-"}
 
 

@@ -1,7 +1,8 @@
-"""A run that happened, simulated again: how far is the simulator from it?
+"""Machines that `spotwise profile` has recorded: clusters made of them, and a run that happened, simulated again.
 
-Law: the cluster is what the run's journals say (workers, their memory, policies), the requests come when they came, and all
-that takes time is a profile recorded on the same machines. Nothing is fitted to the run that is judged.
+Law: all that takes time is the profile's, and all machines are the recorded one. Of a run that happened, the cluster is what
+its journals say (workers, their memory, policies), and the requests come when they came; nothing is fitted to the run that
+is judged.
 
 Source: the simulator's validation against live runs, Splitwise, section 5.
 """
@@ -17,10 +18,14 @@ from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import KvPush
-from spotwise.simulator.hardware import LanguageModel, MachineType
+from spotwise.simulator.designs import Design, Hardware, Split
+from spotwise.simulator.hardware import LanguageModel
 from spotwise.simulator.observation import Arrival, CompletedRequest
 from spotwise.simulator.world import World
 from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
+
+#: Name of a design that is made of recorded machines.
+RECORDED = "Recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +68,47 @@ def simulate_recorded(
 
     The answers' lengths are what requests asked for, as in a run that ignores the end of a text.
     """
-    model = LanguageModel(profile.name, 0, 1, 1, 1, 1, value_bytes=max(1, profile.kv_bytes_per_token // 2))
-    memory_bytes = cluster.kv_blocks * cluster.kv_block_size * model.kv_token_bytes
-    kind = MachineType(profile.name, profile.iteration, memory_bytes, profile.link.bytes_per_s, 0.0, 0.0)
-    settings = WorldSettings(
-        model,
-        # The profile's link is what hand-offs visibly cost, however much of them was hidden; and prompts share nothing.
-        policy=replace(cluster.worker_policy, prefix_caching=False, kv_push=KvPush.SERIAL, max_in_flight=1),
+    kv_tokens = cluster.kv_blocks * cluster.kv_block_size
+    kind = recorded_hardware(replace(profile, kv_tokens=kv_tokens)).serving(profile.iteration)
+    policy = replace(cluster.worker_policy, prefix_caching=False, kv_push=KvPush.SERIAL, max_in_flight=1)
+    settings = replace(
+        recorded_settings(profile, policy),
         pools=replace(cluster.pool_policy, prefix_spans=0),
         max_new_tokens=1,
-        memory_share=1.0,
         kv_block_size=cluster.kv_block_size,
-        overlap=Overlap(None),
-        control_latency_s=profile.message_s,
-        link_latency_s=profile.link.latency_s,
     )
     times = _Times()
     World([SimulatedMachine(kind, home) for home in cluster.homes], settings, times).run(arrivals)
     return times.completed
+
+
+def recorded_model(profile: CostProfile) -> LanguageModel:
+    """Return the profile's language model: as much of it as a simulation asks for, which is what a token's KV weighs."""
+    return LanguageModel(profile.name, 0, 1, 1, 1, 1, value_bytes=max(1, profile.kv_bytes_per_token // 2))
+
+
+def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hardware:
+    """Return the profile's machine, with the memory that its KV cache had."""
+    memory_bytes = profile.kv_tokens * recorded_model(profile).kv_token_bytes
+    return Hardware(profile.name, profile.name, memory_bytes, profile.link.bytes_per_s, price_per_hour, 0.0)
+
+
+def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 0.0) -> Design:
+    """Return a cluster of such machines: in two pools, or all of them mixed."""
+    hardware = recorded_hardware(profile, price_per_hour)
+    return Design(RECORDED, hardware, hardware if split.token else None)
+
+
+def recorded_settings(profile: CostProfile, policy: WorkerPolicy) -> WorldSettings:
+    """Return how the world around such machines behaves."""
+    return WorldSettings(
+        recorded_model(profile),
+        policy,
+        memory_share=1.0,  # the profile's memory is what was left for KV
+        overlap=Overlap(None),  # its link is what hand-offs visibly cost, however much of them was hidden
+        control_latency_s=profile.message_s,
+        link_latency_s=profile.link.latency_s,
+    )
 
 
 def arrivals_of(requests: Sequence[tuple[float, int, int]]) -> list[Arrival]:

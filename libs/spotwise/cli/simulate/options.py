@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.core.cost_profile import CostProfile, profile_from_dict
 from spotwise.simulator.designs import DESIGNS, Design, Split
 from spotwise.simulator.hardware import LANGUAGE_MODELS
 from spotwise.simulator.profiles import ProfileError
@@ -53,6 +55,37 @@ def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
         example = "one number, like 40" if wanted == 1 else "prompt and token machines, like 25,15"
         raise OptionError(f"{option} {text!r}: {design.name} takes {example}")
     return split
+
+
+def parse_recorded_split(text: str | None) -> Split:
+    """Numbers of recorded machines: `4,2`, or `6` that do both.
+
+    Raises:
+        OptionError: they are none, or not given.
+    """
+    try:
+        numbers = [int(part) for part in (text or "").split(",")]
+        if min(numbers) > 0:
+            return Split(*numbers)
+    except (TypeError, ValueError):
+        pass
+    raise OptionError(
+        f"--machines {text or ''!r}: how many of the recorded machine? prompt and token, like 4,2, or 6 mixed"
+    )
+
+
+def recorded_profile(path: Path | None) -> CostProfile | None:
+    """What `spotwise profile` wrote; `None` where the file is something else, like a CSV, or none is given.
+
+    Raises:
+        OptionError: it is a JSON file and no profile.
+    """
+    if path is None or path.suffix.lower() != ".json":
+        return None
+    try:
+        return profile_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise OptionError(f"--profile {path}: {error}") from error
 
 
 def parse_model(text: str) -> str:

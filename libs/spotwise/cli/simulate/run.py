@@ -16,9 +16,11 @@ from spotwise.cli.simulate.documents import run_document, write_document
 from spotwise.cli.simulate.options import (
     parse_design,
     parse_model,
+    parse_recorded_split,
     parse_split,
     parse_workload,
     processors,
+    recorded_profile,
     told_plainly,
 )
 from spotwise.cli.simulate.progress import runs_bar
@@ -28,13 +30,17 @@ from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.metrics import METRICS
 from spotwise.simulator.parallel import drive
 from spotwise.simulator.plots import plot_batch_sizes, plot_latencies, save
+from spotwise.simulator.recorded import RECORDED
 from spotwise.simulator.search import Search
 from spotwise.simulator.slo import PERCENTS
 from spotwise.simulator.workload import ArrivalKind
 
 
 def run(
-    design: Annotated[str, typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap.")] = "HA",
+    design: Annotated[
+        str | None,
+        typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap; by default HA."),
+    ] = None,
     machines: Annotated[
         str | None, typer.Option(help="Prompt and token machines, like 25,15; by default the paper's, at equal power.")
     ] = None,
@@ -53,7 +59,13 @@ def run(
     decode_model: Annotated[
         DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
     ] = DecodeModel.HONEST,
-    profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fit the machines' costs to this CSV; or, where it is a file of `spotwise profile`, all are that machine."
+        ),
+    ] = None,
+    price: Annotated[float, typer.Option(min=0, help="Of a recorded machine, US dollars an hour.")] = 0.0,
     chunk_tokens: Annotated[int | None, typer.Option(min=256, help="Cut prompts: tokens an iteration at most.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
     plot: Annotated[
@@ -62,13 +74,21 @@ def run(
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
-    chosen = parse_design(design)
     asked = parse_workload(workload, trace, arrivals, jointly=jointly)
-    splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
-    split = splits[chosen.name] if machines is None else parse_split(machines, chosen)
+    recorded = recorded_profile(profile)
+    if recorded is None:
+        chosen = parse_design(design or "HA")
+        splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
+        split, name = splits[chosen.name] if machines is None else parse_split(machines, chosen), chosen.name
+    else:
+        if design is not None:
+            raise OptionError(
+                f"--design {design!r}: {profile} is of one kind of machine; say only how many, --machines 4,2"
+            )
+        split, name = parse_recorded_split(machines), RECORDED
     is_own = arrivals is ArrivalKind.TRACE
     case = Case(
-        chosen.name,
+        name,
         split,
         asked,
         None,
@@ -76,8 +96,10 @@ def run(
         seed,
         parse_model(model),
         decode_model,
-        profile,
+        None if recorded is not None else profile,
         chunk_tokens,
+        recorded,
+        price,
     )
     if plot is not None:
         require_plotting(plot)
@@ -167,11 +189,12 @@ def sentences(run: RunSummary) -> list[str]:
         verdict += f" {run.failed} requests failed."
     price = run.dollars_per_1000_requests
     per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
+    power = f"; power of {run.power:.1f} DGX-A100" if run.power else ""
     return [
         verdict,
         f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
         f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
-        f"{run.price_per_hour:,.0f} $ an hour{per_request}; power of {run.power:.1f} DGX-A100.",
+        *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
         f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
         f"simulated in {run.wall_s:.1f} s.",
     ]

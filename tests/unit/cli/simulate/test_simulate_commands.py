@@ -8,6 +8,8 @@ import orjson
 import pytest
 from command_line import CommandLine
 
+from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
+
 TINY = "--workload code --seconds 5 --jobs 1"
 
 
@@ -37,6 +39,22 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
     (run,) = orjson.loads(file.read_bytes())["runs"]
     assert (run["workload"], run["arrivals"], run["rate"]) == ("mine", "trace", None)
     assert run["requests"]["completed"] == 30
+
+
+@pytest.mark.parametrize(("machines", "homes"), [("2,1", {"prompt", "token"}), ("3", {"mixed"})])
+def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, machines: str, homes: set[str]) -> None:
+    """As many as are asked for, in two pools or mixed; held against one that is alone, and priced as was said."""
+    profile, file = tmp_path / "machine.json", tmp_path / "run.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    arguments = f"simulate run --profile {profile} --machines {machines} --price 3.5 --rates 2 {TINY} --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert f"Recorded ({', '.join(machines.split(','))})" in ended.stdout
+    (run,) = orjson.loads(file.read_bytes())["runs"]
+    assert set(run["pools"]) <= homes
+    assert run["price_per_hour"] == 10.5
+    assert 0.9 < run["slowdowns"]["ttft"]["p50"]["ours"] < 2.0
+    assert "DGX-A100" not in ended.stdout
 
 
 @pytest.mark.parametrize(("rates", "name"), [("1", "batches.svg"), ("1,2", "latencies.png")])
@@ -101,6 +119,7 @@ def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: Comman
         ("run --arrivals trace", "--arrivals"),
         ("run --decode-model guessed", "--decode-model"),
         ("run --plot drawing.txt", "--plot"),
+        ("run --profile nowhere.json --machines 2", "--profile"),
         ("provision --objective cost", "--rate"),
         ("provision --objective throughput --rate 5", "--rate"),
         ("provision --objective throughput", "--max-cost"),
@@ -133,3 +152,18 @@ def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Pat
     ended = spotwise("simulate", "run", "--trace", str(trace), "--jobs", "1")
     assert ended.status == 1
     assert "line 2: ContextTokens is '0'" in " ".join(ended.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [("--design HA --machines 2", "--design"), ("", "--machines"), ("--machines 0,2", "--machines")],
+)
+def test_of_a_recorded_machine_only_the_number_is_said(
+    spotwise: CommandLine, tmp_path: Path, options: str, named: str
+) -> None:
+    """A design has machines of its own."""
+    profile = tmp_path / "machine.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    ended = spotwise("simulate", "run", "--profile", str(profile), *options.split())
+    assert ended.status == 2, ended.stderr
+    assert named in ended.stderr
