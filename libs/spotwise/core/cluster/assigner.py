@@ -23,6 +23,7 @@ from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.prefix_memory import PrefixMemory
+from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.repurposing import Repurposing
 from spotwise.core.cluster.requests import Entry, Requests
 from spotwise.core.cluster.views import Assignment, WorkerView
@@ -69,8 +70,13 @@ class Assigner:
     def assign_waiting(self, now: float) -> None:
         """Assign from the head of the queue until one finds no room."""
         self._without_room = None
+        may_be_full = False
         while (entry := self._requests.head()) is not None:
             order = entry.order
+            need = Need(order.prompt_tokens, order.max_new_tokens, reserves=True)
+            if may_be_full and not self._pools.have_room(need):  # asked first, it costs less than to be told so at last
+                self._without_room = entry
+                return
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
             demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
             placement = self._placer.place(demand)
@@ -79,6 +85,7 @@ class Assigner:
                 return
             self.repurposing.placed(placement.short)
             self._ask(entry, demand, placement, now)
+            may_be_full = True
 
     def room_reported(self, worker_id: str, now: float) -> None:
         """Assign what waits, after a worker's report: who had no room anywhere before can have it there only."""
