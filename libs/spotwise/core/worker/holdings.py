@@ -73,6 +73,7 @@ class Holdings:
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
         """Give the sequence blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
+        sequence.reused_blocks = len(reused)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""

@@ -29,9 +29,11 @@ class PrefixCache:
         self.is_enabled = enabled
 
     def reusable_blocks(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return the blocks with which a sequence that has nothing computed may begin."""
+        """Return the blocks with which a sequence that has nothing computed may begin: found, or among its own by now."""
         if not self.is_enabled or sequence.computed_tokens > 0 or not sequence.may_reuse:
             return ()
+        if sequence.block_ids:  # what others have computed since is not in them
+            return sequence.block_ids[: sequence.reused_blocks]
         pool = self._holdings.pool
         most = min(sequence.known_tokens - 1, len(sequence.token_ids)) // pool.block_size
         return pool.find(self._contents(sequence, most))

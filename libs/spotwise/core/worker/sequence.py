@@ -39,6 +39,7 @@ class Sequence:
         cached_tokens: prompt tokens that needed no computing, once the prompt has begun.
         block_hashes: of its first full blocks, as far as they were asked for.
         entered_blocks: how many of its first blocks are in the prefix cache.
+        reused_blocks: how many of its first blocks were computed before it got them.
         sequence_id: of this attempt, for the engine and the block pool.
     """
 
@@ -71,6 +72,7 @@ class Sequence:
     cached_tokens: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     entered_blocks: int = 0
+    reused_blocks: int = 0
     block_ids: tuple[int, ...] = ()
     sequence_id: str = field(init=False)
 

@@ -200,3 +200,21 @@ class TestInPlace:
         assert rows(bench.iterate(after_s=1.0, a=52, b=51)) == ["a@1", "p@1"]
         assert rows(bench.iterate(a=53, p=50)) == ["a@1", "p@1"]
         assert [delta.token_id for delta in deltas(bench.iterate(a=54, p=51))] == [54, 51]
+
+
+def test_a_prompt_that_was_given_blocks_computes_what_others_have_computed_since() -> None:
+    """It has blocks of its own, which hold nothing, though another one with the same beginning is found by now."""
+    policy = WorkerPolicy(BatchLimits(8, 2048, 17), watermark=0.0, preempt_after_s=0.0)
+    bench = WorkerBench(blocks=6, policy=policy)
+    bench.decode("a", prompt=17)
+    bench.decode("b", prompt=17)
+    bench.iterate(a=51)
+    bench.iterate(a=52, b=51)
+    for name in ("q", "p"):
+        bench.start(name, prompt=32)
+        bench.load(name, prompt=tuple(range(32)))
+    assert rows(bench.iterate(a=53, b=52)) == ["a@1", "b@1", "q@1"]
+    commands = bench.iterate(after_s=1.0, a=54, b=53)
+    assert (rows(commands), preempted(commands)) == (["a@1", "q@1"], 1)
+    assert len(bench.pool.owned_by("p@1")) == 2
+    assert row_of(bench.iterate(a=55), "p") == (0, 15)
