@@ -231,8 +231,14 @@ class PagedKvCache:
         expected_bytes = num_layers * len(block_ids) * self.layer_block_bytes
         if data.dtype != torch.uint8 or data.numel() != expected_bytes:
             raise ValueError(f"{expected_bytes} bytes of KV expected, {data.nbytes} given")
-        for destination, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
-            destination.index_copy_(1, block_index, place)
+        pairs = self._layer_views(first_layer, num_layers, len(block_ids), data)
+        if self.device.type == "cpu":  # torch copies element by element there, which takes six times as long
+            index = block_index.numpy()
+            for destination, place in pairs:
+                destination.view(torch.int16).numpy()[:, index] = place.view(torch.int16).numpy()
+        else:
+            for destination, place in pairs:
+                destination.index_copy_(1, block_index, place)
 
     def _block_bytes(self, dim: int) -> int:
         return self.geometry.kv_heads * self.block_size * dim * self.dtype.itemsize
