@@ -10,6 +10,7 @@ it is forgotten then.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from spotwise.core import messages as m
@@ -89,7 +90,7 @@ class Client:
         number, settings = self.arrived, self._settings
         self.arrived += 1
         stop = StopCriteria(max_new_tokens=arrival.output_tokens)
-        prompt = (TOKEN_ID,) * arrival.prompt_tokens
+        prompt = _prompt(arrival.prompt_tokens)
         record = RequestRecord(
             str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )
@@ -178,3 +179,9 @@ class Client:
         del self._live[number]
         self.ended_s = self._queue.now
         self._control.send(self._scheduler_id, m.CloseRequest(str(number), _EPOCH, finished))
+
+
+@lru_cache(maxsize=16_384)
+def _prompt(tokens: int) -> tuple[int, ...]:
+    """Return a prompt of that length: one for all that have it, because hundreds of thousands may be live at once."""
+    return (TOKEN_ID,) * tokens
