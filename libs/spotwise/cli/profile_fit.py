@@ -19,6 +19,8 @@ from spotwise.mesh.grpc_control import IterationTime
 #: Reweighted least squares come as near to the least absolute error as they will in about so many rounds.
 _ROUNDS = 60
 _SMALLEST_RESIDUAL = 1e-6
+#: Bytes a second where larger hand-offs take no longer; a number that JSON has.
+_FLAT = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,17 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
     transfers = [(size, seconds) for size, seconds in transfers if size > 0 and seconds > 0]
     if not transfers:
         raise ValueError("no hand-off was measured")
-    sizes = np.array([size for size, _ in transfers], dtype=np.float64)
-    seconds = np.array([taken for _, taken in transfers])
-    latency_s, second_per_byte = least_share_error(np.stack([np.ones_like(sizes), sizes], axis=1), seconds)
-    if second_per_byte <= 0:  # all of one size, or too quick to tell
-        latency_s, second_per_byte = 0.0, float(np.median(seconds / sizes))
-    cost = LinkCost(float(latency_s), float(1 / second_per_byte))
+    by_size: dict[int, list[float]] = {}
+    for size, taken in transfers:
+        by_size.setdefault(size, []).append(taken)
+    # Of each size the usual one: now and then a worker sends a prompt the dearer way, to know what that costs.
+    sizes = np.array(sorted(by_size), dtype=np.float64)
+    seconds = np.array([np.median(by_size[size]) for size in sorted(by_size)])
+    if len(sizes) == 1:
+        latency_s, second_per_byte = 0.0, float(seconds[0] / sizes[0])
+    else:
+        latency_s, second_per_byte = least_share_error(np.stack([np.ones_like(sizes), sizes], axis=1), seconds)
+    cost = LinkCost(float(latency_s), min(float(1 / second_per_byte), _FLAT) if second_per_byte > 0 else _FLAT)
     errors = [abs(cost.transfer_s(size) / taken - 1) for size, taken in transfers]
     return LinkFit(cost, len(transfers), float(np.mean(errors)))
 

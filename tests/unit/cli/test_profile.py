@@ -70,6 +70,14 @@ def test_a_link_is_found_again() -> None:
     assert alike.transfer_s(1_000_000) == pytest.approx(0.01, rel=0.01)
 
 
+def test_what_larger_hand_offs_cost_no_more_is_latency() -> None:
+    """So it is where all but the last layers are hidden behind the prompt; the few that were not count little."""
+    taken = [(size, 0.004 + 0.0001 * (number % 2)) for number, size in enumerate((10**6, 3 * 10**6, 10**7) * 5)]
+    cost = fit_link([*taken, (10**7, 0.07)]).cost
+    assert cost.transfer_s(10**6) == pytest.approx(0.004, rel=0.05)
+    assert cost.transfer_s(10**7) == pytest.approx(0.004, rel=0.05)
+
+
 def test_steps_go_from_short_to_long_and_from_few_to_many() -> None:
     """Prompts alone first; every length as often as asked for."""
     steps = profile_steps(longest_prompt=100, widest=3, repeats=2)
