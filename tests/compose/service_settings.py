@@ -10,6 +10,7 @@ from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 #: By a service's name in docker-compose.yml.
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -22,6 +23,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 }
 _OWNERS: dict[str, type[ServiceSettings]] = {
     "workers": WorkerSettings,
+    "simulated workers": SimulatedWorkerSettings,
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
 }
@@ -54,9 +56,15 @@ def setting_rows() -> list[SettingRow]:
     for name in dict.fromkeys(own):
         if name in ServiceSettings.model_fields:
             continue
-        owners = [owner for owner, settings in _OWNERS.items() if name in settings.model_fields]
+        owners = [owner for owner, settings in _OWNERS.items() if name in _own_fields(settings)]
         rows.append(_row(name, ", ".join(owners), _OWNERS[owners[0]].model_fields[name]))
     return rows
+
+
+def _own_fields(settings: type[ServiceSettings]) -> set[str]:
+    """Return the fields of a service that it does not have from another kind of it."""
+    inherited = WorkerSettings.model_fields if settings is SimulatedWorkerSettings else {}
+    return set(settings.model_fields) - set(inherited)
 
 
 def _row(name: str, owners: str, info: FieldInfo) -> SettingRow:

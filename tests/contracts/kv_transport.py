@@ -29,7 +29,9 @@ class ArrayMemory:
         self.layer_block_bytes = cell_bytes
         self.cells = np.random.default_rng(seed).integers(0, 256, (LAYERS, BLOCKS, cell_bytes), dtype=np.uint8)
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
+    ) -> NDArray[np.uint8]:
         """Copy blocks out."""
         return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
 
@@ -203,12 +205,67 @@ class KvTransportContract:
             await sender.transport.push(receiver.target(1), HANDOFF, (1,))
         assert [context["exception"] for context in reported] == [receiver.refuses]
 
+    async def test_a_hand_off_may_leave_as_it_is_written(self, peer: StartPeer) -> None:
+        """Layer by layer, some blocks before others: what arrives is what stood there when it was said to be written."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (9, 2, 5))
+        final = sender.memory.cells[:, (4, 7)].copy()
+        sender.memory.cells[:, (4, 7)] = 0
+        push = sender.transport.open_push(receiver.target(9, 2, 5), "r", 1, (4, 7))
+        for blocks in (1, 2):
+            for layers in range(1, LAYERS + 1):
+                sender.memory.cells[:layers, (4, 7)[:blocks]] = final[:layers, :blocks]
+                push.wrote(layers, blocks)
+                await asyncio.sleep(0.005)
+        push.commit(HANDOFF)
+        report = await push.delivered()
+        assert np.array_equal(receiver.memory.cells[:, (9, 2)], final)
+        assert receiver.handoffs == [HANDOFF]
+        assert report.kv_bytes == receiver.reports[0].kv_bytes == LAYERS * 2 * CELL_BYTES
+        assert report.visible_s is not None and report.visible_s > 0.0
+        assert receiver.reports[0].visible_s is None
+
+    async def test_what_is_not_all_written_is_not_committed(self, peer: StartPeer) -> None:
+        """The push stays open, and can be committed later."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (1, 2))
+        push = sender.transport.open_push(receiver.target(1, 2), "r", 1, (4, 7))
+        push.wrote(LAYERS - 1, 2)
+        push.wrote(LAYERS, 1)
+        with pytest.raises(ValueError, match="not all written"):
+            push.commit(HANDOFF)
+        push.wrote(LAYERS, 2)
+        push.commit(HANDOFF)
+        await push.delivered()
+        assert receiver.handoffs == [HANDOFF]
+
+    @pytest.mark.parametrize("layers", [0, LAYERS - 1])
+    async def test_a_push_that_is_called_off_hands_nothing_over(self, peer: StartPeer, layers: int) -> None:
+        """Before it began, or half-way: its owner is told, and the attempt can be pushed again. Idempotent."""
+        sender, receiver = await peer("p", 1), await peer("t", 2)
+        receiver.transport.expect("r", 1, (1, 2))
+        push = sender.transport.open_push(receiver.target(1, 2), "r", 1, (4, 7))
+        if layers:
+            push.wrote(layers, 2)
+            await asyncio.sleep(0.02)
+        push.abort()
+        push.abort()
+        with pytest.raises(KvTransferError, match=r"KV of r epoch 1 to t at .*: called off"):
+            await push.delivered()
+        push.wrote(LAYERS, 2)
+        assert receiver.handoffs == []
+        await sender.transport.push(receiver.target(1, 2), HANDOFF, (3, 4))
+        assert np.array_equal(receiver.memory.cells[:, (1, 2)], sender.memory.cells[:, (3, 4)])
+        push.abort()
+
     async def test_what_cannot_be_pushed_is_a_mistake_of_the_caller(self, peer: StartPeer) -> None:
         """No blocks, or more blocks than reserved."""
         worker = await peer("p", 1)
         for target, source in ((worker.target(1), ()), (worker.target(1), (1, 2))):
             with pytest.raises(ValueError, match="reserved"):
                 await worker.transport.push(target, HANDOFF, source)
+            with pytest.raises(ValueError, match="reserved"):
+                worker.transport.open_push(target, "r", 1, source)
 
     async def test_a_worker_that_left_cannot_be_reached(self, peer: StartPeer) -> None:
         """The error names its address; closing twice is closing; a closed transport pushes no more."""

@@ -11,7 +11,7 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
@@ -20,6 +20,7 @@ from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine,
 
 BLOCK_SIZE = 8
 MAX_NEW = 24
+HERE = KvTarget("w", 1, "w:1", ())
 PLAIN = WorkerPolicy(BatchLimits(max_num_seqs=8), Reserve.MAX_TOKENS, prefix_caching=False)
 
 
@@ -38,7 +39,7 @@ class SoloWorker:
         self.prefill_rows: list[tuple[int, int]] = []
 
     def serve(self, requests: list[RequestRecord]) -> list[list[int]]:
-        """Run requests, in order, to their ends; those that are refused are offered again when something happened."""
+        """Run requests, in order, to their ends, one more with every event."""
         self.waiting.extend(requests)
         self.records = {request.request_id: request for request in requests}
         self.tokens = {request.stream_id: [] for request in requests}
@@ -53,18 +54,11 @@ class SoloWorker:
 
     def offer(self, request: RequestRecord) -> None:
         stream, tokens = m.StreamRef("g", request.stream_id), len(request.prompt_token_ids)
-        order = m.ReserveKv(request.request_id, 1, stream, "s", 1, tokens + MAX_NEW, MAX_NEW, 1e9)
-        self.feed(order)
+        self.feed(m.StartPrefill(request.request_id, 1, stream, "s", 1, tokens, HERE, 1e9, MAX_NEW))
 
     def feed(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, 0.0):
             match command:
-                case m.Send("s", m.KvReserved(request_id, epoch, _, target)):
-                    request = self.records[request_id]
-                    stream, tokens = m.StreamRef("g", request.stream_id), len(request.prompt_token_ids)
-                    self.events.append(m.StartPrefill(request_id, epoch, stream, "s", 1, tokens, target, 1e9))
-                case m.Send("s", m.KvRefused(request_id)):
-                    self.waiting.appendleft(self.records[request_id])
                 case m.Send("g", m.TokenBatch(_, deltas)):
                     for delta in deltas:
                         assert delta.token_id is not None, delta.error

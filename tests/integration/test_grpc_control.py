@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+from spotwise.core.cost_model import BatchShape
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.embedded import LOOPBACK, free_port
-from spotwise.mesh.grpc_control import ControlServer, EngineDescription, describe_engine, is_serving
+from spotwise.mesh.grpc_control import (
+    ControlServer,
+    EngineDescription,
+    IterationTime,
+    RecentIterations,
+    SharedHealth,
+    describe_engine,
+    is_serving,
+    recent_iterations,
+)
 from spotwise.mesh.ports import MeshError
 
 pytestmark = pytest.mark.mesh
@@ -29,12 +40,29 @@ WORKER = Member(
 )
 
 
+DESCRIPTION = EngineDescription(WORKER, engine_sequences=3, resident_bytes=2**33, iterations=17, engine="float32")
+TIMES = (IterationTime(BatchShape(5, 12.5, 0, 0), 0.25), IterationTime(BatchShape(0, 0.0, 3, 2**40), 0.125))
+
+
+class Engines:
+    """Workers by id; an empty id means the first."""
+
+    def __init__(self, **descriptions: EngineDescription | None) -> None:
+        self.descriptions = descriptions
+
+    def describe(self, member_id: str) -> EngineDescription | None:
+        """As it was given."""
+        return self.descriptions.get(member_id or next(iter(self.descriptions)))
+
+    def iterations(self, member_id: str, after: int) -> RecentIterations | None:
+        """The times behind a number."""
+        return None if self.describe(member_id) is None else RecentIterations(9, TIMES[after:])
+
+
 @asynccontextmanager
-async def running(
-    describe: Callable[[], EngineDescription | None] | None = None,
-) -> AsyncIterator[tuple[ControlServer, str]]:
+async def running(engines: Engines | None = None) -> AsyncIterator[tuple[ControlServer, str]]:
     """A control server on a free port, and its address."""
-    server = ControlServer(LOOPBACK, 0, describe)
+    server = ControlServer(LOOPBACK, 0, engines)
     await server.start()
     try:
         yield server, f"{LOOPBACK}:{server.port}"
@@ -61,14 +89,43 @@ async def test_where_nobody_answers_nobody_serves() -> None:
 
 async def test_a_worker_describes_what_it_holds() -> None:
     """The description arrives as it was given, the load included."""
-    description = EngineDescription(WORKER, engine_sequences=3, resident_bytes=2**33, iterations=17, engine="float32")
-    async with running(lambda: description) as (_, address):
-        assert await describe_engine(address) == description
+    async with running(Engines(only=DESCRIPTION)) as (_, address):
+        assert await describe_engine(address) == DESCRIPTION
+
+
+async def test_workers_that_share_an_address_are_told_apart() -> None:
+    """By their ids; one that is not there, or not yet, does not answer for another."""
+    other = replace(DESCRIPTION, iterations=99)
+    async with running(Engines(one=DESCRIPTION, two=other, three=None)) as (_, address):
+        assert await describe_engine(address, "one") == DESCRIPTION
+        assert await describe_engine(address, "two") == other
+        for name in ("three", "four"):
+            with pytest.raises(MeshError, match="still loading"):
+                await describe_engine(address, name)
+            with pytest.raises(MeshError, match="still loading"):
+                await recent_iterations(address, name)
+
+
+async def test_a_worker_tells_how_long_its_iterations_took() -> None:
+    """All, or those behind a number; shapes and seconds arrive as they were."""
+    async with running(Engines(only=DESCRIPTION)) as (_, address):
+        assert await recent_iterations(address) == RecentIterations(9, TIMES)
+        assert await recent_iterations(address, "only", after=1) == RecentIterations(9, TIMES[1:])
+        assert await recent_iterations(address, "only", after=2) == RecentIterations(9, ())
+
+
+async def test_a_process_serves_as_long_as_one_of_its_members_does() -> None:
+    """The first one in opens, the last one out closes."""
+    async with running() as (server, address):
+        health = SharedHealth(server)
+        for serving, expected in ((True, True), (True, True), (False, True), (False, False)):
+            await health.set_serving(serving)
+            assert await is_serving(address) is expected
 
 
 async def test_a_worker_that_still_loads_says_so() -> None:
     """As an error with its words; so does one that is not there, and a service without an engine."""
-    async with running(lambda: None) as (_, address):
+    async with running(Engines(only=None)) as (_, address):
         with pytest.raises(MeshError, match=f"{address} does not answer: the engine is still loading"):
             await describe_engine(address)
     with pytest.raises(MeshError, match=f"{address} does not answer"):

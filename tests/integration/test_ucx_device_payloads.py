@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError
-from spotwise.mesh.ucx_link import ReceiveBuffers
+from spotwise.mesh.ucx_link import PayloadBuffers
 from spotwise.mesh.ucx_reactor import reaches_cuda_memory
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.wire.kv_frames import FrameKind, KvFrame
@@ -59,7 +59,9 @@ class DeviceMemory:
         self.layout = memory.layout
         self.allocated: list[int] = []
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> DeviceArray:
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
+    ) -> DeviceArray:
         return DeviceArray(self.memory.export_layers(first_layer, num_layers, block_ids))
 
     def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
@@ -127,7 +129,7 @@ async def test_a_damaged_payload_is_refused_by_the_memorys_own_checksum(monkeypa
     before = target_memory.cells.copy()
     receiver = device_transport(target_memory, "t", 2, lambda *_: None)
     sender = device_transport(ArrayMemory(1), "p", 1, lambda *_: None)
-    monkeypatch.setattr(sender._payloads, "checksum", lambda payload: 1)
+    monkeypatch.setattr(sender._exports.payloads, "checksum", lambda payload: 1)
     await receiver.start()
     await sender.start()
     try:
@@ -144,7 +146,7 @@ async def test_a_damaged_payload_is_refused_by_the_memorys_own_checksum(monkeypa
 def test_only_blocks_are_received_into_payload_memory() -> None:
     """A COMMIT is read on the host."""
     memory = DeviceMemory(ArrayMemory(1))
-    buffers = ReceiveBuffers(memory, 8192, keep=1)
+    buffers = PayloadBuffers(memory, 8192, keep=1)
     frame = {"request_id": "r", "epoch": 1, "push_id": 1, "sender_incarnation": 1, "target_incarnation": 2}
     commit = buffers.take(KvFrame(kind=FrameKind.COMMIT, payload_bytes=16, **frame))
     assert isinstance(commit, np.ndarray) and commit.nbytes == 16

@@ -12,10 +12,11 @@ import pytest
 import xxhash
 from ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
 
-from spotwise.mesh.ucx_link import HostPayloads, ReceiveBuffers, UcxLink
+from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
+    MAX_RESENDS,
     FrameKind,
     KvFrame,
     LinkHello,
@@ -35,7 +36,7 @@ class RawPeer:
         self.answers: list[KvFrame] = []
         self.lost: list[str] = []
         me = LinkHello(0, "raw", 9, layout_fingerprint(receiver.memory.layout))
-        self.links = UcxLinks(me, ReceiveBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
+        self.links = UcxLinks(me, PayloadBuffers(HostPayloads(), 4096, 1), 4, self._heard, self._lost)
 
     def _heard(self, link: UcxLink, frame: KvFrame, payload: object, arrived: object) -> None:
         self.answers.append(frame)
@@ -64,30 +65,28 @@ COMMIT = encode_handoff(handoff())
 
 
 @pytest.mark.parametrize(
-    ("chunk_payload", "sent_payload", "fields", "commit_fields", "reason"),
+    ("payload", "fields", "commit_fields", "reason"),
     [
-        (GOOD, b"\xff" + GOOD[1:], {}, {}, NackReason.BAD_CHECKSUM),
-        (GOOD, GOOD, {}, {"chunk_total": 2}, NackReason.INCOMPLETE),
-        (GOOD, GOOD, {}, {"num_blocks": 2}, NackReason.INCOMPLETE),
-        (GOOD[:100], GOOD[:100], {}, {}, NackReason.BAD_SHAPE),
-        (GOOD, GOOD, {"first_layer": 1}, {}, NackReason.BAD_SHAPE),
-        (GOOD, GOOD, {"first_block": 2}, {}, NackReason.BAD_SHAPE),
+        (GOOD, {}, {"chunk_total": 2}, NackReason.INCOMPLETE),
+        (GOOD, {}, {"num_blocks": 2}, NackReason.INCOMPLETE),
+        (GOOD[:100], {}, {}, NackReason.BAD_SHAPE),
+        (GOOD, {"first_layer": 1}, {}, NackReason.BAD_SHAPE),
+        (GOOD, {"first_block": 2}, {}, NackReason.BAD_SHAPE),
     ],
 )
 async def test_a_damaged_push_is_refused_once_and_the_window_stays(
-    chunk_payload: bytes,
-    sent_payload: bytes,
+    payload: bytes,
     fields: dict[str, int],
     commit_fields: dict[str, int],
     reason: NackReason,
 ) -> None:
-    """A bit flipped after the checksum, missing chunks, shapes that do not fit: one NACK, then a good push is taken."""
+    """Missing chunks, shapes that do not fit: one NACK, then a good push is taken."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     raw = RawPeer(receiver)
     before = receiver.memory.cells.copy()
     async with running(sender, receiver), raw.linked() as link:
         receiver.transport.expect("r", 1, (1, 2))
-        link.send(raw.frame(FrameKind.CHUNK, chunk_payload, **fields), sent_payload)
+        link.send(raw.frame(FrameKind.CHUNK, payload, **fields), payload)
         link.send(raw.frame(FrameKind.COMMIT, COMMIT, **commit_fields), COMMIT)
         await until(lambda: raw.answers)
         assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, reason)]
@@ -96,6 +95,44 @@ async def test_a_damaged_push_is_refused_once_and_the_window_stays(
         await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
         assert len(raw.answers) == 1
     assert receiver.handoffs == [handoff()]
+
+
+async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> None:
+    """By its place and number, and its COMMIT does not count; then it is refused."""
+    sender, receiver = Worker("p", 1), Worker("t", 2)
+    raw = RawPeer(receiver)
+    before = receiver.memory.cells.copy()
+    async with running(sender, receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1, 2))
+        for times in range(1, MAX_RESENDS + 2):
+            link.send(raw.frame(FrameKind.CHUNK, GOOD, chunk_index=7), b"\xff" + GOOD[1:])
+            link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT)
+            await until(lambda times=times: len(raw.answers) >= times)
+        asked, refused = raw.answers[:-1], raw.answers[-1]
+        assert [answer.kind for answer in asked] == [FrameKind.RESEND] * MAX_RESENDS
+        assert {(each.first_layer, each.num_layers, each.first_block, each.num_blocks) for each in asked} == {
+            (0, LAYERS, 0, 1)
+        }
+        assert {each.chunk_index for each in asked} == {7}
+        assert (refused.kind, refused.reason) == (FrameKind.NACK, NackReason.BAD_CHECKSUM)
+        assert np.array_equal(receiver.memory.cells, before)
+        await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
+    assert receiver.handoffs == [handoff()]
+
+
+@pytest.mark.parametrize("again", [0, 1])
+async def test_a_cell_that_comes_twice_is_refused(again: int) -> None:
+    """Under its chunk's number or another one."""
+    receiver = Worker("t", 2)
+    raw = RawPeer(receiver)
+    async with running(receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1,))
+        for index in (0, again):
+            link.send(raw.frame(FrameKind.CHUNK, GOOD, chunk_index=index), GOOD)
+        link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT)
+        await until(lambda: raw.answers)
+    assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, NackReason.BAD_SHAPE)]
+    assert receiver.handoffs == []
 
 
 async def test_a_commit_whose_payload_is_damaged_hands_nothing_over() -> None:

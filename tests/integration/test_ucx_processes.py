@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import uvloop
 import xxhash
-from ucx_worker import BLOCKS, CELL_BYTES, PATIENCE_S, ArrayMemory, Worker, handoff, running, until
+from ucx_worker import BLOCKS, CELL_BYTES, LAYERS, PATIENCE_S, ArrayMemory, Worker, handoff, running, until
 
 from spotwise.core.record import KvTarget
 from spotwise.mesh.ports import KvTransferError
@@ -101,7 +101,7 @@ async def test_a_receiver_killed_in_the_middle_fails_the_push_by_itself() -> Non
         with Peer(slow=True) as peer:
             await peer.ask(do="expect", request_id="r", epoch=1, block_ids=blocks)
             pushing = asyncio.create_task(worker.transport.push(peer.target(blocks), handoff(), blocks))
-            await until(lambda: worker.transport._answers)
+            await until(lambda: worker.transport._pushes)
             await asyncio.sleep(0.2)
             peer.signal(signal.SIGKILL)
             with pytest.raises(KvTransferError, match="connection lost"):
@@ -115,6 +115,23 @@ async def test_a_receiver_killed_in_the_middle_fails_the_push_by_itself() -> Non
                 await worker.transport.push(peer.target(blocks), handoff(), blocks)
             await worker.transport.push(reborn.target(blocks), handoff(), blocks)
             assert (await reborn.ask(do="look"))["handoffs"] == 1
+
+
+async def test_a_receiver_killed_while_a_prompt_is_computed_ends_its_push() -> None:
+    """The owner hears of it before the commit, though nothing is being sent; committing then is harmless."""
+    worker = Worker("p", 1)
+    async with running(worker):
+        with Peer() as peer:
+            await peer.ask(do="expect", request_id="r", epoch=1, block_ids=(1, 2, 3))
+            push = worker.transport.open_push(peer.target((1, 2, 3)), "r", 1, (4, 5))
+            push.wrote(2, 2)
+            await until(lambda: worker.transport._pushes)
+            await asyncio.sleep(0.2)
+            peer.signal(signal.SIGKILL)
+            with pytest.raises(KvTransferError, match="connection lost"):
+                await push.delivered()
+        push.wrote(LAYERS, 2)
+        push.commit(handoff())
 
 
 async def test_a_peer_restarted_between_pushes_is_reconnected() -> None:

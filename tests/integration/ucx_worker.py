@@ -35,7 +35,9 @@ class ArrayMemory:
         self.gate = gate
         self.importing = threading.Event()
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
+    ) -> NDArray[np.uint8]:
         return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
 
     def import_layers(

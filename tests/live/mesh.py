@@ -22,6 +22,8 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore
 
 MODEL = "smollm2-135m-instruct"
+#: Tests are about hand-offs unless they say otherwise: a mesh as idle as theirs would soon find out that it needs none.
+SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
 
 
 class LiveMesh:
@@ -31,7 +33,8 @@ class LiveMesh:
         self.home = home
         self.options = options
         cache = os.environ.get("SPOTWISE_CACHE", str(Path.home() / ".cache" / "spotwise"))
-        self.env = {**os.environ, "SPOTWISE_HOME": str(home), "SPOTWISE_CACHE": cache, "COLUMNS": "200", **(env or {})}
+        self.env = {**os.environ, "SPOTWISE_HOME": str(home), "SPOTWISE_CACHE": cache, "COLUMNS": "200"}
+        self.env |= SPLIT_ALWAYS | (env or {})
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run `spotwise ARGUMENTS` as a user would."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,19 @@ def test_two_of_each(own_mesh: LiveMesh) -> None:
     ledgers = [own_mesh.ledger(answer.id) for answer in answers]
     assert {ledger["prefilled"]["member"] for ledger in ledgers} == {"prompt-0", "prompt-1"}
     assert {ledger["decoded"]["member"] for ledger in ledgers} == {"token-0", "token-1"}
+
+
+@pytest.mark.parametrize("way", ["serial", "layerwise"])
+def test_both_ways_of_handing_over(tmp_path: Path, way: str) -> None:
+    """The same whether all KV leaves after its prompt or as it is computed, in parts of at most 256 tokens."""
+    live = LiveMesh(tmp_path, env={"SPOTWISE_KV_PUSH": way, "SPOTWISE_MAX_NUM_BATCHED_TOKENS": "256"})
+    try:
+        live.up()
+        answers = check_equality(live)
+        ledgers = [live.ledger(answer.id, "handed_off") for answer in answers]
+        assert {ledger["handed_off"]["mode"] for ledger in ledgers} == {way}
+    finally:
+        live.down()
 
 
 MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")

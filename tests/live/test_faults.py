@@ -20,6 +20,7 @@ import pytest
 from spotwise.core.messages import MemberKind
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
+from tests.live.streams import stream
 
 NEW_TOKENS = 48
 STREAMS = 6
@@ -47,24 +48,6 @@ def workers(mesh: LiveMesh) -> set[str]:
     return {status.member.id for status in mesh.members() if status.member.kind in kinds and status.engine is not None}
 
 
-async def stream(client: Any, prompt: tuple[int, ...], seen: Callable[[int], None]) -> tuple[str, tuple[int, ...]]:
-    """One greedy stream's id and tokens; `seen` hears how many there are so far."""
-    request_id, tokens = "", list[int]()
-    chunks = await client.completions.create(
-        model=MODEL,
-        prompt=list(prompt),
-        max_tokens=NEW_TOKENS,
-        temperature=0,
-        stream=True,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
-    )
-    async for chunk in chunks:
-        request_id = chunk.id
-        tokens.extend(chunk.choices[0].token_ids or [])
-        seen(len(tokens))
-    return request_id, tuple(tokens)
-
-
 def stream_through(mesh: LiveMesh, after_tokens: int, disturb: Callable[[], Any], longest: int = 200) -> int:
     """Run some streams, `disturb` once they have `after_tokens` tokens in all, compare every token of every stream.
 
@@ -84,7 +67,7 @@ def stream_through(mesh: LiveMesh, after_tokens: int, disturb: Callable[[], Any]
         async with mesh.async_client() as client:
 
             async def one(number: int) -> tuple[str, tuple[int, ...]]:
-                return await stream(client, prompts[number], lambda count: seen(number, count))
+                return await stream(client, prompts[number], NEW_TOKENS, lambda count: seen(number, count))
 
             async def disturbance() -> None:
                 await reached.wait()

@@ -10,10 +10,37 @@ from dataclasses import dataclass, field
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 from spotwise.core.worker.role import WorkerRole
 
 BLOCK_SIZE = 4
+
+
+@dataclass
+class FakePush:
+    """One hand-off as the transfer sees it.
+
+    Attributes:
+        written: tokens whose KV it was told of; of these only whole blocks leave before the commit.
+        sent: tokens that it has read and the target has.
+        handoff: set by the commit.
+        over: delivered, failed or called off.
+    """
+
+    request_id: str
+    epoch: int
+    target: KvTarget
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    written: int
+    sent: int = 0
+    handoff: KvHandoff | None = None
+    over: bool = False
+
+    @property
+    def whole(self) -> int:
+        """Tokens in blocks that nobody writes any more."""
+        return self.written if self.written == self.num_tokens else self.written // BLOCK_SIZE * BLOCK_SIZE
 
 
 @dataclass
@@ -22,7 +49,10 @@ class FakeWorker:
 
     Attributes:
         batches: ordered and not ended, the oldest first.
+        registered: its member as the store has it, which may be old.
+        prompt_token_s, kv_push_token_s: what it says to have measured.
         windows: open reservations: (epoch, block ids) by request.
+        pushes: hand-offs under way, by sequence.
         inbox: what members sent to it while it stalled.
         waiting: what else would have happened on it meanwhile.
     """
@@ -35,6 +65,10 @@ class FakeWorker:
     blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
     batches: deque[Batch] = field(default_factory=deque)
     windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    registered: m.Member | None = None
+    prompt_token_s: float | None = None
+    kv_push_token_s: float | None = None
+    pushes: dict[str, FakePush] = field(default_factory=dict)
     alive: bool = True
     stalled: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)

@@ -1,11 +1,11 @@
 """A whole mesh in one process: the real roles, a fake network, engines that only remember what stands in which block.
 
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
-order. An engine's writes take effect when its iteration ends, and a push reads and writes when it ends, which is when a block
-given away too early would show.
+order. What workers do is in `worker_processes.py`.
 
 Messages between scheduler and workers, and heartbeats, may be lost. A worker may stall: nothing happens on it for a while, and
-then all that waited: its inbox in order, the rest in any, mixed.
+then all that waited: its inbox in order, the rest in any, mixed. The scheduler may be gone for a while: what is sent to it then
+is lost, and its successor knows the registrations, old or new, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,26 +18,23 @@ from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord, sequence_id
+from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.sampling import SamplingParams
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
+from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
-LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.RenewLeases, m.Member)
-
-
-def expected_token(request_id: str, index: int) -> int:
-    """The token that a correct mesh delivers at `index`."""
-    return hash((request_id, index)) % 1000
+LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member)
 
 
 class MeshWorld:
@@ -52,8 +49,12 @@ class MeshWorld:
         policy: WorkerPolicy,
         iteration_s: float = 0.05,
         push_s: float = 0.1,
+        pool_policy: PoolPolicy | None = None,
     ) -> None:
         self.rng = rng
+        self.limits = limits
+        self.pool_policy = pool_policy
+        self.homes_changed = 0
         self.policy = policy
         self.loss = 0.0
         self.iteration_s = iteration_s
@@ -62,7 +63,12 @@ class MeshWorld:
         self.now = 1000.0
         self.num_blocks = num_blocks
         self.gateway = GatewayRole("gateway", RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0))
-        self.scheduler = SchedulerRole("scheduler", limits)
+        self.scheduler = SchedulerRole("scheduler", limits, policy=pool_policy)
+        self.scheduler_is_up = True
+        self.plain_members = {
+            "gateway": self._plain("gateway", m.MemberKind.GATEWAY),
+            "scheduler": self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER),
+        }
         self.workers: dict[str, FakeWorker] = {}
         self.retired: list[FakeWorker] = []
         self.records: dict[str, RequestRecord] = {}
@@ -73,13 +79,11 @@ class MeshWorld:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._link_free: dict[tuple[str, str], float] = {}
+        self._processes = WorkerProcesses(self)
         for number, pool in enumerate(pools):
             self.start_worker(f"w{number}", pool)
-        for member in (
-            self._plain("gateway", m.MemberKind.GATEWAY),
-            self._plain("scheduler", m.MemberKind.CLUSTER_SCHEDULER),
-        ):
-            self._beat_plain(member)
+        for member_id in self.plain_members:
+            self._beat_plain(member_id)
         self.at(0.05, self._tick)
 
     # --- time and links -----------------------------------------------------------------------------------------------
@@ -117,12 +121,30 @@ class MeshWorld:
         kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
         member = m.Member(worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool)
         worker = FakeWorker(role, blocks, member)
+        worker.prompt_token_s = self.rng.choice([None, 0.01])
+        worker.kv_push_token_s = self.rng.choice([None, 0.0, 0.01])
         self.workers[worker_id] = worker
         self._beat(worker)
 
     def kill(self, worker_id: str) -> None:
         worker = self.workers.pop(worker_id)
         worker.alive = False
+
+    def restart_scheduler(self, after_s: float) -> None:
+        """Kill it; its successor starts later, numbers orders from its start on, and reads what is registered."""
+        if not self.scheduler_is_up:
+            return
+        self.scheduler_is_up = False
+        self.at(after_s, self._start_scheduler)
+
+    def _start_scheduler(self) -> None:
+        incarnation = int(self.now * 1000)
+        self.scheduler = SchedulerRole("scheduler", self.limits, incarnation, self.pool_policy)
+        self.scheduler_is_up = True
+        self.plain_members["scheduler"] = replace(self.plain_members["scheduler"], incarnation=incarnation)
+        for worker in self.workers.values():
+            if worker.registered is not None:
+                self.feed_scheduler(worker.registered)
 
     def stall(self, worker_id: str, seconds: float) -> None:
         worker = self.workers[worker_id]
@@ -140,13 +162,17 @@ class MeshWorld:
         if worker.stalled:
             worker.waiting.append(lambda: self._beat(worker))
             return
-        member = replace(worker.member, state=worker.role.state, load=worker.role.load())
+        load = replace(worker.role.load(), prompt_token_s=worker.prompt_token_s, kv_push_token_s=worker.kv_push_token_s)
+        member = replace(worker.member, state=worker.role.state, load=load)
+        if worker.registered is None or self.rng.random() < 0.3:
+            worker.registered = member
         self._broadcast(member)
         self.at(HEARTBEAT_S, lambda: self._beat(worker))
 
-    def _beat_plain(self, member: m.Member) -> None:
-        self._broadcast(member)
-        self.at(HEARTBEAT_S, lambda: self._beat_plain(member))
+    def _beat_plain(self, member_id: str) -> None:
+        if member_id != "scheduler" or self.scheduler_is_up:
+            self._broadcast(self.plain_members[member_id])
+        self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
 
     def _broadcast(self, member: m.Member) -> None:
         if not self.loses(member):
@@ -222,12 +248,22 @@ class MeshWorld:
         )
         stream = m.StreamRef("gateway", command.stream_id)
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
-        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed)
-        self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
+        spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
+        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans)
+        self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
+
+    def _ask_scheduler(self, order: m.SubmitRequest) -> None:
+        """A submission is a question: whoever asks learns that nobody is there."""
+        if self.scheduler_is_up:
+            self.feed_scheduler(order)
+        else:
+            self.feed_gateway(g.SubmitFailed(order.request_id, order.epoch, "no scheduler"))
 
     # --- scheduler ----------------------------------------------------------------------------------------------------
 
     def feed_scheduler(self, event: Any) -> None:
+        if not self.scheduler_is_up:
+            return
         for command in self.scheduler.handle(event, self.now):
             if isinstance(command, m.Send):
                 self._send("scheduler", command)
@@ -259,100 +295,15 @@ class MeshWorld:
             match command:
                 case m.Send():
                     self._send(worker.member.id, command)
-                case c.LoadRecord(request_id, epoch):
-                    self.at(self.delay(), lambda r=request_id, e=epoch: self._load(worker, r, e))
-                case c.DropSequence(attempt):
-                    worker.engine.pop(attempt, None)
-                case c.AppendToken(attempt, token_id):
-                    index = worker.outputs[attempt]
-                    assert token_id == expected_token(worker.engine[attempt].request_id, index)
-                    worker.outputs[attempt] += 1
-                case c.ExpectKv(request_id, epoch, block_ids):
-                    worker.windows[request_id] = (epoch, block_ids)
-                case c.ForgetKv(request_id):
-                    worker.windows.pop(request_id, None)
-                case c.RunIteration(batch):
-                    running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
-                    assert len(running) == len(set(running)), "a sequence in two iterations at once"
-                    worker.batches.append(batch)
-                    assert len(worker.batches) <= self.policy.max_in_flight
-                    self.at(0.001 + self.delay(self.iteration_s), lambda: self._iterate(worker))
-                case c.PushKv():
-                    self.at(0.001 + self.delay(self.push_s), lambda p=command: self._push(worker, p))
+                case c.TakeHome(pool):
+                    self.homes_changed += 1
+                    worker.member = replace(worker.member, pool=pool)
                 case c.Leave():
                     self._leave(worker)
+                case _:
+                    self._processes.perform(worker, command)
 
     def _leave(self, worker: FakeWorker) -> None:
         worker.alive = False
         self.retired.append(self.workers.pop(worker.member.id))
         self._broadcast(replace(worker.member, state=m.MemberState.LEFT))
-
-    def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
-        if worker.stalled:
-            worker.waiting.append(lambda: self._load(worker, request_id, epoch))
-            return
-        record = self.records.get(request_id)
-        if record is None or record.epoch != epoch:
-            self.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone", retryable=True))
-            return
-        assert record.sequence_id not in worker.engine, "loaded twice"
-        worker.engine[record.sequence_id] = record
-        worker.outputs[record.sequence_id] = len(record.output_token_ids)
-        self.feed_worker(worker, c.RecordLoaded(record))
-
-    def _iterate(self, worker: FakeWorker) -> None:
-        """The oldest batch ends."""
-        if not worker.alive:
-            return
-        if worker.stalled:
-            worker.waiting.append(lambda: self._iterate(worker))
-            return
-        sampled = []
-        for row in worker.batches.popleft().rows:
-            record = worker.engine.get(row.sequence_id)
-            assert record is not None, "a row of a sequence that the engine forgot"
-            known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]
-            end = row.first_position + row.num_tokens
-            assert row.num_tokens > 0
-            assert end <= known
-            tokens = self.tokens(record.request_id, end)
-            worker.check(row.block_ids, tokens[: row.first_position])
-            worker.write(row.block_ids, tokens, row.first_position)
-            if end < known:
-                continue
-            index = worker.outputs[row.sequence_id]
-            worker.outputs[row.sequence_id] += 1
-            sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
-        self.feed_worker(worker, c.IterationFinished(tuple(sampled)))
-
-    def _push(self, worker: FakeWorker, push: c.PushKv) -> None:
-        if not worker.alive:
-            return
-        target = self.workers.get(push.target.worker_id)
-        for end in (worker, target):
-            if end is not None and end.stalled:
-                end.waiting.append(lambda: self._push(worker, push))
-                return
-        request_id, epoch, tokens = push.handoff.request_id, push.handoff.epoch, push.handoff.num_tokens
-        worker.check(push.source_block_ids, self.tokens(request_id, tokens))
-        assert sequence_id(request_id, epoch) in worker.engine
-        refused = (
-            target is None
-            or target.member.incarnation != push.target.incarnation
-            or target.windows.get(request_id) != (epoch, push.target.block_ids)
-        )
-        if refused or target is None:
-            self.feed_worker(worker, c.HandoffFailed(request_id, epoch, "refused"))
-            return
-        del target.windows[request_id]
-        target.write(push.target.block_ids, self.tokens(request_id, tokens), 0)
-        self.feed_worker(target, c.KvArrived(push.handoff, tokens, 0.0, "memory"))
-        self.at(
-            self.delay(), lambda: self._delivered(worker, c.HandoffDelivered(request_id, epoch, tokens, 0.0, "memory"))
-        )
-
-    def _delivered(self, worker: FakeWorker, event: c.HandoffDelivered) -> None:
-        if worker.stalled:
-            worker.waiting.append(lambda: self._delivered(worker, event))
-        else:
-            self.feed_worker(worker, event)

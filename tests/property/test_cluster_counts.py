@@ -6,12 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spotwise.core.cluster import ASSIGNMENT_LOST_S, Assignment, WorkerView
-from spotwise.core.messages import Member, MemberKind, MemberState, WorkerLoad
+from spotwise.core.cluster.pools import ALL_GROUPS, Pools
+from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 
 
 def heartbeat(load: WorkerLoad) -> Member:
-    return Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", load=load)
+    return Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", Pool.TOKEN, load=load)
 
 
 class Reconciliation(RuleBasedStateMachine):
@@ -24,7 +25,10 @@ class Reconciliation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.view = WorkerView(heartbeat(WorkerLoad(kv_blocks_total=self.BLOCKS, kv_blocks_free=self.BLOCKS)))
+        self.pools = Pools()
+        self.pools.join(heartbeat(WorkerLoad(kv_blocks_total=self.BLOCKS, kv_blocks_free=self.BLOCKS)))
+        self.intended: dict[str, int] = {}
+        self.counted: list[Assignment] = []
         self.now = 1000.0
         self.number = 0
         self.orders: list[Assignment] = []
@@ -36,8 +40,19 @@ class Reconciliation(RuleBasedStateMachine):
     def assign(self, prompt: int, owed: int, blocks: int) -> None:
         self.number += 1
         assignment = Assignment(self.number, self.now, prompt, owed, blocks)
-        self.view.unseen.append(assignment)
+        self.pools.assign("w", assignment)
+        self.counted.append(assignment)
         self.orders.append(assignment)
+
+    @rule(request_id=st.sampled_from("abc"), prompt=st.integers(1, 50))
+    def intend(self, request_id: str, prompt: int) -> None:
+        self.pools.intend("w", request_id, prompt)
+        self.intended[request_id] = prompt
+
+    @rule(request_id=st.sampled_from("abc"))
+    def intend_no_more(self, request_id: str) -> None:
+        self.pools.intend_no_more("w", request_id)
+        self.intended.pop(request_id, None)
 
     @rule(seconds=st.floats(0.1, 2 * ASSIGNMENT_LOST_S))
     def time_passes(self, seconds: float) -> None:
@@ -77,7 +92,37 @@ class Reconciliation(RuleBasedStateMachine):
     @precondition(lambda self: self.reports)
     @rule()
     def a_report_arrives(self) -> None:
-        self.view.heard(heartbeat(self.reports.pop(0)), "s", self.now)
+        self.hear(self.reports.pop(0))
+
+    def hear(self, report: WorkerLoad) -> None:
+        self.pools.heard(heartbeat(report), "s", self.now)
+        seen = dict(report.assignments_seen)["s"]
+        overdue_s = self.now - ASSIGNMENT_LOST_S
+        self.counted = [a for a in self.counted if a.number > seen and a.sent_s > overdue_s]
+
+    @property
+    def view(self) -> WorkerView:
+        return self.pools["w"]
+
+    @invariant()
+    def counts_are_those_of_a_recount(self) -> None:
+        """The last report, what it cannot include yet, and what is meant for later."""
+        load, orders = self.view.load, self.counted
+        meant = sum(self.intended.values())
+        assert (
+            self.view.pending_prompt_tokens == load.pending_prompt_tokens + sum(a.prompt_tokens for a in orders) + meant
+        )
+        assert self.view.owed_tokens == load.owed_tokens + sum(a.owed_tokens for a in orders)
+        assert self.view.free_blocks == load.kv_blocks_free - sum(a.kv_blocks for a in orders)
+        has_prompts = bool(self.intended) or any(a.prompt_tokens for a in orders)
+        assert self.view.pool is (Pool.MIXED if has_prompts else Pool.TOKEN)
+
+    @invariant()
+    def it_stands_in_one_group(self) -> None:
+        assert self.pools.members(*ALL_GROUPS) == [self.view]
+        group = self.pools.group_of("w")
+        assert group is not None
+        assert (group.home, group.pool) == (Pool.TOKEN, self.view.pool)
 
     @invariant()
     def nothing_is_counted_below_zero(self) -> None:
@@ -87,14 +132,16 @@ class Reconciliation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once all orders and reports have arrived or are overdue, the view is the worker's account, to the token."""
+        for request_id in list(self.intended):
+            self.intend_no_more(request_id)
         self.held += self.orders
         if self.orders:
             self.seen = self.orders[-1].number
         self.the_worker_reports()
         self.now += 2 * ASSIGNMENT_LOST_S
         for report in self.reports:
-            self.view.heard(heartbeat(report), "s", self.now)
-        assert self.view.unseen == []
+            self.hear(report)
+        assert self.counted == []
         assert self.view.pending_prompt_tokens == sum(a.prompt_tokens for a in self.held)
         assert self.view.owed_tokens == sum(a.owed_tokens for a in self.held)
         assert self.view.free_blocks == self.BLOCKS - sum(a.kv_blocks for a in self.held)

@@ -37,7 +37,12 @@ LOADS = st.builds(
     running=U32,
     preempted=U32,
     migrating=U32,
+    decoding=U32,
+    prompts_in_place=U32,
+    prompts_to_hand_off=U32,
     preemptions=U64,
+    prompt_token_s=st.none() | NUMBERS,
+    kv_push_token_s=st.none() | NUMBERS,
     assignments_seen=st.dictionaries(TEXT, U64, max_size=3).map(lambda seen: tuple(sorted(seen.items()))),
 )
 
@@ -71,7 +76,7 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
 
 
 MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
-    m.SubmitRequest: st.builds(m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32),
+    m.SubmitRequest: st.builds(m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32, st.lists(U64, max_size=5).map(tuple)),
     m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
     m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
     m.RequestRejected: st.builds(
@@ -79,8 +84,10 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     ),
     m.RequestAssigned: st.builds(m.RequestAssigned, TEXT, EPOCHS, TEXT, TEXT),
     m.ReserveKv: st.builds(m.ReserveKv, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, U32, NUMBERS),
-    m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS),
+    m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS, U32),
+    m.PrefillAccepted: st.builds(m.PrefillAccepted, TEXT, EPOCHS, U64, TEXT),
     m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),
+    m.ChangeHome: st.builds(m.ChangeHome, TEXT, st.sampled_from(m.Pool)),
     m.Drain: st.builds(m.Drain, TEXT, NUMBERS, TEXT),
     m.DrainReply: st.builds(m.DrainReply, st.booleans(), TEXT),
     m.KvReserved: st.builds(m.KvReserved, TEXT, EPOCHS, U64, TARGETS),

@@ -82,19 +82,6 @@ class BlockAccounting(RuleBasedStateMachine):
         assert len(self.owned[owner]) == self.pool.blocks_for(len(text))
         self.write(owner, full)
 
-    @rule(owner=OWNERS, text=TEXTS)
-    def reserve_and_reuse(self, owner: str, text: str) -> None:
-        """Reserved before its text is known, then begun with what others wrote."""
-        if owner in self.owned or not self.pool.can_allocate(len(text)):
-            return
-        reserved = self.pool.allocate(owner, len(text))
-        for block_id in reserved:
-            self.written.pop(block_id, None)
-        reused = self.find(text)
-        self.owned[owner], self.texts[owner] = self.pool.reuse(owner, reused), text
-        assert self.owned[owner] == reused + reserved[len(reused) :]
-        self.write(owner, len(reused))
-
     @rule(owner=OWNERS)
     def free(self, owner: str) -> None:
         """Whatever was given comes back, once."""

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.messages import Drain, Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(
@@ -21,6 +23,7 @@ POOLS = st.sampled_from(
         [Pool.TOKEN],
         [Pool.MIXED, Pool.MIXED],
         [Pool.PROMPT, Pool.MIXED, Pool.TOKEN],
+        [Pool.PROMPT, Pool.PROMPT, Pool.TOKEN, Pool.TOKEN, Pool.TOKEN, Pool.MIXED],
     ]
 )
 #: Longest iteration and longest push, seconds: a fast mesh, slow engines, slow links.
@@ -34,16 +37,37 @@ POLICIES = st.builds(
     max_preemptions=st.integers(1, 3),
     prefix_caching=st.booleans(),
     max_in_flight=st.sampled_from([1, 1, 3]),
+    prompts_first=st.booleans(),
+    preempt_after_s=st.sampled_from([0.0, 0.2, 1.0]),
+    kv_push=st.sampled_from(KvPush),
 ) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
 MAX_PROMPT, MAX_NEW = 20, 24
+#: Pools that spill over at once, soon and never; homes that stay, and homes that change as fast as anybody could want.
+POOL_POLICIES = st.builds(
+    PoolPolicy,
+    st.sampled_from([0, 15, 8192]),
+    st.sampled_from([None, None, 10]),
+    st.booleans(),
+    st.sampled_from([0.05, 0.5]),
+    st.sampled_from([None, 0.3, 2.0]),
+    st.sampled_from([0, 20, 1000]),
+    decode_queue=st.sampled_from(DecodeQueue),
+)
 
 
 def world_of(
-    seed: int, pools: list[Pool], num_blocks: int, pace: tuple[float, float], policy: WorkerPolicy, count: int
+    seed: int,
+    pools: list[Pool],
+    num_blocks: int,
+    pace: tuple[float, float],
+    policy: WorkerPolicy,
+    count: int,
+    pool_policy: PoolPolicy,
 ) -> MeshWorld:
     """A mesh into which `count` requests come within two seconds."""
     rng = random.Random(seed)
-    world = MeshWorld(rng, pools, num_blocks, SchedulerLimits(max_queue_s=1000.0), policy, *pace)
+    limits = SchedulerLimits(max_queue_s=1000.0)
+    world = MeshWorld(rng, pools, num_blocks, limits, policy, *pace, pool_policy=pool_policy)
     world.run_until(world.now + 1.0)
     for number in range(count):
         prompt, new = rng.randint(1, MAX_PROMPT), rng.randint(1, MAX_NEW)
@@ -65,23 +89,23 @@ def assert_nothing_held(world: MeshWorld) -> None:
         load = worker.role.load()
         assert worker.pool.free_blocks == worker.pool.num_blocks
         assert worker.engine == {}
-        assert worker.windows == {}
+        assert worker.windows == worker.pushes == {}
         assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
 
 
 def assert_served(world: MeshWorld) -> None:
-    """Every request got every token, but for those that arrived while no worker at all was there and were told so."""
+    """Every request got every token, but for those that arrived while no worker or scheduler was there and were told so."""
     for request_id, ending in world.ended.items():
-        assert ending in ("length", "no_workers")
+        assert ending in ("length", "no_workers", "no_scheduler")
         if ending == "length":
             assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24))
-def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, policy, count):
+@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24), POOL_POLICIES)
+def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, policy, count, pool_policy):
     """Without failures every request ends by length, with exactly its tokens, in one attempt."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     settle(world, count)
     for request_id, stop in world.stops.items():
         assert world.ended[request_id] == "length"
@@ -91,10 +115,12 @@ def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_block
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24))
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(seed, pools, num_blocks, pace, policy, count):
+@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24), POOL_POLICIES)
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(
+    seed, pools, num_blocks, pace, policy, count, pool_policy
+):
     """Half of the clients leave, in every phase of their requests; the others get every token."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     for number in range(0, count, 2):
         world.at(world.rng.uniform(0.5, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
     settle(world, count)
@@ -115,10 +141,13 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(seed, pools, num_
     st.integers(1, 16),
     st.integers(0, 4),
     st.integers(0, 1),
+    POOL_POLICIES,
 )
-def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, pace, policy, count, kills, drains):
+def test_workers_that_die_or_drain_cost_nobody_a_token(
+    seed, pools, num_blocks, pace, policy, count, kills, drains, pool_policy
+):
     """Workers die without a word and come back, or leave by order; every request still gets every token."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     rng = world.rng
 
     def kill(number: int, back_s: float) -> None:
@@ -151,10 +180,13 @@ def test_workers_that_die_or_drain_cost_nobody_a_token(seed, pools, num_blocks, 
     st.integers(1, 16),
     st.integers(0, 4),
     st.sampled_from([0.0, 0.05, 0.3]),
+    POOL_POLICIES,
 )
-def test_stalls_and_lost_messages_cost_nobody_a_token(seed, pools, num_blocks, pace, policy, count, stalls, loss):
+def test_stalls_and_lost_messages_cost_nobody_a_token(
+    seed, pools, num_blocks, pace, policy, count, stalls, loss, pool_policy
+):
     """Workers do nothing for up to 4 s and go on where they were; one message in three is lost at most, for 10 s."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count)
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     rng = world.rng
     world.loss = loss
     world.at(10.0, lambda: setattr(world, "loss", 0.0))
@@ -162,4 +194,46 @@ def test_stalls_and_lost_messages_cost_nobody_a_token(seed, pools, num_blocks, p
         world.at(rng.uniform(0, 5), partial(world.stall, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
     settle(world, count)
     assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    POOLS,
+    st.integers(11, 24),
+    PACES,
+    POLICIES,
+    st.integers(1, 24),
+    st.integers(1, 3),
+    POOL_POLICIES,
+)
+def test_a_scheduler_that_restarts_costs_nobody_a_token(
+    seed, pools, num_blocks, pace, policy, count, restarts, pool_policy
+):
+    """It knows nothing but what the others say; who was told that it is not there is the only one who is not served."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    for _ in range(restarts):
+        world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
+    settle(world, count)
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([[Pool.PROMPT, Pool.TOKEN, Pool.TOKEN], [Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]]),
+    st.integers(11, 24),
+    PACES,
+    POLICIES,
+    st.integers(8, 24),
+    st.sampled_from([0, 15]),
+)
+def test_workers_return_home_when_the_foreign_work_is_done(seed, pools, num_blocks, pace, policy, count, threshold):
+    """Bursts send them into the mixed pool; afterwards the scheduler sees everybody at home, without a word about it."""
+    pool_policy = PoolPolicy(max_pending_prompt_tokens=threshold, repurpose_window_s=None)
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    settle(world, count)
+    assert [view.pool for view in sorted(world.scheduler.pools, key=lambda view: view.id)] == pools
     assert_nothing_held(world)

@@ -17,6 +17,9 @@ from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
 from spotwise.cli.join import join
+from spotwise.cli.profile import profile
+from spotwise.cli.replay import replay_command
+from spotwise.cli.simulate.app import simulate
 from spotwise.cli.status import status
 from spotwise.cli.up import up
 from spotwise.mesh.telemetry import silence_logging
@@ -35,7 +38,10 @@ app.command()(status)
 app.command()(join)
 app.command()(drain)
 app.command()(explain)
+app.command()(profile)
+app.command("replay")(replay_command)
 app.add_typer(bench, name="bench")
+app.add_typer(simulate, name="simulate")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ Workers share the cores. The native kernels' threads sleep while they wait, so a
 the cores of a partner that is idle. Where both compute, the token phase steps back: a prompt is long and its user waits,
 while a token's iteration is short and needs a small part of the cores to keep pace with a reader. Without these kernels
 OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its share of threads
-and, where there is a core for each, cores of its own.
+and, where there is a core for each, cores of its own. Simulated workers compute nothing, and live many to a process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from typing import Self
 
 import psutil
 
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.options import EngineKind, MeshOptions, SimulatedKv
 from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
 _DEFAULT_KV_CACHE_SHARE = 0.25
 #: How far a token worker steps back where cores are shared: against a prompt worker it gets about a seventh of a core's time.
 _TOKEN_NICENESS = 8
+#: Simulated workers of one process at most; one that pushes real KV has threads and sockets of its own.
+_SIMULATED_MEMBERS = {SimulatedKv.TIMED: 50, SimulatedKv.REAL: 10}
 
 
 class StopOrder(IntEnum):
@@ -72,22 +74,31 @@ class ServiceProcess:
         argv: program and arguments.
         env: variables to set on top of the supervisor's own.
         stop_order: its turn at the end.
+        member_ids: whom it registers as, where that is not its own id.
     """
 
     service_id: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     stop_order: StopOrder
+    member_ids: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members of the mesh that live in it."""
+        return self.member_ids or (self.service_id,)
 
 
 def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: Machine) -> tuple[ServiceProcess, ...]:
     """The six services: gateway, scheduler, planner, watcher and every worker."""
     common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
+    simulated = options.engine is EngineKind.SIMULATED
+    workers = _plan_simulated(options, single_threaded) if simulated else _plan_workers(options, common, machine)
     gateway = single_threaded | {"SPOTWISE_HOST": options.host, "SPOTWISE_PORT": str(options.port)}
     return (
         _service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
-        *_plan_workers(options, common, machine),
+        *workers,
         _service(options, "cluster_scheduler", "scheduler-0", single_threaded, StopOrder.CONTROL),
         _service(options, "migration_planner", "planner-0", single_threaded, StopOrder.CONTROL),
         _service(options, "spot_watcher", "watcher-0", single_threaded, StopOrder.CONTROL),
@@ -98,6 +109,9 @@ def plan_joining_worker(
     options: MeshOptions, nats_url: str, redis_url: str, pool: str, worker_id: str, machine: Machine
 ) -> ServiceProcess:
     """One more worker for a running mesh: it shares the cores with those that are there, and has none of its own."""
+    if options.engine is EngineKind.SIMULATED:
+        common = _common(options, nats_url, redis_url) | {"OMP_NUM_THREADS": "1"}
+        return _simulated_workers(options, common, pool, (worker_id,))
     threads, kv_cache_bytes = _shares(options, options.num_workers + 1, machine)
     return _worker(options, _common(options, nats_url, redis_url), pool, worker_id, threads, kv_cache_bytes)
 
@@ -169,14 +183,50 @@ def _worker(
     return _service(options, module, worker_id, env, StopOrder.WORKER)
 
 
+def _plan_simulated(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
+    """Few processes with many workers each; of one pool, and about equally many in each."""
+    processes = []
+    for pool in ("prompt", "token", "mixed"):
+        ids = [f"{pool}-{number}" for member_of, number in _pool_members(options) if member_of == pool]
+        groups = -(-len(ids) // _SIMULATED_MEMBERS[options.simulated_kv])
+        for index in range(groups):
+            first, end = len(ids) * index // groups, len(ids) * (index + 1) // groups
+            processes.append(_simulated_workers(options, common, pool, tuple(ids[first:end])))
+    return tuple(processes)
+
+
+def _simulated_workers(
+    options: MeshOptions, common: Mapping[str, str], pool: str, worker_ids: tuple[str, ...]
+) -> ServiceProcess:
+    env = {
+        **common,
+        "SPOTWISE_POOL": pool,
+        "SPOTWISE_MEMBERS": ",".join(worker_ids),
+        "SPOTWISE_SPEED": str(options.speed),
+        "SPOTWISE_SIMULATED_KV": options.simulated_kv.value,
+    }
+    if options.profile is not None:
+        env["SPOTWISE_PROFILE"] = str(options.profile)
+    if options.kv_cache_bytes is not None:
+        env["SPOTWISE_KV_CACHE_BYTES"] = str(options.kv_cache_bytes)
+    last_number = worker_ids[-1].rpartition("-")[2]
+    process_id = worker_ids[0] if len(worker_ids) == 1 else f"{worker_ids[0]}-to-{last_number}"
+    return _service(options, "worker.simulated", process_id, env, StopOrder.WORKER, worker_ids)
+
+
 def _pool_members(options: MeshOptions) -> list[tuple[str, int]]:
     pools = {"prompt": options.prompt_workers, "token": options.token_workers, "mixed": options.mixed_workers}
     return [(pool, number) for pool, count in pools.items() for number in range(count)]
 
 
 def _service(
-    options: MeshOptions, module: str, service_id: str, env: Mapping[str, str], stop_order: StopOrder
+    options: MeshOptions,
+    module: str,
+    service_id: str,
+    env: Mapping[str, str],
+    stop_order: StopOrder,
+    member_ids: tuple[str, ...] = (),
 ) -> ServiceProcess:
     # -P: what lies in the user's working folder must not stand in for an installed package.
     argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
-    return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order)
+    return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order, member_ids)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -20,9 +22,24 @@ from pydantic import (
 )
 
 from spotwise.cli.errors import OptionError
+from spotwise.core.cost_profile import profile_from_dict
 from spotwise.worker.settings import WorkerSettings
 
 _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
+
+
+class EngineKind(StrEnum):
+    """What computes, or seems to."""
+
+    TORCH = "torch"
+    SIMULATED = "simulated"
+
+
+class SimulatedKv(StrEnum):
+    """How simulated workers hand KV over."""
+
+    TIMED = "timed"
+    REAL = "real"
 
 
 class MeshOptions(BaseModel):
@@ -39,6 +56,10 @@ class MeshOptions(BaseModel):
         nats_url, redis_url: running servers to use; None starts embedded ones.
         kv_cache_bytes: KV memory of each worker; None takes a share of what is available.
         threads: compute threads of each worker; None shares the cores.
+        engine: `torch` computes; `simulated` only takes the time, and answers with words of no meaning.
+        profile: what a simulated worker costs; None: a built-in one.
+        speed: how many times as fast as that a simulated worker is.
+        simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
         start_timeout_s: how long all services together may take to become healthy.
         service_modules: what precedes a service's name in `python -m`; tests put services of their own there.
     """
@@ -60,6 +81,10 @@ class MeshOptions(BaseModel):
     redis_url: str | None = None
     kv_cache_bytes: PositiveInt | None = None
     threads: PositiveInt | None = None
+    engine: EngineKind = EngineKind.TORCH
+    profile: Path | None = None
+    speed: PositiveFloat = 1.0
+    simulated_kv: SimulatedKv = SimulatedKv.TIMED
     start_timeout_s: PositiveFloat = 180.0
     service_modules: str = "spotwise."
 
@@ -109,6 +134,18 @@ def parse_size(text: str, option: str) -> int:
     if size <= 0:
         raise OptionError(f"{option} {text!r} is no size; write for instance 4GiB, 512MiB or 2GB")
     return size
+
+
+def require_profile(path: Path, option: str) -> None:
+    """Check that a file is a cost profile.
+
+    Raises:
+        OptionError: it is none, or cannot be read; names `option`.
+    """
+    try:
+        profile_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{option} {path}: this is no cost profile of `spotwise profile`: {error}") from error
 
 
 def require_worker_id(text: str, option: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether a service is open for work: it registered in the store, and its gRPC health check answers SERVING.
+"""Whether a process is open for work: all its members registered in the store, and its gRPC health check answers SERVING.
 
 Law: a registration counts only when it names the pid that was started; one that a predecessor left behind does not.
 """
@@ -6,7 +6,8 @@ Law: a registration counts only when it names the pid that was started; one that
 from __future__ import annotations
 
 import socket
-from typing import Self
+from collections.abc import Sequence
+from typing import Self, cast
 
 import grpc
 import orjson
@@ -17,6 +18,7 @@ from redis.retry import Retry
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.options import server_address
+from spotwise.core.messages import MemberState
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0
@@ -36,16 +38,21 @@ class Readiness:
     def __exit__(self, *error: object) -> None:
         self._store.close()
 
-    def is_healthy(self, service_id: str, pid: int) -> bool:
-        """Whether this process registered under this id and serves."""
+    def is_healthy(self, member_ids: Sequence[str], pid: int) -> bool:
+        """Whether this process registered as all of these members, each has started, and it serves."""
         try:
-            registration = self._store.get(subjects.member_key(service_id))
+            registrations = self._store.mget([subjects.member_key(member_id) for member_id in member_ids])
         except redis.RedisError:
             return False
-        if not isinstance(registration, bytes):
-            return False
-        member = orjson.loads(registration)
-        return member["pid"] == pid and _serves(member["grpc_address"])
+        addresses: dict[str, None] = {}
+        for registration in cast(list[object], registrations):
+            if not isinstance(registration, bytes):
+                return False
+            member = orjson.loads(registration)
+            if member["pid"] != pid or member.get("state") == MemberState.STARTING:
+                return False
+            addresses[member["grpc_address"]] = None
+        return all(map(_serves, addresses))
 
 
 def require_reachable(url: str, option: str) -> None:

@@ -16,7 +16,8 @@ from rich.table import Table
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import find_store
 from spotwise.cli.run_folder import DEFAULT_NAME
-from spotwise.core.messages import Member, MemberKind
+from spotwise.core.cluster.views import holds_foreign_work
+from spotwise.core.messages import Member, MemberKind, Pool
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
@@ -38,6 +39,13 @@ class MemberStatus:
     def member_now(self) -> Member:
         """The member, freshest word first."""
         return self.engine.member if self.engine else self.member
+
+    @property
+    def pool_now(self) -> Pool | None:
+        """The pool that a worker is in: its home, or the mixed pool while it holds foreign work."""
+        member = self.member_now
+        away = member.load is not None and holds_foreign_work(member.pool, member.load)
+        return Pool.MIXED if away else member.pool
 
 
 def status(
@@ -83,7 +91,7 @@ async def _ask(member: Member) -> MemberStatus:
     engine = None
     if serving and member.kind in _WORKERS:
         try:
-            engine = await describe_engine(member.grpc_address)
+            engine = await describe_engine(member.grpc_address, member.id)
         except MeshError:
             serving = False
     return MemberStatus(member, serving, engine)
@@ -124,13 +132,23 @@ def _legend(members: list[MemberStatus]) -> list[str]:
         if status_.engine is not None:
             alike.setdefault(status_.engine.engine, []).append(status_.member.id)
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
+    if any(status_.pool_now is not status_.member_now.pool for status_ in members):
+        lines.insert(0, "pool: home (now in), where a worker holds work of another pool")
     return ["sequences: waiting / waiting for KV / running / moving", *lines]
+
+
+def _pool(status_: MemberStatus) -> str:
+    """A worker's home, and where it is if it is not there."""
+    home, now = status_.member_now.pool, status_.pool_now
+    if home is None or now is None:
+        return ""
+    return home.value if now is home else f"{home.value} ({now.value})"
 
 
 def _row(status_: MemberStatus) -> list[str]:
     member = status_.member_now
     health = f"[green]{member.state.value}" if status_.serving else "[red]not serving"
-    cells = [member.id, member.kind.value, member.pool.value if member.pool else "", health, str(member.pid)]
+    cells = [member.id, member.kind.value, _pool(status_), health, str(member.pid)]
     load = member.load
     if load is None or status_.engine is None:
         return cells + [""] * 5
@@ -147,7 +165,8 @@ def _row(status_: MemberStatus) -> list[str]:
 
 def _as_dict(status_: MemberStatus) -> dict[str, object]:
     engine = status_.engine
-    fields: dict[str, object] = {"serving": status_.serving, **dataclasses.asdict(status_.member_now)}
+    now = {"serving": status_.serving, "pool_now": status_.pool_now}
+    fields: dict[str, object] = {**now, **dataclasses.asdict(status_.member_now)}
     if engine is not None:
         fields["engine"] = {
             "description": engine.engine,

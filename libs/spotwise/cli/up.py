@@ -13,7 +13,7 @@ from spotwise.cli.detach import start_detached
 from spotwise.cli.errors import OptionError
 from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
-from spotwise.cli.options import MeshOptions, parse_size, server_address
+from spotwise.cli.options import EngineKind, MeshOptions, SimulatedKv, parse_size, require_profile, server_address
 from spotwise.cli.report import Report, welcome_lines
 from spotwise.cli.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.stop_signals import StopSignals
@@ -37,6 +37,18 @@ def up(
     redis_url: Annotated[str | None, typer.Option(help="A running Redis server, instead of an embedded one.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="KV memory of each worker, for instance 4GiB.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of each worker.")] = None,
+    engine: Annotated[
+        EngineKind, typer.Option(help="simulated: workers that only take the time; hundreds fit on one machine.")
+    ] = EngineKind.TORCH,
+    profile: Annotated[
+        Path | None, typer.Option(help="What a simulated worker costs: a file of `spotwise profile`.")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(min=1e-6, help="How many times as fast as its profile a simulated worker is.")
+    ] = None,
+    simulated_kv: Annotated[
+        SimulatedKv | None, typer.Option(help="Hand-offs of simulated workers: by the clock, or real bytes over UCX.")
+    ] = None,
     name: Annotated[str, typer.Option(help="Tells several meshes on one machine apart.")] = DEFAULT_NAME,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds all services together may take to start.")] = 180.0,
     detach: Annotated[
@@ -49,6 +61,12 @@ def up(
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
             server_address(url, option)
+    given = {"--profile": profile, "--speed": speed, "--simulated-kv": simulated_kv}
+    if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
+        names = ", ".join(option for option, value in given.items() if value is not None)
+        raise OptionError(f"{names}: only a simulated mesh knows that; add --engine simulated")
+    if profile is not None:
+        require_profile(profile, "--profile")
     try:
         options = MeshOptions(
             name=name,
@@ -66,6 +84,10 @@ def up(
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
             threads=threads,
+            engine=engine,
+            profile=None if profile is None else profile.absolute(),
+            speed=1.0 if speed is None else speed,
+            simulated_kv=simulated_kv or SimulatedKv.TIMED,
             start_timeout_s=timeout,
         )
     except ValidationError as error:

@@ -15,11 +15,10 @@ gets a token, so that decodes cannot starve it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
+class BatchRow(NamedTuple):
     """One sequence's part in one iteration.
 
     Attributes:
@@ -54,7 +53,7 @@ class Batch:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of them that no decode computes."""
-        return sum(row.num_tokens for row in self.rows if not row.is_decode)
+        return sum([row.num_tokens for row in self.rows if row.num_tokens > 1 or row.first_position == 0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class KvBlocksError(RuntimeError):
@@ -24,7 +24,13 @@ class KvBlocksError(RuntimeError):
 
 
 class BlockPool:
-    """Accounting of one worker's KV blocks; it moves no bytes."""
+    """Accounting of one worker's KV blocks; it moves no bytes.
+
+    Attributes:
+        has_names: it matters which blocks an owner has, and not only how many.
+    """
+
+    has_names = True
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -68,10 +74,21 @@ class BlockPool:
         """Tell whether an empty pool would hold `tokens` tokens."""
         return self.blocks_for(tokens) <= self.num_blocks
 
-    def can_allocate(self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0) -> bool:
-        """Tell whether `reused` and blocks that are free now hold `tokens` tokens, and `spare` blocks stay free."""
-        taken = sum(block_id in self._cached for block_id in reused)
-        return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks - taken
+    def can_allocate(
+        self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
+    ) -> bool:
+        """Tell whether `reused` and blocks that are free now hold `tokens` tokens, and `spare` blocks stay free.
+
+        Those that would come free if the owners in `given_up` gave all theirs back count as free.
+        """
+        freed = self._freed_by(given_up) if given_up else ()
+        taken = sum(block_id in self._cached or block_id in freed for block_id in reused)
+        return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks + len(freed) - taken
+
+    def _freed_by(self, owners: Collection[str]) -> set[int]:
+        """Return the blocks that are in no other tables than those of these owners."""
+        released = Counter(block_id for owner in owners for block_id in self.owned_by(owner))
+        return {block_id for block_id, times in released.items() if times == self._references[block_id]}
 
     def can_extend(self, owner: str, tokens: int) -> bool:
         """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
@@ -120,20 +137,6 @@ class BlockPool:
         missing = self.blocks_for(tokens) - len(self._owned[owner])
         if missing > 0:
             self._owned[owner] += self._take(missing)
-        return self._owned[owner]
-
-    def reuse(self, owner: str, reused: tuple[int, ...]) -> tuple[int, ...]:
-        """Give an owner these blocks (from `find`) in place of its first ones, and return its block table.
-
-        Raises:
-            KvBlocksError: the owner has fewer blocks.
-        """
-        table = self.owned_by(owner)
-        if len(table) < len(reused):
-            raise KvBlocksError(f"{owner} owns {len(table)} blocks, {len(reused)} are to take their place")
-        self._share(reused)
-        self._let_go(table[: len(reused)])
-        self._owned[owner] = reused + table[len(reused) :]
         return self._owned[owner]
 
     def remember(self, owner: str, index: int, content: bytes) -> None:

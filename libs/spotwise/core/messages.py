@@ -10,6 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from spotwise.core.members import Member as Member
+from spotwise.core.members import MemberKind as MemberKind
+from spotwise.core.members import MemberState as MemberState
+from spotwise.core.members import Pool as Pool
+from spotwise.core.members import WorkerLoad as WorkerLoad
 from spotwise.core.record import KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import TokenLogprobs
@@ -42,6 +47,7 @@ class SubmitRequest:
     Attributes:
         prompt_tokens: tokens to prefill: the prompt, and outputs committed by earlier attempts.
         max_new_tokens: tokens still owed at most.
+        prefix_spans: hashes of the prompt's beginnings, see `prefix_spans.py`: who was sent the same may still hold its KV.
     """
 
     request_id: str
@@ -49,6 +55,7 @@ class SubmitRequest:
     stream: StreamRef
     prompt_tokens: int
     max_new_tokens: int
+    prefix_spans: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,7 @@ class RequestRejected:
 
 @dataclass(frozen=True, slots=True)
 class RequestAssigned:
-    """Both phases have their worker, and the KV its blocks."""
+    """Both phases have their worker, which has taken the request."""
 
     request_id: str
     epoch: int
@@ -119,7 +126,14 @@ class ReserveKv:
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill:
-    """Compute the prompt, sample one token, deliver the KV to `target`."""
+    """Compute the prompt, sample one token, deliver the KV to `target`.
+
+    Attributes:
+        scheduler_id: who asks. Where both phases are on one worker, it gets `PrefillAccepted` or `KvRefused`.
+        target: the reservation; where both phases are on the addressed worker, itself, with no blocks: nothing is reserved, the
+            prompt waits there for its first blocks and may preempt for them.
+        owed_tokens: new tokens at most.
+    """
 
     request_id: str
     epoch: int
@@ -129,6 +143,7 @@ class StartPrefill:
     prompt_tokens: int
     target: KvTarget
     lease_s: float
+    owed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,14 @@ class CancelRequest:
 
     request_id: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeHome:
+    """Be of that pool from now on: what is here stays, and only what comes later differs."""
+
+    worker_id: str
+    pool: Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +182,16 @@ class KvReserved:
     epoch: int
     assignment: int
     target: KvTarget
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAccepted:
+    """The request of order `assignment` waits here for both its phases."""
+
+    request_id: str
+    epoch: int
+    assignment: int
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +226,8 @@ class TokenDelta:
         stream_id: the attempt, at its gateway.
         token_index: index of `token_id` in the sequence's output, from 0; for an ending without a token, the number of
             tokens sent before.
-        token_id: the new token; `None` where the stream ends without one.
+        token_id: the new token; `None` where the stream ends without one, and for a first token of an engine whose tokens carry
+            no ids: of such a stream there are no further ones but the end.
         finish_reason: set with the last delta of the stream.
         error: says why, where `finish_reason` is ERROR.
         retryable: another attempt may succeed.
@@ -227,90 +261,7 @@ class TokenBatch:
     deltas: tuple[TokenDelta, ...]
 
 
-# --- everyone -> everyone ---------------------------------------------------------------------------------------------
-
-
-class MemberKind(StrEnum):
-    """The six services."""
-
-    GATEWAY = "gateway"
-    CLUSTER_SCHEDULER = "cluster_scheduler"
-    PROMPT_WORKER = "prompt_worker"
-    TOKEN_WORKER = "token_worker"
-    MIGRATION_PLANNER = "migration_planner"
-    SPOT_WATCHER = "spot_watcher"
-
-
-class Pool(StrEnum):
-    """A worker's home role."""
-
-    PROMPT = "prompt"
-    TOKEN = "token"
-    MIXED = "mixed"
-
-
-class MemberState(StrEnum):
-    """Whether a member takes work."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    LEFT = "left"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """A worker's own count of what it holds, derived at the moment it is sent.
-
-    Attributes:
-        pending_prompt_tokens: prompt tokens not yet computed.
-        owed_tokens: new tokens that reserved and running sequences may still produce.
-        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each.
-        kv_blocks_kept: of the free ones, how many a new reservation must leave to those that wait or grow.
-        reserved_new_tokens: of a request's new tokens, how many a reservation has blocks for at most; `None` for all.
-        waiting, waiting_for_kv, running, preempted, migrating: sequences by state.
-        preemptions: how many there were since the worker's start.
-        assignments_seen: (scheduler id, last assignment number received) pairs.
-    """
-
-    pending_prompt_tokens: int = 0
-    owed_tokens: int = 0
-    kv_blocks_total: int = 0
-    kv_blocks_free: int = 0
-    kv_blocks_kept: int = 0
-    kv_block_size: int = 16
-    reserved_new_tokens: int | None = None
-    waiting: int = 0
-    waiting_for_kv: int = 0
-    running: int = 0
-    preempted: int = 0
-    migrating: int = 0
-    preemptions: int = 0
-    assignments_seen: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Who a process is and how it is doing; sent as its heartbeat, kept in the registry.
-
-    Attributes:
-        incarnation: grows each time a member of this id starts.
-        grpc_address: `host:port` of health and engine control.
-        transfer_address: a worker's KV listener.
-        load: of workers only.
-    """
-
-    id: str
-    kind: MemberKind
-    incarnation: int
-    state: MemberState
-    host: str
-    pid: int
-    grpc_address: str
-    pool: Pool | None = None
-    transfer_address: str = ""
-    model: str = ""
-    load: WorkerLoad | None = None
+# --- spot watcher -> operator -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +303,11 @@ Message = (
     | ReserveKv
     | StartPrefill
     | CancelRequest
+    | ChangeHome
     | Drain
     | DrainReply
     | KvReserved
+    | PrefillAccepted
     | KvRefused
     | RenewLeases
     | TokenBatch

@@ -37,7 +37,6 @@ class RequestEvent(StrEnum):
     """What happened to a request; each is the past tense of something real."""
 
     PREFILL_STARTED = "prefill_started"
-    PREFILL_ASSIGNED_HERE = "prefill_assigned_here"  #: both phases on the worker that holds the reservation
     HANDOFF_STARTED = "handoff_started"
     HANDOFF_DELIVERED = "handoff_delivered"
     KV_ARRIVED = "kv_arrived"
@@ -66,11 +65,7 @@ _ENDINGS = {
 TRANSITIONS: Mapping[RequestState, Mapping[RequestEvent, RequestState]] = MappingProxyType(
     {
         _S.WAITING: {**_ENDINGS, _E.PREFILL_STARTED: _S.RUNNING},
-        _S.WAITING_FOR_KV: {
-            **_ENDINGS,
-            _E.KV_ARRIVED: _S.RUNNING,
-            _E.PREFILL_ASSIGNED_HERE: _S.WAITING,
-        },
+        _S.WAITING_FOR_KV: {**_ENDINGS, _E.KV_ARRIVED: _S.RUNNING},
         _S.RUNNING: {
             **_ENDINGS,
             _E.HANDOFF_STARTED: _S.MIGRATING,

@@ -11,7 +11,7 @@ Invariant: a module finds its context as an attribute, put there at load; nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +36,13 @@ _CONTEXT_ATTRIBUTE = "spotwise_attention_context"
 
 
 class AttentionContext(Protocol):
-    """What computes attention for the modules of one model."""
+    """What computes attention for the modules of one model.
+
+    Attributes:
+        on_written: called with a layer's index once its new KV is in the cache, where somebody wants to know.
+    """
+
+    on_written: Callable[[int], None] | None
 
     def attend(
         self,
@@ -116,6 +122,7 @@ class PagedAttention:
     def __init__(self, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
         self._terms = [ScoreTerms(layer, cache.device) for layer in layers]
         self.plan: AttentionPlan | None = None
+        self.on_written: Callable[[int], None] | None = None
         self._cache = cache
         self._kv_heads = cache.geometry.kv_heads
 
@@ -258,7 +265,11 @@ def attention_function(
 ) -> tuple[torch.Tensor, None]:
     """The shape of function that transformers calls; see `transformers.AttentionInterface`."""
     context: AttentionContext = getattr(module, _CONTEXT_ATTRIBUTE)
-    return context.attend(module, query, key, value, attention_mask, scaling, options), None
+    output = context.attend(module, query, key, value, attention_mask, scaling, options)
+    if context.on_written is not None:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        context.on_written(layer)
+    return output, None
 
 
 def register_attention() -> None:

@@ -10,7 +10,7 @@ Invariant: a model that passes gives the same distribution as transformers' own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,7 @@ class AttentionProbe:
 
     def __init__(self, masks: MaskProbe) -> None:
         self.calls: list[_Call] = []
+        self.on_written: Callable[[int], None] | None = None
         self._masks = masks
 
     def attend(

@@ -2,8 +2,8 @@
 
 Law: blocks are gathered on the device into one flat buffer, and scattered from one, on a stream that is not the model's. What a
 method returns or was given is complete when it returns: its stream has been waited for. So whoever has the bytes may read them
-in any thread, on any stream, or let a network card read them; and a device finishes an iteration before the engine returns it
-(see `Engine`), so that what is gathered has been written.
+in any thread, on any stream, or let a network card read them. What is gathered has been written: a device finishes an iteration
+before the engine returns it (see `Engine`), and layers of one that still runs are waited for by their event.
 
 `direct`: the flat buffers stay on the device, and UCX moves them from there (GPUDirect RDMA, CUDA IPC, or copies of its own).
 Otherwise they pass through pinned memory of the host.
@@ -60,19 +60,22 @@ class DeviceKv:
         return f"{self._cache.layout}, summed on the device" if self._direct else self._cache.layout
 
     @torch.inference_mode()
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> Any:
-        """Copy blocks out, flat: a tensor on the device if `direct`, else an array in pinned memory.
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
+        """Copy blocks out, flat: a tensor on the device if `direct`, else an array in pinned memory; `into` if given.
 
         Raises:
-            ValueError: a layer or a block is not in the cache.
+            ValueError: a layer or a block is not in the cache, or `into` has another size.
         """
         with self._own_stream():
-            data = self._cache.gather_blocks(first_layer, num_layers, block_ids)
+            self._wait_for_layers(first_layer, num_layers)
+            data = self._cache.gather_blocks(first_layer, num_layers, block_ids, into if self._direct else None)
             if self._direct:
                 return data
-            host = torch.empty(data.shape, dtype=torch.uint8, pin_memory=self._is_cuda)
-            host.copy_(data, non_blocking=True)
-        return host.numpy()
+            host = self.allocate(data.numel()) if into is None else into
+            if host.nbytes != data.numel():
+                raise ValueError(f"{data.numel()} bytes of KV do not go into {host.nbytes}")
+            torch.from_numpy(host).copy_(data, non_blocking=True)
+        return host
 
     @torch.inference_mode()
     def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
@@ -99,6 +102,14 @@ class DeviceKv:
             return xxhash.xxh3_64_intdigest(payload.data)
         with self._own_stream():
             return word_sum(payload)
+
+    def _wait_for_layers(self, first_layer: int, num_layers: int) -> None:
+        """Let the stream of copies wait for the last of these layers, which the model writes after the others."""
+        last = first_layer + num_layers - 1
+        if self._stream is not None and 0 <= last < self._cache.num_layers:
+            event = self._cache.written_event(last)
+            if event is not None:
+                self._stream.wait_event(event)
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:

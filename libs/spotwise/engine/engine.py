@@ -7,7 +7,7 @@ row that reaches the end of its known tokens, and appends what it sampled.
 Invariants: a token is the same whatever rows run beside it (bit for bit in so far as the matrix products are); weights are
 held once, by all workers of a machine together where they have a folder for that; every method but the KV cache's is called
 from one thread; when an iteration returns, a device has finished what it was given, so that any thread may copy the KV that
-was written, on any stream.
+was written, on any stream. Layers of an iteration that still runs are told of as they write theirs (`layer_progress`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from spotwise.engine.cuda_capture import CudaCapture
 from spotwise.engine.decode_graphs import Capture, DecodeGraphs
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.layer_progress import LayersWritten, telling
 from spotwise.engine.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
@@ -220,8 +221,12 @@ class Engine:
         self._sequences.pop(sequence_id, None)
 
     @torch.inference_mode()
-    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
+    def run_iteration(self, batch: Batch, on_layers: LayersWritten | None = None) -> tuple[SampledToken, ...]:
         """Compute all rows and return, in their order, a token for each that reached the end of its known tokens.
+
+        Args:
+            batch: the rows.
+            on_layers: called, in this thread, with the number of layers that have written the KV of all rows so far.
 
         Raises:
             ValueError: a row names a sequence, tokens or blocks that do not exist; nothing was appended.
@@ -240,7 +245,8 @@ class Engine:
         logits = self._replayed(rows)
         if logits is None:
             flat = self._layout.lay_out(rows, last_only=True)
-            logits = self._forward(flat, [flat.last_token[index] for index in sampled])
+            with telling(self._attention, self.kv, on_layers):
+                logits = self._forward(flat, [flat.last_token[index] for index in sampled])
         elif len(sampled) < len(rows):
             logits = logits[sampled]
         if not sampled:

@@ -15,7 +15,7 @@ follows any strides but that of the last dimension.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,7 @@ class FlashInferAttention:
         if cache.order is not KvOrder.PLAIN:
             raise ValueError(f"FlashInfer reads caches in plain order, this one is {cache.order}")
         self.plan: FlashInferPlan | None = None
+        self.on_written: Callable[[int], None] | None = None
         self._library = library
         self._cache = cache
         self._layers = [_kind(layer) for layer in layers]

@@ -122,6 +122,7 @@ class FusedDecoderLayer(torch.nn.Module):
         self._layer = kernels.layer
         self._context = context
         self._is_last = is_last
+        self._index = parts.index
         self._kept: list[Any] = []
         cache = context.cache
         geometry = cache.geometry
@@ -195,6 +196,8 @@ class FusedDecoderLayer(torch.nn.Module):
             sine.data_ptr(),
             int(self._is_last and plan.last_only),
         )
+        if self._context.on_written is not None:
+            self._context.on_written(self._index)
         return hidden_states
 
     def _keep(self, tensor: torch.Tensor) -> int:

@@ -84,7 +84,8 @@ def _pair(dtype: torch.dtype) -> int:
 class PagedKvCache:
     """Keys and values by layer and block; implements `spotwise.mesh.ports.KvMemory`.
 
-    Exports and imports may run in another thread than the model, on blocks that the running iteration does not use.
+    Exports and imports may run in another thread than the model: imports into blocks that the running iteration does not use,
+    exports also of layers that it has written.
 
     Attributes:
         num_blocks: blocks that sequences may own.
@@ -113,6 +114,7 @@ class PagedKvCache:
         self.keys = _zeros((*shape, geometry.key_dim), dtype, device)
         #: `[num_layers, kv_heads, blocks_per_head, block_size, value_dim]`, the last two in the cache's order
         self.values = _zeros((*shape, geometry.value_dim), dtype, device)
+        self._written: list[torch.cuda.Event | None] = [None] * geometry.num_layers
 
     @property
     def scratch_block(self) -> int | None:
@@ -152,6 +154,17 @@ class PagedKvCache:
         outer, inner = places.offsets // pair, places.offsets % pair
         tiled_values[:, places.blocks, outer, :, inner] = values.transpose(0, 1)
 
+    def note_written(self, layer: int) -> None:
+        """Note that a layer's new positions are written, or on a device will be when it has done what it was given so far."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.device))
+            self._written[layer] = event
+
+    def written_event(self, layer: int) -> torch.cuda.Event | None:
+        """Return what a device's copy of a layer has to wait for; `None` for nothing."""
+        return self._written[layer]
+
     def gather(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys `[blocks * block_size, key_dim]` and values, of blocks numbered `kv_head * blocks_per_head + block`."""
         keys = self.keys[layer].view(-1, self.block_size * self.geometry.key_dim).index_select(0, index)
@@ -162,13 +175,16 @@ class PagedKvCache:
             values = values.view(len(index), self.block_size // pair, -1, pair).transpose(2, 3)
         return keys.reshape(-1, self.geometry.key_dim), values.reshape(-1, self.geometry.value_dim)
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes.
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes, `into` if given.
 
         Raises:
-            ValueError: a layer or a block is not in this cache.
+            ValueError: a layer or a block is not in this cache, or `into` has another size.
         """
-        data: NDArray[np.uint8] = self.gather_blocks(first_layer, num_layers, block_ids).cpu().numpy()
+        place = torch.from_numpy(into) if into is not None and self.device.type == "cpu" else None
+        data: NDArray[np.uint8] = self.gather_blocks(first_layer, num_layers, block_ids, place).cpu().numpy()
         return data
 
     def import_layers(
@@ -185,16 +201,21 @@ class PagedKvCache:
         self.scatter_blocks(first_layer, num_layers, block_ids, torch.from_numpy(flat).to(self.device))
 
     @torch.inference_mode()
-    def gather_blocks(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> torch.Tensor:
-        """Copy blocks to a flat tensor of bytes on the cache's device, on the current stream.
+    def gather_blocks(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Copy blocks to a flat tensor of bytes on the cache's device, `into` if given, on the current stream.
 
         Layer after layer; in a layer first the keys `[kv_head, block]`, each block in the cache's order, then the values.
 
         Raises:
-            ValueError: a layer or a block is not in this cache.
+            ValueError: a layer or a block is not in this cache, or `into` has another size.
         """
         block_index = self._checked_index(first_layer, num_layers, block_ids)
-        data = torch.empty(num_layers * len(block_ids) * self.layer_block_bytes, dtype=torch.uint8, device=self.device)
+        num_bytes = num_layers * len(block_ids) * self.layer_block_bytes
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=self.device) if into is None else into
+        if data.numel() != num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV do not go into {data.numel()}")
         for source, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
             torch.index_select(source, 1, block_index, out=place)
         return data
@@ -210,8 +231,14 @@ class PagedKvCache:
         expected_bytes = num_layers * len(block_ids) * self.layer_block_bytes
         if data.dtype != torch.uint8 or data.numel() != expected_bytes:
             raise ValueError(f"{expected_bytes} bytes of KV expected, {data.nbytes} given")
-        for destination, place in self._layer_views(first_layer, num_layers, len(block_ids), data):
-            destination.index_copy_(1, block_index, place)
+        pairs = self._layer_views(first_layer, num_layers, len(block_ids), data)
+        if self.device.type == "cpu":  # torch copies element by element there, which takes six times as long
+            index = block_index.numpy()
+            for destination, place in pairs:
+                destination.view(torch.int16).numpy()[:, index] = place.view(torch.int16).numpy()
+        else:
+            for destination, place in pairs:
+                destination.index_copy_(1, block_index, place)
 
     def _block_bytes(self, dim: int) -> int:
         return self.geometry.kv_heads * self.block_size * dim * self.dtype.itemsize

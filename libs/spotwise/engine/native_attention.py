@@ -7,7 +7,7 @@ tables, as arrays that the kernel reads; prefill and decode rows are alike to it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,7 @@ class NativeAttention:
 
     def __init__(self, kernels: Kernels, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
         self.plan: NativePlan | None = None
+        self.on_written: Callable[[int], None] | None = None
         self._attend = kernels.attend
         self._kept: list[torch.Tensor] = []
         self.cache = cache

@@ -9,7 +9,6 @@ what is left (the last prompt token, whose logits are sampled) stays in the iter
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 
 import torch
 
@@ -32,11 +31,11 @@ def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow
                 forwards.append([])
                 room = PROMPT_CHUNK_TOKENS
             taken = min(room, scored_end - first)
-            forwards[-1].append((replace(row, first_position=first, num_tokens=taken), sequence))
+            forwards[-1].append((row._replace(first_position=first, num_tokens=taken), sequence))
             first += taken
             room -= taken
         if first < end:
-            remaining.append((replace(row, first_position=first, num_tokens=end - first), sequence))
+            remaining.append((row._replace(first_position=first, num_tokens=end - first), sequence))
     return forwards, remaining
 
 

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from types import TracebackType
 
 import structlog
 
 _log = structlog.get_logger(__name__)
 
 
-@contextlib.contextmanager
-def event_edge(event: str) -> Iterator[None]:
-    """Log what handling one event raised, and let the next one come: one bad message must not stop a service.
+class EventEdge:
+    """Logs what handling one event raised, and lets the next one come: one bad message must not stop a service.
 
     This is the only broad `except` of the mesh. Expected failures never get here: they are events and answers.
+    A class and no generator: it stands around every event and every command.
     """
-    try:
-        yield
-    except Exception:
-        _log.exception("event_failed", on=event)
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        _log.error("event_failed", on=self._event, exc_info=error)
+        return True
+
+
+def event_edge(event: str) -> EventEdge:
+    """Return the edge around the handling of an event, which is named in the log."""
+    return EventEdge(event)

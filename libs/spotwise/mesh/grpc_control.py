@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from spotwise.core.cost_model import BatchShape
 from spotwise.core.messages import Member
 from spotwise.mesh.ports import MeshError
 from spotwise.wire.codec import member_from, member_to
@@ -34,16 +35,47 @@ class EngineDescription:
     engine: str
 
 
+@dataclass(frozen=True, slots=True)
+class IterationTime:
+    """One iteration: what was in it, and the seconds that the engine took."""
+
+    shape: BatchShape
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecentIterations:
+    """The newest iterations of a worker.
+
+    Attributes:
+        last: number of the last one, from 1; 0 where there was none.
+        times: oldest first.
+    """
+
+    last: int
+    times: tuple[IterationTime, ...]
+
+
+class EngineView(Protocol):
+    """What a process of workers tells of each; an empty id means its only one. `None` where that one still loads."""
+
+    def describe(self, member_id: str) -> EngineDescription | None:
+        """Say what a worker holds."""
+
+    def iterations(self, member_id: str, after: int) -> RecentIterations | None:
+        """Say how long a worker's iterations behind number `after` took."""
+
+
 class _EngineControl(engine_pb2_grpc.EngineControlServicer):
-    def __init__(self, describe: Callable[[], EngineDescription | None]) -> None:
-        self._describe = describe
+    def __init__(self, engines: EngineView) -> None:
+        self._engines = engines
 
     async def Describe(  # noqa: N802 - the name of the RPC
         self, request: engine_pb2.DescribeRequest, context: grpc.aio.ServicerContext
     ) -> engine_pb2.DescribeReply:
-        description = self._describe()
+        description = self._engines.describe(request.member_id)
         if description is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is still loading")
+            await _still_loading(context)
             raise AssertionError("abort raises")
         return engine_pb2.DescribeReply(
             member=member_to(description.member),
@@ -53,17 +85,45 @@ class _EngineControl(engine_pb2_grpc.EngineControlServicer):
             engine=description.engine,
         )
 
+    async def Iterations(  # noqa: N802 - the name of the RPC
+        self, request: engine_pb2.IterationsRequest, context: grpc.aio.ServicerContext
+    ) -> engine_pb2.IterationsReply:
+        recent = self._engines.iterations(request.member_id, request.after)
+        if recent is None:
+            await _still_loading(context)
+            raise AssertionError("abort raises")
+        shapes = [time.shape for time in recent.times]
+        return engine_pb2.IterationsReply(
+            last=recent.last,
+            prompt_tokens=[shape.prompt_tokens for shape in shapes],
+            prompt_context=[shape.prompt_context for shape in shapes],
+            decodes=[shape.decodes for shape in shapes],
+            decode_context=[shape.decode_context for shape in shapes],
+            seconds=[time.seconds for time in recent.times],
+        )
+
+
+async def _still_loading(context: grpc.aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is still loading")
+
+
+class HealthDoor(Protocol):
+    """Where a member says whether it serves."""
+
+    async def set_serving(self, serving: bool) -> None:
+        """Answer health checks with SERVING or NOT_SERVING."""
+
 
 class ControlServer:
     """One service's gRPC endpoint; NOT_SERVING until told otherwise."""
 
-    def __init__(self, host: str, port: int, describe: Callable[[], EngineDescription | None] | None = None) -> None:
+    def __init__(self, host: str, port: int, engines: EngineView | None = None) -> None:
         # By default gRPC shares a port with another listener that does, and half of the calls reach the wrong service.
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if describe is not None:
-            servicer = _EngineControl(describe)
+        if engines is not None:
+            servicer = _EngineControl(engines)
             engine_pb2_grpc.add_EngineControlServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self._address = f"{host}:{port}"
         self.port = 0
@@ -91,6 +151,19 @@ class ControlServer:
         await self._server.stop(grace=0.5)
 
 
+class SharedHealth:
+    """The endpoint of a process with several members: it serves as long as one of them does; a `HealthDoor`."""
+
+    def __init__(self, control: ControlServer) -> None:
+        self._control = control
+        self._serving = 0
+
+    async def set_serving(self, serving: bool) -> None:
+        """Note that one member more serves, or one less."""
+        self._serving += 1 if serving else -1
+        await self._control.set_serving(self._serving > 0)
+
+
 async def is_serving(address: str, timeout_s: float = 2.0) -> bool:
     """Ask a service for its health; `False` where nobody answers."""
     return bool(await _health(address, timeout_s) == health_pb2.HealthCheckResponse.SERVING)
@@ -111,8 +184,8 @@ async def _health(address: str, timeout_s: float) -> int | None:
         return int(reply.status)
 
 
-async def describe_engine(address: str, timeout_s: float = 2.0) -> EngineDescription:
-    """Ask a worker what it holds.
+async def describe_engine(address: str, member_id: str = "", timeout_s: float = 2.0) -> EngineDescription:
+    """Ask a worker what it holds; by its id where several share the address.
 
     Raises:
         MeshError: it does not answer.
@@ -120,7 +193,7 @@ async def describe_engine(address: str, timeout_s: float = 2.0) -> EngineDescrip
     async with grpc.aio.insecure_channel(address) as channel:
         stub = engine_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
         try:
-            reply = await stub.Describe(engine_pb2.DescribeRequest(), timeout=timeout_s)
+            reply = await stub.Describe(engine_pb2.DescribeRequest(member_id=member_id), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise MeshError(f"the worker at {address} does not answer: {error.details()}") from error
     return EngineDescription(
@@ -129,4 +202,27 @@ async def describe_engine(address: str, timeout_s: float = 2.0) -> EngineDescrip
         resident_bytes=reply.resident_bytes,
         iterations=reply.iterations,
         engine=reply.engine,
+    )
+
+
+async def recent_iterations(
+    address: str, member_id: str = "", after: int = 0, timeout_s: float = 5.0
+) -> RecentIterations:
+    """Ask a worker how long its iterations behind number `after` took.
+
+    Raises:
+        MeshError: it does not answer.
+    """
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = engine_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
+        request = engine_pb2.IterationsRequest(member_id=member_id, after=after)
+        try:
+            reply = await stub.Iterations(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise MeshError(f"the worker at {address} does not answer: {error.details()}") from error
+    columns = zip(
+        reply.prompt_tokens, reply.prompt_context, reply.decodes, reply.decode_context, reply.seconds, strict=True
+    )
+    return RecentIterations(
+        reply.last, tuple(IterationTime(BatchShape(*shape), seconds) for *shape, seconds in columns)
     )

@@ -1,7 +1,7 @@
 """In-memory twin of the transfer plane: for unit tests only.
 
 Law: a hand-off is refused for the reasons for which `ucx_inbox` refuses it, in the same order, and otherwise copied whole
-between two steps of the event loop; a window is consumed by the one push that fills it.
+between two steps of the event loop, once it is committed; a window is consumed by the one push that fills it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ
+from spotwise.mesh.whole_push import WholePush
+
+_TRANSPORT = "memory/process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,21 @@ class MemoryKvTransport:
         """Refuse what still comes for the request. Idempotent."""
         self._windows.pop(request_id, None)
 
+    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+        """Begin a hand-off into the target's reserved blocks.
+
+        Raises:
+            ValueError: no blocks, or more than the target reserved.
+        """
+        if not 0 < len(source_block_ids) <= len(target.block_ids):
+            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
+
+        async def move(handoff: KvHandoff) -> int:
+            return self._hand_over(target, handoff, source_block_ids)
+
+        return WholePush(where, self._memory.num_layers, len(source_block_ids), _TRANSPORT, move)
+
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Copy blocks into the target's reserved blocks and hand the request over.
 
@@ -100,21 +118,10 @@ class MemoryKvTransport:
             KvTransferError: nobody at that address, or refused; the text says which and why.
             ValueError: no blocks, or more than the target reserved.
         """
-        if not 0 < len(source_block_ids) <= len(target.block_ids):
-            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
-        started_s = time.perf_counter()
-        await asyncio.sleep(0)  # a push always takes a while: what is ready on the loop comes first
-        try:
-            if self._closed:
-                raise KvTransferError("this transport is closed")
-            receiver = self._network.reach(target.address)
-            if receiver._memory.layout != self._memory.layout:
-                raise layouts_differ(self._worker_id, receiver._worker_id)
-            kv_bytes = receiver._take(target, handoff, self._memory, source_block_ids)
-        except KvTransferError as error:
-            where = f"KV of {handoff.request_id} epoch {handoff.epoch} to {target.worker_id} at {target.address}"
-            raise KvTransferError(f"{where}: {error}") from None
-        return TransferReport(kv_bytes, time.perf_counter() - started_s, "memory/process")
+        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push.wrote(self._memory.num_layers, len(source_block_ids))
+        push.commit(handoff)
+        return await push.delivered()
 
     async def close(self) -> None:
         """Stop listening; idempotent."""
@@ -122,6 +129,15 @@ class MemoryKvTransport:
         self._windows.clear()
         if self._address is not None:
             self._network.leave(self._address)
+
+    def _hand_over(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> int:
+        """Deliver a hand-off whose blocks are written, and return its bytes."""
+        if self._closed:
+            raise KvTransferError("this transport is closed")
+        receiver = self._network.reach(target.address)
+        if receiver._memory.layout != self._memory.layout:
+            raise layouts_differ(self._worker_id, receiver._worker_id)
+        return receiver._take(target, handoff, self._memory, source_block_ids)
 
     def _take(self, target: KvTarget, handoff: KvHandoff, source: KvMemory, source_block_ids: tuple[int, ...]) -> int:
         """Check a push against its window, copy it, announce it, and return its bytes."""
@@ -143,7 +159,7 @@ class MemoryKvTransport:
         memory.import_layers(0, memory.num_layers, window.block_ids[: len(source_block_ids)], payload)
         del self._windows[handoff.request_id]
         kv_bytes: int = payload.nbytes
-        report = TransferReport(kv_bytes, time.perf_counter() - started_s, "memory/process")
+        report = TransferReport(kv_bytes, time.perf_counter() - started_s, _TRANSPORT)
         try:
             self._on_handoff(handoff, report)
         except Exception as error:

@@ -148,8 +148,15 @@ class KvMemory(Protocol):
     def layout(self) -> str:
         """What the bytes of a block mean; only memories that say the same may exchange blocks."""
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> Any:
-        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes."""
+    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
+        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes.
+
+        Args:
+            first_layer: of those copied.
+            num_layers: how many.
+            block_ids: of each layer.
+            into: memory for a payload of that size, which may be used and returned.
+        """
 
     def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
         """Copy blocks in: the inverse of `export_layers`.
@@ -177,14 +184,48 @@ class TransferReport:
     """What a finished push was like.
 
     Attributes:
-        kv_bytes: payload moved.
+        kv_bytes: payload moved, each cell counted once.
         seconds: from the first export to the receiver's acknowledgement.
         transport: what UCX really used, e.g. `tcp/lo`, `shm/memory`, `rc_mlx5/mlx5_0:1`.
+        visible_s: from the commit to the acknowledgement, connecting included; at the receiver, which cannot know that, `None`.
     """
 
     kv_bytes: int
     seconds: float
     transport: str
+    visible_s: float | None = None
+
+
+class KvPush(Protocol):
+    """A hand-off that leaves as its KV is written. Nothing is read that was not said to be written."""
+
+    def wrote(self, layers: int, blocks: int) -> None:
+        """Note that in the first `layers` layers the first `blocks` blocks hold all they will hold; more may be said already.
+
+        No effect once the push is over.
+
+        Raises:
+            ValueError: there are fewer layers or blocks.
+        """
+
+    def commit(self, handoff: KvHandoff) -> None:
+        """Let the hand-off follow its KV, all of which is written.
+
+        Raises:
+            ValueError: something is not.
+        """
+
+    def abort(self) -> None:
+        """Call it off: `delivered` raises, unless the hand-off is complete already; idempotent."""
+
+    async def delivered(self) -> TransferReport:
+        """Return after the receiver verified every checksum and accepted; to be awaited by one.
+
+        The source blocks may be given to others as soon as this returns or raises, and not before.
+
+        Raises:
+            KvTransferError: unreachable, refused, corrupt, timed out or called off, be it before the commit.
+        """
 
 
 class KvTransport(Protocol):
@@ -203,8 +244,23 @@ class KvTransport(Protocol):
     def forget(self, request_id: str) -> None:
         """Refuse what still comes for the request; after this call its blocks are not written any more. Idempotent."""
 
+    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> KvPush:
+        """Begin to copy blocks into the target's reserved blocks, as they are said to be written.
+
+        Args:
+            target: the reservation; its first `len(source_block_ids)` blocks are written.
+            request_id: the sequence.
+            epoch: its attempt.
+            source_block_ids: the blocks that will hold the prompt, in position order.
+
+        Raises:
+            ValueError: no blocks, or more than the target reserved.
+        """
+
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Copy the KV of `handoff.num_tokens` tokens into the target's reserved blocks and tell it the hand-off.
+
+        All of it is written: a push that is opened, said to be written and committed at once.
 
         Returns after the receiver verified every checksum and accepted.
 

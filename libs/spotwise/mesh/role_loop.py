@@ -1,7 +1,8 @@
 """Feeds a role its events and performs its commands.
 
 Law: a role decides, this loop acts. Events are handled one at a time on the asyncio loop; every command is performed by the
-one performer of its type, synchronously or by starting background work that ends in another event.
+one performer of its type, synchronously or by starting background work that ends in another event. Here and nowhere else a
+role is fed, so that its journal, where there is one, is whole.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 from spotwise.mesh.clock import Clock
 from spotwise.mesh.edge import event_edge
+from spotwise.mesh.journal import Journal
 
 
 class Role(Protocol):
@@ -21,19 +23,38 @@ class Role(Protocol):
 
 
 class RoleLoop:
-    """One role and the performers of its commands, by command type."""
+    """One role and the performers of its commands, by command type; its journal, where one is kept."""
 
-    def __init__(self, role: Role, clock: Clock, performers: Mapping[type, Callable[[Any], None]]) -> None:
+    def __init__(
+        self,
+        role: Role,
+        clock: Clock,
+        performers: Mapping[type, Callable[[Any], None]],
+        journal: Journal | None = None,
+    ) -> None:
         self._role = role
         self._clock = clock
         self._performers = performers
+        self._journal = journal
 
     def feed(self, event: Any) -> None:
         """Let the role handle an event, and do what it says."""
         commands: Sequence[Any] = ()
         with event_edge(type(event).__name__):
-            commands = self._role.handle(event, self._clock.now())
+            commands = self._handle(event)
         for command in commands:
             # Each by itself: the role counts on all of them, and one lost message must not cost an iteration.
             with event_edge(type(command).__name__):
                 self._performers[type(command)](command)
+
+    def _handle(self, event: Any) -> Sequence[Any]:
+        now = self._clock.now()
+        if self._journal is None:
+            return self._role.handle(event, now)
+        try:
+            commands = self._role.handle(event, now)
+        except Exception as error:
+            self._journal.note(event, now, (), error)
+            raise
+        self._journal.note(event, now, commands, None)
+        return commands

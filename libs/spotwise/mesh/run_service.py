@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -10,6 +11,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
+from spotwise.mesh.garbage import collect_rarely
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.telemetry import configure_logging
@@ -30,6 +32,8 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
             sys.stderr.write(f"SPOTWISE_{name}: {problem['msg']}\n")
         return 2
     configure_logging(settings)
+    _allow_files()
+    collect_rarely()
 
     async def main() -> None:
         await serve(settings)
@@ -40,3 +44,9 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
         structlog.get_logger(__name__).error("cannot_serve", error=str(error))
         return 1
     return 0
+
+
+def _allow_files() -> None:
+    """Use all the files that the system allows: every connection is one, and the usual first limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,39 +1,40 @@
 """What every service does: join, beat, answer health checks, leave; and the one event loop's outer edge.
 
-A service's main opens a `ServiceHost`, wires its role to it and calls `run`. The host owns the bus, the store and the gRPC
-endpoint, and closes them whatever happens.
+A service's main opens a `ServiceHost`, wires its role to it and calls `run`. `open` owns the bus, the store and the gRPC
+endpoint, and closes them whatever happens; several members of one process share theirs (`service_group.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
+from spotwise.core.members import NEWS_INTERVAL_S
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import event_edge
-from spotwise.mesh.grpc_control import ControlServer, EngineDescription
+from spotwise.mesh.grpc_control import ControlServer, EngineView, HealthDoor
+from spotwise.mesh.journal import Journal, make_role
 from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError
+from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
 from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 
 _log = structlog.get_logger(__name__)
 
-#: A registration outlives its member by this many heartbeat time-outs at most.
-REGISTRATION_TTL_FACTOR = 2.0
+P = ParamSpec("P")
+RoleT = TypeVar("RoleT")
+
 #: Ledger entries kept for a store that is away; older ones are dropped first.
 LEDGER_BACKLOG = 10_000
 #: Background work that has not ended so long after it was cancelled is cancelled again.
@@ -48,7 +49,7 @@ class ServiceHost:
         settings: ServiceSettings,
         bus: MessageBus,
         store: MeshStore,
-        control: ControlServer,
+        control: HealthDoor,
         member: Member,
         clock: Clock | None = None,
     ) -> None:
@@ -60,10 +61,13 @@ class ServiceHost:
         self._member = member
         self._describe: Callable[[Member], Member] = lambda member: member
         self._stopping = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._ledger: list[LedgerEntry] = []
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self._registered_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._subscriptions: list[Subscription] = []
+        self._journals: list[Journal] = []
         self._failure: MeshError | None = None
         self._replaced = False  # by a newer incarnation: the id is not ours any more
 
@@ -73,7 +77,7 @@ class ServiceHost:
         cls,
         settings: ServiceSettings,
         kind: MemberKind,
-        describe_engine: Callable[[], EngineDescription | None] | None = None,
+        engines: EngineView | None = None,
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING.
 
@@ -86,19 +90,11 @@ class ServiceHost:
             store = await RedisStore.connect(settings.redis_url)
             stack.push_async_callback(store.close)
             # Before the port: a predecessor's address may be our own.
-            await wait_until_free(store, settings.service_id, _registration_ttl_s(settings), settings.heartbeat_s)
-            control = ControlServer(settings.bind_host, settings.grpc_port, describe_engine)
+            await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
+            control = ControlServer(settings.bind_host, settings.grpc_port, engines)
             await control.start()
             stack.push_async_callback(control.close)
-            member = Member(
-                id=settings.service_id,
-                kind=kind,
-                incarnation=time.time_ns() // 1_000_000,  # grows from start to start, whatever the store forgot
-                state=MemberState.STARTING,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                grpc_address=f"{settings.peer_host}:{control.port}",
-            )
+            member = new_member(settings, kind, control.port)
             yield await stack.enter_async_context(cls(settings, bus, store, control, member).joined())
 
     @contextlib.asynccontextmanager
@@ -137,6 +133,22 @@ class ServiceHost:
     def introduce(self, **fields: Any) -> None:
         """Set what this member says of itself: pool, transfer address, model."""
         self._member = replace(self._member, **fields)
+
+    def make_role(
+        self, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[RoleT, Journal | None]:
+        """Make this member's role, and its journal where the settings ask for one.
+
+        Raises:
+            MeshError: the journal cannot be written.
+        """
+        try:
+            role, journal = make_role(self.settings.journal, self._member, role_type, *args, **kwargs)
+        except OSError as error:
+            raise MeshError(f"the journal cannot be written (SPOTWISE_JOURNAL): {error}") from error
+        if journal is not None:
+            self._journals.append(journal)
+        return role, journal
 
     # --- doors --------------------------------------------------------------------------------------------------------
 
@@ -182,7 +194,7 @@ class ServiceHost:
             with event_edge(raw.subject):
                 await handler(message, raw)
 
-        await self.bus.subscribe(subject, on_message, queue)
+        self._subscriptions.append(await self.bus.subscribe(subject, on_message, queue))
 
     def record(self, entry: LedgerEntry) -> None:
         """Append to a request's ledger soon; entries are written together, off every request's path."""
@@ -204,10 +216,14 @@ class ServiceHost:
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Call `work` again and again; a broker or store that is away for a moment is logged and waited for."""
+        self._again_and_again(lambda: asyncio.sleep(interval_s), work, name)
 
+    def _again_and_again(
+        self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str
+    ) -> None:
         async def loop() -> None:
             while True:
-                await asyncio.sleep(interval_s)
+                await pause()
                 try:
                     await work()
                 except (MeshError, OSError) as error:
@@ -222,20 +238,22 @@ class ServiceHost:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`.
+        """Serve until SIGTERM, SIGINT or `stop`; raises as `serve`."""
+        call_on_stop_signals(self.stop)
+        await self.serve()
+
+    async def serve(self) -> None:
+        """Serve until `stop`.
 
         Raises:
             MeshError: background work failed, so that whoever supervises the process starts another; or a newer process has
                 this id.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
         self._member = replace(self._member, state=MemberState.READY)
         await self.control.set_serving(True)
         await self._register()
         await self._beat()
-        self.every(self.settings.heartbeat_s, self._beat, "heartbeat")
+        self._again_and_again(self._beat_is_due, self._beat, "heartbeat")
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
         await self._stopping.wait()
         await self.control.set_serving(False)
@@ -247,6 +265,19 @@ class ServiceHost:
             self._replaced = True
             self._failure = MeshError(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")
             self.stop()
+
+    def beat_soon(self) -> None:
+        """Beat before its turn, because there is news; several within `NEWS_INTERVAL_S` are one."""
+        self._has_news.set()
+
+    async def _beat_is_due(self) -> None:
+        """Wait until it is this member's turn, or it has news; what is said from here on is in that heartbeat."""
+        period_s = self.settings.heartbeat_s
+        await asyncio.sleep(min(NEWS_INTERVAL_S, period_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(period_s - NEWS_INTERVAL_S):
+                await self._has_news.wait()
+        self._has_news.clear()
 
     async def _beat(self) -> None:
         """Say that this member is there; never behind the store, whose absence must not make it look lost."""
@@ -267,7 +298,7 @@ class ServiceHost:
 
     async def _register(self) -> None:
         self._registered_s = self.clock.now()
-        await self.store.register(self.member, _registration_ttl_s(self.settings))
+        await self.store.register(self.member, registration_ttl_s(self.settings))
 
     async def _end(self) -> None:
         """Say what is left to say, and goodbye: peers need not wait for the silence."""
@@ -279,6 +310,10 @@ class ServiceHost:
             # Until it has worked: `asyncio.wait_for` of Python 3.11 forgets a cancellation that comes when its work is done,
             # and redis-py sends by it. A loop cancelled at that moment would go on, and its member never leave.
             await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_S)
+        # The bus may have other users, and a member that has left hears nothing.
+        for subscription in self._subscriptions:
+            with contextlib.suppress(MeshError, OSError):
+                await subscription.unsubscribe()
         self._member = replace(self._member, state=MemberState.LEFT)
         self._describe = lambda member: member
         with contextlib.suppress(MeshError, OSError):
@@ -286,8 +321,6 @@ class ServiceHost:
             await self._keep_books()
             if not self._replaced:
                 await self.store.unregister(self.id)
+        for journal in self._journals:
+            journal.close()
         _log.info("left")
-
-
-def _registration_ttl_s(settings: ServiceSettings) -> float:
-    return settings.member_timeout_s * REGISTRATION_TTL_FACTOR

@@ -44,6 +44,10 @@ class ServiceSettings(BaseSettings):
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
     member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
+    journal: Path | None = Field(
+        None,
+        description="folder where a member that decides writes what it was told and what it said; unset writes nothing",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

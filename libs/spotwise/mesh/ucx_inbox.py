@@ -3,54 +3,29 @@
 Law: a byte reaches a block only under its window's lock and only from the one push that the window belongs to at that
 moment. Scatters run on copy threads (a first touch of 1 MiB takes milliseconds: too long for the loop); `forget` takes the
 lock, so it waits for at most the scatter that is under way, and none starts after it. A window is consumed by its first
-complete push; the hand-off is announced exactly once.
+complete push; the hand-off is announced exactly once. A push is complete when every cell, a block of a layer, has come once; a
+chunk that came damaged is asked for again.
 
 Invariants: a refused push is answered once, and what still comes of it is drained; a push that is refused, given up or
-cut off leaves its window free for the next one.
+cut off leaves its window free for the next one; a COMMIT that finds chunks asked for again waits for the next COMMIT.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
-from spotwise.wire.kv_frames import HANDOFF_BYTES, FrameKind, KvFrame, NackReason, decode_handoff
-
-
-class _Window:
-    """Blocks reserved for one attempt; `owner` is the push that may write them now."""
-
-    def __init__(self, epoch: int, block_ids: tuple[int, ...]) -> None:
-        self.epoch = epoch
-        self.block_ids = block_ids
-        self.lock = threading.Lock()
-        self.owner: _Incoming | None = None
-
-
-class _Incoming:
-    """One push as it arrives; `over` once it is answered or given up."""
-
-    def __init__(self, link: UcxLink, first: KvFrame) -> None:
-        self.link = link
-        self.request_id = first.request_id
-        self.epoch = first.epoch
-        self.push_id = first.push_id
-        self.window: _Window | None = None
-        self.over = False
-        self.chunks: set[asyncio.Task[None]] = set()
-        self.stored: set[int] = set()
-        self.stored_cells = 0
-        self.kv_bytes = 0
-        self.started_s = time.perf_counter()
+from spotwise.wire.kv_frames import HANDOFF_BYTES, MAX_RESENDS, FrameKind, KvFrame, NackReason, decode_handoff
 
 
 class KvInbox:
@@ -69,14 +44,19 @@ class KvInbox:
         self._incarnation = incarnation
         self._on_handoff = on_handoff
         self._copies = copies
-        self._windows: dict[str, _Window] = {}
-        self._incoming: dict[tuple[UcxLink, int], _Incoming] = {}
+        self._windows: dict[str, KvWindow] = {}
+        self._incoming: dict[tuple[UcxLink, int], IncomingPush] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def arriving(self) -> int:
+        """Pushes of which something came, and more may."""
+        return len(self._incoming)
 
     def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Open a window; replaces the request's earlier one."""
         self.forget(request_id)
-        self._windows[request_id] = _Window(epoch, block_ids)
+        self._windows[request_id] = KvWindow(epoch, block_ids)
 
     def forget(self, request_id: str) -> None:
         """Close a window: when this returns, nothing writes its blocks any more. Idempotent."""
@@ -99,7 +79,7 @@ class KvInbox:
             return None
         incoming = self._incoming.get(key)
         if incoming is None:
-            incoming = self._incoming[key] = _Incoming(link, frame)
+            incoming = self._incoming[key] = IncomingPush(link, frame)
         if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
             self._refuse(incoming, reason)
         if frame.kind is FrameKind.CHUNK:
@@ -126,7 +106,7 @@ class KvInbox:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    def _claim(self, incoming: _Incoming, frame: KvFrame) -> NackReason | None:
+    def _claim(self, incoming: IncomingPush, frame: KvFrame) -> NackReason | None:
         """Check a header against its window, which the push takes if it is free; `None` where all is well."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
@@ -137,17 +117,21 @@ class KvInbox:
             return NackReason.STALE_EPOCH if frame.epoch < window.epoch else NackReason.NO_RESERVATION
         if window.owner is None and incoming.window is None:
             window.owner, incoming.window = incoming, window
+            incoming.come = np.zeros((self._memory.num_layers, len(window.block_ids)), np.bool_)
         if window.owner is not incoming:
             return NackReason.BUSY
         last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
         cells = frame.num_layers * frame.num_blocks
         if not cells or last_layer > self._memory.num_layers or last_block > len(window.block_ids):
             return NackReason.BAD_SHAPE
-        if frame.kind is FrameKind.CHUNK and frame.payload_bytes != cells * self._memory.layer_block_bytes:
-            return NackReason.BAD_SHAPE
+        if frame.kind is FrameKind.CHUNK:
+            come = incoming.cells(frame)
+            if frame.payload_bytes != cells * self._memory.layer_block_bytes or come.any():
+                return NackReason.BAD_SHAPE
+            come[:] = True
         return None
 
-    async def _chunk(self, incoming: _Incoming, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
+    async def _chunk(self, incoming: IncomingPush, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
         await arrived
         if incoming.over:
             return
@@ -158,14 +142,19 @@ class KvInbox:
             # The edge: whatever the memory raises must not leave the sender without an answer.
             self._report("KV could not be written", error)
             reason = NackReason.REFUSED
-        if reason is not None:
+        if reason is NackReason.BAD_CHECKSUM and incoming.resends < MAX_RESENDS and not incoming.over:
+            incoming.resends += 1
+            incoming.asked_again.add(frame.chunk_index)
+            incoming.cells(frame)[:] = False
+            self._answer(incoming, FrameKind.RESEND, chunk=frame)
+        elif reason is not None:
             self._refuse(incoming, reason)
-        elif frame.chunk_index not in incoming.stored:
+        else:
             incoming.stored.add(frame.chunk_index)
-            incoming.stored_cells += frame.num_layers * frame.num_blocks
+            incoming.asked_again.discard(frame.chunk_index)
             incoming.kv_bytes += frame.payload_bytes
 
-    def _store(self, incoming: _Incoming, frame: KvFrame, payload: Any) -> NackReason | None:
+    def _store(self, incoming: IncomingPush, frame: KvFrame, payload: Any) -> NackReason | None:
         """On a copy thread: verify and scatter one chunk."""
         if self._payloads.checksum(payload) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
@@ -180,32 +169,36 @@ class KvInbox:
         return None
 
     async def _finish(
-        self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
+        self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8], arrived: asyncio.Future[None]
     ) -> None:
+        is_over = True
         try:
             await arrived
             if incoming.chunks:
                 await asyncio.wait(incoming.chunks)
             if incoming.over:
                 return
-            if (reason := self._missing(incoming, frame, payload)) is not None:
+            if incoming.asked_again:
+                is_over = False
+            elif (reason := self._missing(incoming, frame, payload)) is not None:
                 self._refuse(incoming, reason)
             else:
                 self._complete(incoming, frame, payload)
         finally:
-            self._give_up((incoming.link, incoming.push_id))
+            if is_over:
+                self._give_up((incoming.link, incoming.push_id))
 
-    def _missing(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
+    def _missing(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
         if payload.nbytes != HANDOFF_BYTES:
             return NackReason.BAD_SHAPE
         if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
         whole = frame.num_layers == self._memory.num_layers and len(incoming.stored) == frame.chunk_total
-        if not whole or incoming.stored_cells != frame.num_layers * frame.num_blocks:
+        if not whole or not incoming.come[:, : frame.num_blocks].all() or incoming.come[:, frame.num_blocks :].any():
             return NackReason.INCOMPLETE
         return None
 
-    def _complete(self, incoming: _Incoming, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
+    def _complete(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
         handoff = decode_handoff(frame, payload.data)
         incoming.over = True
         self._release(incoming)
@@ -219,9 +212,9 @@ class KvInbox:
             self._report("a hand-off was not taken", error)
             self._answer(incoming, FrameKind.NACK, NackReason.REFUSED)
         else:
-            self._answer(incoming, FrameKind.ACK, None)
+            self._answer(incoming, FrameKind.ACK)
 
-    def _refuse(self, incoming: _Incoming, reason: NackReason) -> None:
+    def _refuse(self, incoming: IncomingPush, reason: NackReason) -> None:
         if not incoming.over:
             incoming.over = True
             self._release(incoming)
@@ -234,13 +227,16 @@ class KvInbox:
             incoming.over = True
             self._release(incoming)
 
-    def _release(self, incoming: _Incoming) -> None:
+    def _release(self, incoming: IncomingPush) -> None:
         """Take the window from a push. Its last scatter may still run: the next owner's wait for it at the lock."""
         window = incoming.window
         if window is not None and window.owner is incoming:
             window.owner = None
 
-    def _answer(self, incoming: _Incoming, kind: FrameKind, reason: NackReason | None) -> None:
+    def _answer(
+        self, incoming: IncomingPush, kind: FrameKind, reason: NackReason | None = None, chunk: KvFrame | None = None
+    ) -> None:
+        """Send an ACK, a NACK with its reason, or a RESEND with its chunk."""
         answer = KvFrame(
             kind=kind,
             request_id=incoming.request_id,
@@ -250,6 +246,15 @@ class KvInbox:
             target_incarnation=incoming.link.peer.incarnation,
             reason=reason,
         )
+        if chunk is not None:
+            answer = replace(
+                answer,
+                first_layer=chunk.first_layer,
+                num_layers=chunk.num_layers,
+                first_block=chunk.first_block,
+                num_blocks=chunk.num_blocks,
+                chunk_index=chunk.chunk_index,
+            )
         try:
             incoming.link.send(answer)
         except KvTransferError:

@@ -53,8 +53,8 @@ class HostPayloads:
         return xxhash.xxh3_64_intdigest(payload.data)
 
 
-class ReceiveBuffers:
-    """Buffers for payloads, used again: fresh memory costs a page fault for every 4 KiB received."""
+class PayloadBuffers:
+    """Buffers for payloads, used again: fresh memory costs a page fault for every 4 KiB that is written."""
 
     def __init__(self, payloads: PayloadMemory, buffer_bytes: int, keep: int) -> None:
         self._payloads = payloads
@@ -91,7 +91,7 @@ class UcxLink:
         self,
         reactor: UcxReactor,
         endpoint: Any,
-        buffers: ReceiveBuffers,
+        buffers: PayloadBuffers,
         in_flight: int,
         on_frame: FrameHandler,
         on_lost: Callable[[UcxLink, str], object],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from spotwise.mesh.ports import KvTransferError, MeshError
-from spotwise.mesh.ucx_link import FrameHandler, ReceiveBuffers, UcxLink
+from spotwise.mesh.ucx_link import FrameHandler, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_reactor import UcxReactor
 from spotwise.wire.kv_frames import LinkHello
 
@@ -25,7 +25,7 @@ class UcxLinks:
     def __init__(
         self,
         me: LinkHello,
-        buffers: ReceiveBuffers,
+        buffers: PayloadBuffers,
         in_flight: int,
         on_frame: FrameHandler,
         on_lost: Callable[[UcxLink, str], object],

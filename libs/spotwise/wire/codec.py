@@ -7,7 +7,7 @@ message; `decode(encode(m)) == m` for every message there is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
@@ -80,18 +80,16 @@ def _target_from(target: worker.KvTarget) -> KvTarget:
 
 def _load_to(load: m.WorkerLoad) -> cluster.WorkerLoad:
     counts = {name: getattr(load, name) for name in _LOAD_COUNTS}
-    proto = cluster.WorkerLoad(**counts, reserved_new_tokens=load.reserved_new_tokens)
+    figures = {name: getattr(load, name) for name in _LOAD_OPTIONAL}
+    proto = cluster.WorkerLoad(**counts, **figures)
     proto.assignments_seen.update(dict(load.assignments_seen))
     return proto
 
 
 def _load_from(proto: cluster.WorkerLoad) -> m.WorkerLoad:
     counts = {name: getattr(proto, name) for name in _LOAD_COUNTS}
-    return m.WorkerLoad(
-        **counts,
-        reserved_new_tokens=proto.reserved_new_tokens if proto.HasField("reserved_new_tokens") else None,
-        assignments_seen=tuple(sorted(proto.assignments_seen.items())),
-    )
+    figures: dict[str, Any] = {name: getattr(proto, name) if proto.HasField(name) else None for name in _LOAD_OPTIONAL}
+    return m.WorkerLoad(**counts, **figures, assignments_seen=tuple(sorted(proto.assignments_seen.items())))
 
 
 _LOAD_COUNTS = (
@@ -106,7 +104,15 @@ _LOAD_COUNTS = (
     "running",
     "preempted",
     "migrating",
+    "decoding",
+    "prompts_in_place",
+    "prompts_to_hand_off",
     "preemptions",
+)
+_LOAD_OPTIONAL: tuple[Literal["reserved_new_tokens", "prompt_token_s", "kv_push_token_s"], ...] = (
+    "reserved_new_tokens",
+    "prompt_token_s",
+    "kv_push_token_s",
 )
 
 
@@ -173,6 +179,28 @@ def _nested(core_type: Callable[..., Any], proto_type: Callable[..., Any], neste
     return to_proto, from_proto
 
 
+def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
+    return cluster.SubmitRequest(
+        request_id=message.request_id,
+        epoch=message.epoch,
+        stream=_stream_to(message.stream),
+        prompt_tokens=message.prompt_tokens,
+        max_new_tokens=message.max_new_tokens,
+        prefix_spans=message.prefix_spans,
+    )
+
+
+def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
+    return m.SubmitRequest(
+        request_id=proto.request_id,
+        epoch=proto.epoch,
+        stream=_stream_from(proto.stream),
+        prompt_tokens=proto.prompt_tokens,
+        max_new_tokens=proto.max_new_tokens,
+        prefix_spans=tuple(proto.prefix_spans),
+    )
+
+
 def _rejected_to(message: m.RequestRejected) -> cluster.RequestRejected:
     return cluster.RequestRejected(
         request_id=message.request_id,
@@ -198,6 +226,14 @@ def _leases_from(proto: worker.RenewLeases) -> m.RenewLeases:
     return m.RenewLeases(tuple(zip(proto.request_ids, proto.epochs, strict=True)))
 
 
+def _home_to(message: m.ChangeHome) -> worker.ChangeHome:
+    return worker.ChangeHome(worker_id=message.worker_id, pool=message.pool)
+
+
+def _home_from(proto: worker.ChangeHome) -> m.ChangeHome:
+    return m.ChangeHome(proto.worker_id, m.Pool(proto.pool))
+
+
 def _drain_to(message: m.Drain) -> spot_pb2.Drain:
     return spot_pb2.Drain(worker_id=message.worker_id, deadline_unix_s=message.deadline_s, reason=message.reason)
 
@@ -211,11 +247,7 @@ _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
 _Row = tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]]
 _ROWS: tuple[_Row, ...] = (
     (m.TokenBatch, "token_batch", codec_tokens.batch_to, codec_tokens.batch_from),
-    (
-        m.SubmitRequest,
-        "submit_request",
-        *_nested(m.SubmitRequest, cluster.SubmitRequest, "stream", *_ATTEMPT, "prompt_tokens", "max_new_tokens"),
-    ),
+    (m.SubmitRequest, "submit_request", _submit_to, _submit_from),
     (m.CloseRequest, "close_request", *_plain(m.CloseRequest, cluster.CloseRequest, *_ATTEMPT, "finished")),
     (m.RequestAccepted, "request_accepted", *_plain(m.RequestAccepted, cluster.RequestAccepted, *_ATTEMPT)),
     (m.RequestRejected, "request_rejected", _rejected_to, _rejected_from),
@@ -228,12 +260,18 @@ _ROWS: tuple[_Row, ...] = (
     (
         m.StartPrefill,
         "start_prefill",
-        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens"),
+        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens", "owed_tokens"),
+    ),
+    (
+        m.PrefillAccepted,
+        "prefill_accepted",
+        *_plain(m.PrefillAccepted, worker.PrefillAccepted, *_ATTEMPT, "assignment", "worker_id"),
     ),
     (m.CancelRequest, "cancel_request", *_plain(m.CancelRequest, worker.CancelRequest, *_ATTEMPT)),
     (m.KvReserved, "kv_reserved", *_nested(m.KvReserved, worker.KvReserved, "target", *_ATTEMPT, "assignment")),
     (m.KvRefused, "kv_refused", *_plain(m.KvRefused, worker.KvRefused, *_ATTEMPT, "assignment", "worker_id", "reason")),
     (m.RenewLeases, "renew_leases", _leases_to, _leases_from),
+    (m.ChangeHome, "change_home", _home_to, _home_from),
     (m.Member, "member", member_to, member_from),
     (m.Drain, "drain", _drain_to, _drain_from),
     (m.DrainReply, "drain_reply", *_plain(m.DrainReply, spot_pb2.DrainReply, "accepted", "detail")),

@@ -2,7 +2,8 @@
 
 A frame is one fixed-size header, then `payload_bytes` bytes. Two checksums (xxh3, 64 bits): the header's own, over all its
 other bytes, so that no damaged length or id is ever believed; and the payload's, carried in the header. Integers are
-big-endian. A push is its CHUNK frames in any order, then one COMMIT; ABORT ends it early; ACK or NACK answers it.
+big-endian. A push is its CHUNK frames in any order, then a COMMIT; ABORT ends it early; ACK or NACK answers it. RESEND asks
+for a chunk that came damaged; after it, a COMMIT that was sent already is sent again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import xxhash
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
-VERSION = 2
+VERSION = 3
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
 #: Longest worker id, in utf-8 bytes.
 MAX_WORKER_ID_BYTES = 128
+#: Chunks of one push that are asked for again; more that come damaged are no accident, and it is refused.
+MAX_RESENDS = 3
 #: A header that announces more than this is not believed: no sender cuts chunks so large.
 MAX_PAYLOAD_BYTES = 256 * 2**20
 
@@ -53,6 +56,7 @@ class FrameKind(enum.IntEnum):
     ABORT = 3
     ACK = 4
     NACK = 5
+    RESEND = 6
 
 
 class NackReason(enum.IntEnum):
@@ -80,12 +84,12 @@ class KvFrame:
         sender_incarnation: of the worker that sent this frame.
         target_incarnation: of the worker it is meant for.
         reason: of a NACK; `None` in all other kinds.
-        first_layer: CHUNK: its first layer. COMMIT: 0.
-        num_layers: CHUNK: its layers. COMMIT: layers of the whole hand-off.
-        first_block: CHUNK: index into the reserved blocks, not a block id. COMMIT: 0.
-        num_blocks: CHUNK: its blocks. COMMIT: blocks of the whole hand-off.
-        chunk_index: CHUNK: its number, from 0.
-        chunk_total: CHUNK and COMMIT: chunks of the whole hand-off.
+        first_layer: CHUNK, RESEND: its first layer. COMMIT: 0.
+        num_layers: CHUNK, RESEND: its layers. COMMIT: layers of the whole hand-off.
+        first_block: CHUNK, RESEND: index into the reserved blocks, not a block id. COMMIT: 0.
+        num_blocks: CHUNK, RESEND: its blocks. COMMIT: blocks of the whole hand-off.
+        chunk_index: CHUNK, RESEND: its number, from 0.
+        chunk_total: COMMIT: chunks of the whole hand-off, each counted once.
         payload_bytes: bytes that follow.
         payload_checksum: xxh3_64 of them.
     """

@@ -25,6 +25,11 @@ def heartbeat(member_id: str) -> str:
     return f"{_ROOT}.heartbeat.{member_id}"
 
 
+def simulated_kv(worker_id: str) -> str:
+    """Return the subject on which a simulated worker hears of KV that nobody moves."""
+    return f"{_ROOT}.simulated_kv.{worker_id}"
+
+
 def request_key(request_id: str) -> str:
     """Return the Redis key of a request's record."""
     return f"spotwise:request:{request_id}"

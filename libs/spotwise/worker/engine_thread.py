@@ -21,6 +21,8 @@ from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.layer_progress import LayersWritten
+from spotwise.engine.native.build import variant_for_this_processor
 
 _log = structlog.get_logger(__name__)
 
@@ -47,7 +49,7 @@ def _step_back(niceness: int) -> None:
 
 
 class EngineThread:
-    """An engine, and the thread that owns it."""
+    """An engine, and the thread that owns it: a `WorkerEngine`."""
 
     def __init__(self, engine: Engine, executor: ThreadPoolExecutor | None = None) -> None:
         self.engine = engine
@@ -76,6 +78,41 @@ class EngineThread:
             raise
         return cls(engine, executor)
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.engine.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.engine.block_size
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model that have KV."""
+        return self.engine.kv.num_layers
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences known here."""
+        return self.engine.num_sequences
+
+    @property
+    def computes_with(self) -> str:
+        """What it computes with: number format, device, kernels."""
+        engine = self.engine
+        words = [f"{engine.dtype} on {engine.device}"]
+        if engine.is_native:
+            words += [f"native {variant_for_this_processor().name}", f"{engine.fused_layers} fused layers"]
+        elif engine.device == "cpu":
+            words.append("no native kernels")
+        else:
+            words.append(engine.attention_name)
+            if engine.graphs is not None and not engine.graphs.off:
+                words.append(f"{engine.graphs.recorded} decode graphs")
+        return ", ".join(words)
+
     async def add_sequence(self, record: RequestRecord) -> None:
         """Give the engine a sequence.
 
@@ -97,8 +134,9 @@ class EngineThread:
         batch: Batch,
         on_finished: Callable[[tuple[SampledToken, ...]], None],
         on_failed: Callable[[Exception], None],
+        on_layers: LayersWritten | None = None,
     ) -> None:
-        """Run a batch; one of the two is called on the event loop when it is done."""
+        """Run a batch; one of the first two is called on the event loop when it is done, `on_layers` on the engine's thread."""
 
         def done(future: Future[tuple[SampledToken, ...]]) -> None:
             if future.cancelled():
@@ -110,7 +148,7 @@ class EngineThread:
                 _log.error("iteration_failed", rows=len(batch.rows), exc_info=error)
                 self._loop.call_soon_threadsafe(on_failed, error)
 
-        self._executor.submit(self.engine.run_iteration, batch).add_done_callback(done)
+        self._executor.submit(self.engine.run_iteration, batch, on_layers).add_done_callback(done)
 
     def close(self) -> None:
         """Wait for what runs, forget what does not yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import psutil
@@ -10,24 +11,18 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import Member, RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
+from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.engine.engine import Engine
-from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.grpc_control import EngineDescription
-from spotwise.mesh.ports import (
-    BusMessage,
-    KvTransferError,
-    KvTransport,
-    MeshError,
-    PayloadTooLargeError,
-    TransferReport,
-)
+from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
-from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.iteration_times import IterationTimes
+from spotwise.worker.kv_pushes import KvPushes
+from spotwise.worker.worker_engine import WorkerEngine
 
 #: How often the role looks at its deadlines (leases, drains).
 TICK_S = 0.2
@@ -43,12 +38,19 @@ class WorkerRuntime:
         policy: how it batches and gives memory.
     """
 
-    def __init__(self, host: ServiceHost, engine: EngineThread, transport: KvTransport, policy: WorkerPolicy) -> None:
+    def __init__(self, host: ServiceHost, engine: WorkerEngine, transport: KvTransport, policy: WorkerPolicy) -> None:
         self._host = host
         self._engine = engine
         self._transport = transport
-        pool = BlockPool(engine.engine.num_blocks, engine.engine.block_size)
-        self.role = WorkerRole(host.id, host.member.incarnation, transport.address, pool, policy)
+        #: Of the engine's iterations.
+        self.times = IterationTimes()
+        pool = BlockPool(engine.num_blocks, engine.block_size)
+        self.role, journal = host.make_role(
+            WorkerRole, host.id, host.member.incarnation, transport.address, pool, policy
+        )
+        self._pushes = KvPushes(
+            transport, engine.num_layers, engine.block_size, host.spawn, lambda event: self._loop.feed(event)
+        )
         self._loop = RoleLoop(
             self.role,
             host.clock,
@@ -61,9 +63,14 @@ class WorkerRuntime:
                 c.RunIteration: self._run_iteration,
                 c.ExpectKv: lambda cmd: transport.expect(cmd.request_id, cmd.epoch, cmd.block_ids),
                 c.ForgetKv: lambda command: transport.forget(command.request_id),
-                c.PushKv: lambda command: host.spawn(self._push_kv(command), "push_kv"),
+                c.PushKv: self._pushes.push,
+                c.OpenPush: self._pushes.open,
+                c.CommitPush: self._pushes.commit,
+                c.AbortPush: self._pushes.abort,
+                c.TakeHome: lambda command: host.introduce(pool=command.pool),
                 c.Leave: lambda command: host.stop(),
             },
+            journal,
         )
 
     async def start(self) -> None:
@@ -107,45 +114,33 @@ class WorkerRuntime:
         self._loop.feed(c.RecordLoaded(record))
 
     def _run_iteration(self, command: c.RunIteration) -> None:
-        self._engine.run_iteration(
-            command.batch,
-            on_finished=lambda sampled: self._loop.feed(c.IterationFinished(sampled)),
-            on_failed=lambda error: self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}")),
-        )
+        self.times.ordered(command.batch, time.monotonic())
+        watch = self._pushes.watch(command.batch)
 
-    async def _push_kv(self, command: c.PushKv) -> None:
-        request_id, epoch = command.handoff.request_id, command.handoff.epoch
-        try:
-            report = await self._transport.push(command.target, command.handoff, command.source_block_ids)
-        except (KvTransferError, ValueError) as error:
-            self._loop.feed(c.HandoffFailed(request_id, epoch, str(error)))
-            return
-        self._loop.feed(c.HandoffDelivered(request_id, epoch, report.kv_bytes, report.seconds, report.transport))
+        def finished(sampled: tuple[SampledToken, ...]) -> None:
+            self.times.ended(time.monotonic())
+            if watch is not None:
+                self._pushes.watched(watch)
+            self._loop.feed(c.IterationFinished(sampled))
+            if command.batch.prompt_tokens:
+                self._host.beat_soon()
+
+        on_layers = None if watch is None else watch.layers_written
+        self._engine.run_iteration(command.batch, finished, self._iteration_failed, on_layers)
+
+    def _iteration_failed(self, error: Exception) -> None:
+        self.times.ended(time.monotonic(), failed=True)
+        self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}"))
 
     def description(self) -> EngineDescription:
         """Say what this worker holds, for engine control."""
-        engine = self._engine.engine
         return EngineDescription(
             member=self._host.member,
-            engine_sequences=engine.num_sequences,
+            engine_sequences=self._engine.num_sequences,
             resident_bytes=psutil.Process().memory_info().rss,
             iterations=self.role.iterations,
-            engine=_computes_with(engine),
+            engine=self._engine.computes_with,
         )
-
-
-def _computes_with(engine: Engine) -> str:
-    """Say in a few words what the engine computes with."""
-    words = [f"{engine.dtype} on {engine.device}"]
-    if engine.is_native:
-        words += [f"native {variant_for_this_processor().name}", f"{engine.fused_layers} fused layers"]
-    elif engine.device == "cpu":
-        words.append("no native kernels")
-    else:
-        words.append(engine.attention_name)
-        if engine.graphs is not None and not engine.graphs.off:
-            words.append(f"{engine.graphs.recorded} decode graphs")
-    return ", ".join(words)
 
 
 def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:

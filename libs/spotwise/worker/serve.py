@@ -8,11 +8,11 @@ import os
 from spotwise.core.messages import MemberKind, Pool
 from spotwise.engine.engine import EngineConfig
 from spotwise.engine.errors import ModelError
-from spotwise.mesh.grpc_control import EngineDescription
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.runtime import WorkerRuntime
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.transfer_memory import transfer_memory
@@ -23,12 +23,9 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
     runtime: WorkerRuntime | None = None
-
-    def describe() -> EngineDescription | None:
-        return runtime.description() if runtime is not None else None
-
+    view = RuntimeView()
     async with contextlib.AsyncExitStack() as stack:
-        host = await stack.enter_async_context(ServiceHost.open(settings, kind, describe))
+        host = await stack.enter_async_context(ServiceHost.open(settings, kind, view))
         host.introduce(pool=settings.pool or home_pool, model=settings.served_name)
         engine = await _load(settings)
         stack.callback(engine.close)
@@ -47,6 +44,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         stack.push_async_callback(transport.close)
         host.introduce(transfer_address=transport.address)
         runtime = WorkerRuntime(host, engine, transport, settings.policy(engine.engine.context_parity))
+        view.add(host.id, runtime)
         await runtime.start()
         await host.run()
 

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from spotwise.core.batching import BatchLimits
 from spotwise.core.messages import Pool
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from spotwise.mesh.settings import ModelServiceSettings
 
 
@@ -45,6 +46,14 @@ class WorkerSettings(ModelServiceSettings):
         0.01, ge=0, lt=1, description="share of the blocks that a newcomer leaves free where others run; with on_demand"
     )
     max_preemptions: int = Field(3, ge=1, description="after so many a sequence comes back with all blocks and stays")
+    prompts_first: bool = Field(
+        True,
+        description="prompts that wait for KV blocks take them from sequences that decode; with on_demand; "
+        "false is strictly first come, first served",
+    )
+    preempt_after_ms: float = Field(
+        1000.0, ge=0, description="how long a prompt waits for KV blocks before it takes them"
+    )
     prefix_caching: bool = Field(True, description="prompts begin with the KV blocks that others computed already")
     batching: Batching = Field(
         Batching.ITERATION_LEVEL,
@@ -57,7 +66,13 @@ class WorkerSettings(ModelServiceSettings):
     )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
-    push_timeout_s: float = Field(10.0, gt=0, description="a KV hand-off that takes longer has failed")
+    push_timeout_s: float = Field(
+        10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
+    )
+    kv_push: KvPush = Field(
+        KvPush.AUTO,
+        description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
+    )
 
     @model_validator(mode="after")
     def _policy_fits(self) -> Self:
@@ -83,6 +98,9 @@ class WorkerSettings(ModelServiceSettings):
             self.batching,
             self.max_stall_ms / 1000 or None,
             context_parity,
+            prompts_first=self.prompts_first,
+            preempt_after_s=self.preempt_after_ms / 1000,
+            kv_push=self.kv_push,
         )
 
     @property

@@ -3,8 +3,9 @@
 import sys
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
-from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.run_service import run_service
@@ -12,25 +13,36 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 
-#: How often the role looks at its deadlines (lost members, silent reservations, long waits).
+#: How often the role looks at its deadlines (lost members, orders without an answer, long waits).
 TICK_S = 0.2
 
 
 class SchedulerService:
     """Feeds the role and carries its commands out."""
 
-    def __init__(self, host: ServiceHost, role: SchedulerRole) -> None:
+    def __init__(self, host: ServiceHost, limits: SchedulerLimits, policy: PoolPolicy) -> None:
         self._host = host
         self._answers: list[RequestAccepted | RequestRejected] = []
         self._answering = False
+        role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
         self._loop = RoleLoop(
             role,
             host.clock,
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
+            journal,
         )
 
     async def start(self) -> None:
-        """Hear gateways, workers and heartbeats, and keep time."""
+        """Learn who is registered, hear gateways, workers and heartbeats, and keep time.
+
+        A registration may be some seconds old. Whoever is gone falls silent here too, and everyone else's next heartbeat
+        says what has changed; without registrations the first requests after a restart would find nobody.
+
+        Raises:
+            MeshError: the store does not answer.
+        """
+        for member in await self._host.store.members():
+            self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.CLOSE, self._on_message)
@@ -63,9 +75,7 @@ class SchedulerService:
 async def serve(settings: SchedulerSettings) -> None:
     """Serve as the cluster scheduler."""
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
-        await SchedulerService(
-            host, SchedulerRole(host.id, settings.limits, first_assignment=host.member.incarnation)
-        ).start()
+        await SchedulerService(host, settings.limits, settings.policy).start()
         await host.run()
 
 

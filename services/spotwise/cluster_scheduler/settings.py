@@ -4,17 +4,50 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.mesh.settings import ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
-    """How long requests wait, and for what."""
+    """How long requests wait, and who serves them."""
 
     max_queued: int = Field(1024, ge=0, description="requests that wait for room at most")
     max_queue_s: float = Field(60.0, gt=0, description="seconds that a request waits for room at most")
     reservation_timeout_s: float = Field(2.0, gt=0)
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
+
+    max_pending_prompt_tokens: int = Field(
+        8192, ge=0, description="a prompt queue in which a prompt waits spills over if it would be longer than this"
+    )
+    max_owed_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="a token queue that is not empty spills over if it would be longer; None: memory decides",
+    )
+    decode_queue: DecodeQueue = Field(
+        DecodeQueue.OWED_TOKENS,
+        description="what a decode adds to the queue of a worker for both phases: owed_tokens, or one of sequences",
+    )
+    break_even: bool = Field(True, description="both phases on one worker where splitting costs more than it saves")
+    repurpose_share: float = Field(
+        0.8, gt=0, le=1, description="share of a window that a worker works for the other pool before it changes home"
+    )
+    repurpose_window_s: float = Field(120.0, ge=0, description="at most one worker changes home in it; 0 keeps all")
+    prefix_spans: int = Field(32_768, ge=0, description="beginnings of prompts remembered with their workers; 0: none")
+
+    @property
+    def policy(self) -> PoolPolicy:
+        """How the role chooses workers."""
+        return PoolPolicy(
+            max_pending_prompt_tokens=self.max_pending_prompt_tokens,
+            max_owed_tokens=self.max_owed_tokens,
+            decode_queue=self.decode_queue,
+            break_even=self.break_even,
+            repurpose_share=self.repurpose_share,
+            repurpose_window_s=self.repurpose_window_s or None,
+            prefix_spans=self.prefix_spans,
+        )
 
     @property
     def limits(self) -> SchedulerLimits:

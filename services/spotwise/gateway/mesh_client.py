@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from spotwise.core.messages import (
     SubmitRequest,
     Tick,
 )
+from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
@@ -52,7 +53,31 @@ class _Stream:
         self.spec = spec
         self.received_s = received_s
         self.assigned_s: float | None = None
-        self.items: asyncio.Queue[GeneratedTokens | GenerationError] = asyncio.Queue()
+        self._items: deque[GeneratedTokens | GenerationError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: GeneratedTokens | GenerationError) -> None:
+        """Let the call have an item."""
+        self._items.append(item)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> GeneratedTokens | GenerationError:
+        """Wait for what comes next; all tokens that are here come as one item, so that a gateway behind catches up."""
+        if not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        item = self._items.popleft()
+        while isinstance(item, GeneratedTokens) and self._items:
+            following = self._items[0]
+            if isinstance(following, GenerationError):
+                break
+            item = GeneratedTokens(
+                item.tokens + following.tokens, following.finish_reason, item.cached_tokens or following.cached_tokens
+            )
+            self._items.popleft()
+        return item
 
 
 class MeshGeneration:
@@ -62,7 +87,7 @@ class MeshGeneration:
         self._host = host
         self._metrics = metrics
         self._settings = settings
-        self._role = GatewayRole(host.id, settings.recovery)
+        self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery)
         self._streams: dict[str, _Stream] = {}
         self._loop = RoleLoop(
             self._role,
@@ -75,6 +100,7 @@ class MeshGeneration:
                 g.Fail: self._fail,
                 RecordLedger: lambda command: host.record(command.entry),
             },
+            journal,
         )
 
     async def start(self) -> None:
@@ -92,7 +118,7 @@ class MeshGeneration:
         self._loop.feed(g.RequestReceived(request_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
         try:
             while True:
-                item = await stream.items.get()
+                item = await stream.take()
                 if isinstance(item, GenerationError):
                     raise item
                 yield item
@@ -165,12 +191,15 @@ class MeshGeneration:
 
     def _order(self, stream: _Stream, command: g.SubmitAttempt) -> SubmitRequest:
         committed = len(command.output_token_ids)
+        may_reuse = stream.spec.sampling.prompt_logprobs is None
+        known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
         return SubmitRequest(
             request_id=stream.request_id,
             epoch=command.epoch,
             stream=StreamRef(self._host.id, command.stream_id),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
+            prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:
@@ -187,7 +216,7 @@ class MeshGeneration:
         stream = self._streams.get(command.request_id)
         if stream is not None:
             stream.assigned_s = self._host.clock.now()
-            stream.items.put_nowait(GeneratedTokens(()))
+            stream.put(GeneratedTokens(()))
 
     def _deliver(self, command: g.Deliver) -> None:
         self._observe_queue_time(command)
@@ -220,4 +249,4 @@ class MeshGeneration:
     def _put(self, request_id: str, item: GeneratedTokens | GenerationError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
-            stream.items.put_nowait(item)
+            stream.put(item)

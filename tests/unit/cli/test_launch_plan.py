@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.cli.launch_plan import Machine, ServiceProcess, StopOrder, plan_services
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch_plan import Machine, ServiceProcess, StopOrder, plan_joining_worker, plan_services
+from spotwise.cli.options import EngineKind, MeshOptions
 
 GIB = 1024**3
 NATS = "nats://127.0.0.1:4222"
@@ -156,6 +156,57 @@ def test_options_reach_the_workers() -> None:
     assert env["SPOTWISE_DEVICE"] == "cuda:1"
     assert env["SPOTWISE_KV_CACHE_BYTES"] == "123456"
     assert env["SPOTWISE_THREADS"] == "3"
+
+
+def test_simulated_workers_live_many_to_a_process() -> None:
+    """Of one pool each, about equally many, at most fifty; every worker has its name."""
+    services = plan(engine="simulated", prompt_workers=60, token_workers=100, mixed_workers=1, speed=4.0)
+    processes = [service for service in services.values() if service.stop_order is StopOrder.WORKER]
+    assert {service.service_id: len(service.members) for service in processes} == {
+        "prompt-0-to-29": 30,
+        "prompt-30-to-59": 30,
+        "token-0-to-49": 50,
+        "token-50-to-99": 50,
+        "mixed-0": 1,
+    }
+    assert sorted(member for service in processes for member in service.members if member.startswith("prompt")) == (
+        sorted(f"prompt-{number}" for number in range(60))
+    )
+    for service in processes:
+        assert service.argv[-1] == "spotwise.worker.simulated"
+        assert service.env["SPOTWISE_MEMBERS"].split(",") == list(service.members)
+        assert service.env["SPOTWISE_POOL"] == service.members[0].split("-")[0]
+        assert (service.env["SPOTWISE_SPEED"], service.env["SPOTWISE_SIMULATED_KV"]) == ("4.0", "timed")
+        assert not {"SPOTWISE_PROFILE", "SPOTWISE_KV_CACHE_BYTES"} & set(service.env)
+
+
+def test_options_reach_simulated_workers() -> None:
+    """Who pushes real bytes has fewer beside it."""
+    services = plan(
+        engine="simulated",
+        token_workers=20,
+        profile=Path("/p.json"),
+        simulated_kv="real",
+        kv_cache_bytes=12345,
+    )
+    env = services["token-0-to-9"].env
+    assert (env["SPOTWISE_PROFILE"], env["SPOTWISE_SIMULATED_KV"]) == ("/p.json", "real")
+    assert env["SPOTWISE_KV_CACHE_BYTES"] == "12345"
+
+
+def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
+    """Alone in its process."""
+    mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
+    joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", Machine((0,), GIB, False))
+    assert joining.argv[-1] == "spotwise.worker.simulated"
+    assert (joining.service_id, joining.members, joining.env["SPOTWISE_POOL"]) == ("extra", ("extra",), "mixed")
+
+
+def test_other_services_are_their_only_member() -> None:
+    """Under the id that they are started with."""
+    assert {service.service_id for service in plan().values()} == {
+        member for service in plan().values() for member in service.members
+    }
 
 
 @pytest.mark.parametrize("workers", [(0, 1, 0), (1, 0, 0), (0, 0, 0)])

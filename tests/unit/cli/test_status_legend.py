@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from spotwise.cli.status import MemberStatus, _legend
-from spotwise.core.messages import Member, MemberKind, MemberState
+import pytest
+
+from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row
+from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription
 
 
@@ -26,3 +28,21 @@ def test_workers_that_compute_alike_are_named_together() -> None:
         "token-0: bfloat16 on cpu, no native kernels",
     ]
     assert len(_legend([])) == 1
+
+
+@pytest.mark.parametrize(
+    ("home", "load", "shown"),
+    [
+        (Pool.TOKEN, WorkerLoad(decoding=3, kv_blocks_total=9), "token"),
+        (Pool.TOKEN, WorkerLoad(prompts_in_place=1, kv_blocks_total=9), "token (mixed)"),
+        (Pool.PROMPT, WorkerLoad(decoding=1, kv_blocks_total=9), "prompt (mixed)"),
+        (Pool.MIXED, WorkerLoad(decoding=1, kv_blocks_total=9), "mixed"),
+    ],
+)
+def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: WorkerLoad, shown: str) -> None:
+    """Its home, and where its work puts it; a line below the table says what that means, where there is one."""
+    member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "host:1", home, load=load)
+    status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine"))
+    assert _row(status)[2] == shown
+    assert any(line.startswith("pool:") for line in _legend([status])) == ("(" in shown)
+    assert _as_dict(status)["pool_now"] == ("mixed" if "mixed" in shown else shown)

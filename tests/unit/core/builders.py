@@ -23,8 +23,13 @@ def worker_member(
     pending: int = 0,
     owed: int = 0,
     seen: tuple[tuple[str, int], ...] = (),
+    **load_fields: Any,
 ) -> m.Member:
-    """A worker's heartbeat; its blocks hold 16 tokens each."""
+    """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load.
+
+    Pending prompt tokens are of a prompt that waits, unless `waiting=0` says that they are computed now.
+    """
+    load_fields.setdefault("waiting", 1 if pending else 0)
     load = m.WorkerLoad(
         pending_prompt_tokens=pending,
         owed_tokens=owed,
@@ -34,6 +39,7 @@ def worker_member(
         kv_block_size=16,
         reserved_new_tokens=reserved_new_tokens,
         assignments_seen=seen,
+        **load_fields,
     )
     kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
     return m.Member(worker_id, kind, incarnation, state, "host", 1, "host:1", pool, f"{worker_id}:2", "model", load)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.record import KvTarget
 from spotwise.core.scheduler import SchedulerCommand, SchedulerEvent, SchedulerLimits, SchedulerRole
 from tests.unit.core.builders import only, worker_member
@@ -27,6 +28,11 @@ def reserved(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, num
     return m.KvReserved(request_id, epoch, number, KvTarget(worker_id, 1, f"{worker_id}:2", (0, 1, 2)))
 
 
+def accepted(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.PrefillAccepted:
+    """The same of an order for both phases."""
+    return m.PrefillAccepted(request_id, epoch, number, worker_id)
+
+
 def refused(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvRefused:
     return m.KvRefused(request_id, epoch, number, worker_id, "no room")
 
@@ -34,9 +40,11 @@ def refused(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, numb
 class SchedulerBench:
     """A role and a clock."""
 
-    def __init__(self, *workers: m.Member, limits: SchedulerLimits | None = None) -> None:
+    def __init__(
+        self, *workers: m.Member, limits: SchedulerLimits | None = None, policy: PoolPolicy | None = None
+    ) -> None:
         self.now = 1000.0
-        self.role = SchedulerRole("s", limits)
+        self.role = SchedulerRole("s", limits, policy=policy)
         for worker in workers or (PROMPT, TOKEN):
             self.role.handle(worker, self.now)
 
@@ -45,20 +53,34 @@ class SchedulerBench:
         self.now += after_s
         return self.role.handle(event, self.now)
 
-    def reservations(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
-        """Feed and return which requests were reserved for where."""
-        commands = [c for c in self.feed(event, after_s) if isinstance(c, m.Send)]
-        return [(c.message.request_id, c.recipient_id) for c in commands if isinstance(c.message, m.ReserveKv)]
+    def asked(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
+        """Feed and return which workers were asked to take which requests: to reserve for them, or to serve them whole."""
+        return asked(self.feed(event, after_s))
 
     def assign(self, request_id: str = "r", epoch: int = 1, worker_id: str = "t") -> list[SchedulerCommand]:
-        """Submit, and let the token worker grant the reservation."""
-        (order,) = only(self.feed(submission(request_id, epoch)), m.ReserveKv)
-        return self.feed(reserved(request_id, epoch, worker_id, number=order.assignment))
+        """Submit, and let the worker that was asked say yes."""
+        commands = self.feed(submission(request_id, epoch))
+        for order in only(commands, m.ReserveKv):
+            return self.feed(reserved(request_id, epoch, worker_id, number=order.assignment))
+        (start,) = only(commands, m.StartPrefill)
+        return self.feed(accepted(request_id, epoch, worker_id, number=start.assignment))
 
     def rejection(self, event: SchedulerEvent, after_s: float = 0.0) -> m.RequestRejected:
         """Feed what leads to exactly one rejection."""
         (rejected,) = only(self.feed(event, after_s), m.RequestRejected)
         return rejected
+
+
+def asked(commands: list[SchedulerCommand]) -> list[tuple[str, str]]:
+    """(request, worker) of each order that is the first word about a request."""
+    found = []
+    for command in commands:
+        match command:
+            case m.Send(worker_id, m.ReserveKv(request_id)):
+                found.append((request_id, worker_id))
+            case m.Send(worker_id, m.StartPrefill(request_id, target=target)) if target.worker_id == worker_id:
+                found.append((request_id, worker_id))
+    return found
 
 
 def cancels(commands: list[SchedulerCommand]) -> list[tuple[str, str, int]]:

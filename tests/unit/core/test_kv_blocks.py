@@ -128,17 +128,6 @@ def test_a_block_does_not_change_its_content() -> None:
         pool.remember("a", 0, b"2")
 
 
-def test_reused_blocks_take_the_place_of_reserved_ones() -> None:
-    """Which are free again; more than there are to replace is a mistake."""
-    pool = pool_with({"a": (b"1",)})
-    pool.allocate("r", 32)
-    assert pool.reuse("r", pool.find([b"1"])) == (0, 2)
-    assert (pool.used_blocks, pool.free_blocks) == (2, 2)
-    pool.allocate("small", 0)
-    with pytest.raises(KvBlocksError, match="small owns 0 blocks, 1 are to take their place"):
-        pool.reuse("small", (0,))
-
-
 def test_growing_takes_what_is_missing_and_no_more() -> None:
     """Nothing where the begun block has room; an error where nothing is owned or not enough is free."""
     pool = BlockPool(3, 16)

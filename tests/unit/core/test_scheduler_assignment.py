@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from spotwise.core import messages as m
 from spotwise.core.messages import Pool, RejectCode
+from spotwise.core.record import KvTarget
 from spotwise.core.scheduler import SchedulerLimits
 from tests.unit.core.builders import ledger, only, sent, worker_member
-from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, refused, reserved, submission
+from tests.unit.core.scheduler_bench import (
+    PROMPT,
+    TOKEN,
+    SchedulerBench,
+    accepted,
+    cancels,
+    refused,
+    reserved,
+    submission,
+)
 
 #: A token worker for one request of the default size at a time.
 SMALL = worker_member("t", blocks=3)
@@ -31,16 +41,47 @@ class TestConversation:
         commands = bench.feed(reserved(), after_s=0.5)
         target = reserved().target
         assert sent(commands, "p") == [
-            m.StartPrefill("r", 1, m.StreamRef("g", 101), "s", 2, prompt_tokens=30, target=target, lease_s=3.0)
+            m.StartPrefill(
+                "r", 1, m.StreamRef("g", 101), "s", 2, prompt_tokens=30, target=target, lease_s=3.0, owed_tokens=10
+            )
         ]
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
         assert ledger(commands, "assigned") == [{"prompt_worker": "p", "token_worker": "t", "queue_s": 0.5}]
         assert (bench.role.queued, bench.role.live) == (0, 1)
 
     def test_one_worker_may_get_both_parts(self) -> None:
-        """A mesh of token workers serves in place."""
+        """A mesh of token workers serves in place: nothing is reserved, and the prompt started with the first message."""
         bench = SchedulerBench(TOKEN)
-        assert sent(bench.assign(), "t")[0].__class__ is m.StartPrefill
+        commands = bench.feed(submission())
+        here = KvTarget("t", 1, "t:2", ())
+        assert sent(commands, "t") == [
+            m.StartPrefill(
+                "r", 1, m.StreamRef("g", 101), "s", 1, prompt_tokens=30, target=here, lease_s=3.0, owed_tokens=10
+            )
+        ]
+        assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
+        commands = bench.feed(accepted(), after_s=0.5)
+        assert sent(commands, "t") == []
+        assert sent(commands, "g") == [m.RequestAssigned("r", 1, "t", "t")]
+        assert ledger(commands, "assigned") == [{"prompt_worker": "t", "token_worker": "t", "queue_s": 0.5}]
+        assert (bench.role.queued, bench.role.live) == (0, 1)
+
+    def test_both_parts_count_for_one_worker_from_the_order_on(self) -> None:
+        """Until its heartbeat includes them, or shows that the order never came."""
+        bench = SchedulerBench(TOKEN)
+        bench.feed(submission())
+        view = bench.role.pools["t"]
+        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) == (30, 10, 97)
+        bench.feed(accepted())
+        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) == (30, 10, 97)
+        bench.feed(worker_member("t", pending=20, owed=10, free=98, seen=(("s", 1),)))
+        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) == (20, 10, 98)
+
+    def test_an_order_accepted_twice_is_not_assigned_twice(self) -> None:
+        """The second word changes nothing."""
+        bench = SchedulerBench(TOKEN)
+        bench.assign()
+        assert bench.feed(accepted()) == []
 
     def test_prompts_of_reservations_under_way_count_for_their_prompt_worker(self) -> None:
         """Two requests submitted at once go to two prompt workers."""
@@ -70,21 +111,21 @@ class TestQueue:
     def test_a_later_request_never_passes_one_without_room(self) -> None:
         """Not even a small one that would fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
-        assert bench.reservations(submission("large")) == []
-        assert bench.reservations(submission("small", prompt=1, new=1)) == []
+        assert bench.asked(submission("large")) == []
+        assert bench.asked(submission("small", prompt=1, new=1)) == []
         assert bench.role.queued == 2
         roomy = worker_member("t", blocks=5)
-        assert bench.reservations(roomy) == [("large", "t"), ("small", "t")]
+        assert bench.asked(roomy) == [("large", "t"), ("small", "t")]
         assert bench.role.queued == 0
 
     def test_blocks_promised_and_not_yet_reported_are_not_promised_again(self) -> None:
         """Until a heartbeat includes the first request, the second finds no room."""
         bench = SchedulerBench(worker_member("t", blocks=5))
-        assert bench.reservations(submission("a")) == [("a", "t")]
-        assert bench.reservations(submission("b")) == []
-        assert bench.reservations(worker_member("t", blocks=5)) == []  # sent before it heard of "a"
-        assert bench.reservations(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
-        assert bench.reservations(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
+        assert bench.asked(submission("a")) == [("a", "t")]
+        assert bench.asked(submission("b")) == []
+        assert bench.asked(worker_member("t", blocks=5)) == []  # sent before it heard of "a"
+        assert bench.asked(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
+        assert bench.asked(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
 
     def test_a_refused_request_goes_back_to_the_head_and_is_tried_upon_a_heartbeat(self) -> None:
         """It keeps its place before those that wait."""
@@ -93,7 +134,22 @@ class TestQueue:
         bench.feed(submission("b"))
         assert bench.feed(refused("a")) == []
         assert bench.role.queued == 2
-        assert bench.reservations(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
+        assert bench.asked(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
+
+    def test_what_waits_is_placed_by_the_report_of_whoever_has_room(self) -> None:
+        """Reports of workers without room change nothing, and one that drains has none."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0), worker_member("t2", blocks=3, free=0))
+        assert bench.asked(submission()) == []
+        assert bench.asked(worker_member("t", blocks=3, free=2)) == []
+        assert bench.asked(worker_member("t", blocks=3, state=m.MemberState.DRAINING)) == []
+        assert bench.asked(worker_member("t2", blocks=3)) == [("r", "t2")]
+
+    def test_after_a_refusal_any_report_brings_the_request_to_another_worker(self) -> None:
+        """It was placed when it was last looked at: nobody knows yet that the others have no room."""
+        bench = SchedulerBench(SMALL, worker_member("t2", blocks=3, owed=5))
+        assert bench.asked(submission()) == [("r", "t")]
+        bench.feed(refused())
+        assert bench.asked(worker_member("t", blocks=3, free=0, seen=(("s", 1),))) == [("r", "t2")]
 
     def test_several_refused_requests_keep_their_order(self) -> None:
         """Whichever came first is assigned first, in whatever order the refusals arrive."""
@@ -103,7 +159,7 @@ class TestQueue:
                 bench.feed(submission(request_id))
             for request_id in order:
                 bench.feed(refused(request_id, number="abc".index(request_id) + 1))
-            assert bench.reservations(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
+            assert bench.asked(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
     def test_a_refusal_of_something_else_changes_nothing(self) -> None:
         """Of another epoch, another worker, an unknown request, another order or one assigned already."""
@@ -123,7 +179,7 @@ class TestQueue:
         bench = SchedulerBench(worker_member("t", blocks=9, free=3))
         bench.feed(submission("large", prompt=100))
         bench.feed(submission("small"))
-        assert bench.reservations(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
+        assert bench.asked(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
 
 
 class TestRejections:
@@ -172,7 +228,7 @@ class TestRejections:
         bench = SchedulerBench(worker_member("t", blocks=9, free=3), limits=limits)
         bench.feed(submission("large", prompt=100))
         bench.feed(submission("small"), after_s=0.9)
-        assert bench.reservations(m.Tick(), after_s=0.2) == [("small", "t")]
+        assert bench.asked(m.Tick(), after_s=0.2) == [("small", "t")]
 
 
 class TestEpochs:

@@ -9,8 +9,20 @@ from spotwise.core.messages import MemberKind, MemberState, Pool
 from spotwise.core.request import FinishReason
 from spotwise.core.scheduler import SchedulerLimits
 from tests.unit.core.builders import only, plain_member, sent, worker_member
-from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, refused, reserved, submission
+from tests.unit.core.scheduler_bench import (
+    PROMPT,
+    TOKEN,
+    SchedulerBench,
+    accepted,
+    asked,
+    cancels,
+    refused,
+    reserved,
+    submission,
+)
 
+#: Holds the prompt, but not all of the request: it stands in for no token worker.
+SMALL_PROMPT = worker_member("p", Pool.PROMPT, blocks=2)
 PATIENT = SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0)
 GATEWAY = plain_member("g", MemberKind.GATEWAY)
 
@@ -72,13 +84,11 @@ class TestSilence:
     def test_after_the_timeout_the_reservation_is_cancelled_and_another_worker_asked(self) -> None:
         """What was asked of the silent one counts against it."""
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"), limits=PATIENT)
-        assert bench.reservations(submission()) == [("r", "t")]
+        assert bench.asked(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
         commands = bench.feed(m.Tick(), after_s=0.2)
         assert cancels(commands) == [("t", "r", 1)]
-        assert [c.recipient_id for c in commands if isinstance(c, m.Send) and isinstance(c.message, m.ReserveKv)] == [
-            "t2"
-        ]
+        assert asked(commands) == [("r", "t2")]
 
     def test_its_late_grant_is_cancelled_and_its_late_refusal_leaves_the_request_where_it_is(self) -> None:
         """The request is in other hands now."""
@@ -103,7 +113,7 @@ class TestSilence:
 
     def test_a_late_grant_while_the_request_waits_is_cancelled(self) -> None:
         """It is asked of nobody at the moment, so nothing that is wanted can be hit."""
-        bench = SchedulerBench(worker_member("t", blocks=3), limits=PATIENT)
+        bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=3), limits=PATIENT)
         bench.feed(submission())
         bench.feed(m.Tick(), after_s=2.5)
         assert bench.role.queued == 1
@@ -116,6 +126,60 @@ class TestSilence:
         assert bench.feed(m.Tick(), after_s=30.0) == []
 
 
+class TestSilenceInPlace:
+    """A worker that was asked for both phases may compute them and only not have been heard."""
+
+    def test_the_attempt_is_over_and_the_gateway_asked_for_another(self) -> None:
+        """Which fences this one: it may have brought tokens."""
+        bench = SchedulerBench(TOKEN, worker_member("t2", owed=5), limits=PATIENT)
+        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.feed(m.Tick(), after_s=1.9) == []
+        commands = bench.feed(m.Tick(), after_s=0.2)
+        assert cancels(commands) == [("t", "r", 1)]
+        assert asked(commands) == []
+        (batch,) = sent(commands, "g")
+        assert isinstance(batch, m.TokenBatch)
+        (delta,) = batch.deltas
+        assert (delta.stream_id, delta.token_id, delta.finish_reason) == (101, None, FinishReason.ERROR)
+        assert (delta.error, delta.retryable) == ("worker t did not answer the scheduler", True)
+        assert bench.role.live == 0
+        assert bench.asked(submission(epoch=2)) == [("r", "t2")]
+
+    def test_so_it_is_where_the_worker_is_lost(self) -> None:
+        """The gateway was not told of it and does not watch it."""
+        bench = SchedulerBench(TOKEN)
+        bench.feed(submission())
+        commands = bench.feed(replace(TOKEN, state=MemberState.LEFT))
+        assert cancels(commands) == [("t", "r", 1)]
+        assert [delta.retryable for batch in only(commands, m.TokenBatch) for delta in batch.deltas] == [True]
+        assert bench.role.live == 0
+
+    def test_a_late_answer_changes_nothing_of_the_next_attempt(self) -> None:
+        """The earlier one is cancelled once more; the next one's own answer counts."""
+        bench = SchedulerBench(TOKEN, limits=PATIENT)
+        bench.feed(submission())
+        bench.feed(m.Tick(), after_s=2.5)
+        bench.feed(submission(epoch=2))
+        assert bench.feed(accepted(epoch=1)) == [m.Send("t", m.CancelRequest("r", 1))]
+        assert sent(bench.feed(accepted(epoch=2, number=2)), "g") == [m.RequestAssigned("r", 2, "t", "t")]
+
+    def test_an_accepted_order_does_not_time_out(self) -> None:
+        """From there on the gateway watches the worker."""
+        bench = SchedulerBench(TOKEN, limits=PATIENT)
+        bench.assign()
+        assert bench.feed(m.Tick(), after_s=30.0) == []
+        assert bench.feed(replace(TOKEN, state=MemberState.LEFT)) == []
+        assert bench.role.live == 1
+
+    def test_one_that_is_closed_before_the_answer_is_cancelled(self) -> None:
+        """And once more when the answer comes."""
+        bench = SchedulerBench(TOKEN)
+        bench.feed(submission())
+        assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
+        assert cancels(bench.feed(accepted())) == [("t", "r", 1)]
+        assert bench.role.live == 0
+
+
 class TestLostWorkers:
     """A worker leaves, falls silent or starts anew."""
 
@@ -125,7 +189,7 @@ class TestLostWorkers:
         bench.feed(submission())
         assert cancels(bench.feed(replace(TOKEN, state=MemberState.LEFT))) == [("t", "r", 1)]
         assert bench.role.queued == 1
-        assert bench.reservations(m.Tick()) == [("r", "t2")]
+        assert bench.asked(m.Tick()) == [("r", "t2")]
         assert only(bench.feed(reserved()), m.StartPrefill) == []
 
     def test_a_prompt_worker_lost_while_reserving_frees_the_reservation(self) -> None:
@@ -133,25 +197,26 @@ class TestLostWorkers:
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT, pending=5), TOKEN)
         bench.feed(submission())
         assert cancels(bench.feed(replace(PROMPT, state=MemberState.LEFT))) == [("t", "r", 1)]
-        assert bench.reservations(m.Tick()) == [("r", "t")]
+        assert bench.asked(m.Tick()) == [("r", "t")]
         assert only(bench.feed(reserved(number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_a_silent_worker_is_lost_and_its_requests_keep_their_order(self) -> None:
         """Those that wait already stay behind those that come back."""
-        bench = SchedulerBench(worker_member("t", blocks=6))
+        bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=6))
         for request_id in ("a", "b", "c"):
             bench.feed(submission(request_id))
         assert bench.role.queued == 1
+        bench.feed(SMALL_PROMPT, after_s=1.0)
         # it may only have been silent, with the orders still in its inbox
-        assert sorted(cancels(bench.feed(m.Tick(), after_s=2.1))) == [("t", "a", 1), ("t", "b", 1)]
+        assert sorted(cancels(bench.feed(m.Tick(), after_s=1.1))) == [("t", "a", 1), ("t", "b", 1)]
         assert bench.role.queued == 3
-        assert bench.reservations(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
+        assert bench.asked(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
 
     def test_a_restarted_worker_holds_nothing_of_before(self) -> None:
         """Its room is judged by its new report alone, and what was being reserved is reserved anew."""
-        bench = SchedulerBench(worker_member("t", blocks=3))
+        bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=3))
         bench.feed(submission("a"))
-        assert bench.reservations(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
+        assert bench.asked(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
 
     def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing(self) -> None:
         """It does not bring back the room, or the state, that the worker had before it started anew."""
@@ -169,10 +234,10 @@ class TestLostWorkers:
 
     def test_a_draining_worker_gets_nothing_new(self) -> None:
         """What it reserved before may still be granted."""
-        bench = SchedulerBench(TOKEN, worker_member("t2", owed=50))
+        bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2", owed=50))
         bench.feed(submission("a"))
         bench.feed(replace(TOKEN, state=MemberState.DRAINING))
-        assert bench.reservations(submission("b")) == [("b", "t2")]
+        assert bench.asked(submission("b")) == [("b", "t2")]
         assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].token_worker == "t"
 
 
@@ -181,7 +246,7 @@ class TestOtherMembers:
 
     def test_a_lost_gateway_takes_its_requests_along(self) -> None:
         """Queued, reserving or assigned; those of other gateways stay."""
-        bench = SchedulerBench(PROMPT, worker_member("t", blocks=9))
+        bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9))
         bench.feed(GATEWAY)
         bench.assign("assigned")
         bench.feed(submission("reserving"))
@@ -199,7 +264,7 @@ class TestOtherMembers:
 
     def test_a_gateway_that_was_only_silent_is_asked_for_another_attempt(self) -> None:
         """Assigned, reserving or queued; it would else wait for tokens that were cancelled."""
-        bench = SchedulerBench(PROMPT, worker_member("t", blocks=9))
+        bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9))
         bench.feed(GATEWAY)
         bench.assign("assigned")
         for request_id in ("reserving", "second", "queued"):

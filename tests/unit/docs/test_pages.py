@@ -58,7 +58,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     for line in shown:
         for call in re.findall(r"(?:^|[\s/])spotwise ((?:[a-z]+)(?: [^|;&#]*)?)", line):
             # What stands in quotes is another command's, or a prompt.
-            name, *words = re.sub(r'"[^"]*"', "QUOTED", call).split()
+            name, *words = re.sub(r"\"[^\"]*\"|'[^']*'", "QUOTED", call).split()
             assert name in commands.commands, line
             command = commands.commands[name]
             if isinstance(command, TyperGroup) and words:

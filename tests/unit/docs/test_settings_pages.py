@@ -14,13 +14,19 @@ from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 OWNERS: dict[str, type[BaseSettings]] = {
     "all": ServiceSettings,
     "workers": WorkerSettings,
+    "simulated workers": SimulatedWorkerSettings,
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
 }
+
+
+#: Whose settings an owner has besides, where not just those of all.
+INHERITED: dict[str, type[BaseSettings]] = {"simulated workers": WorkerSettings}
 
 
 def shown_default(settings: type[BaseSettings], field: str) -> str:
@@ -40,7 +46,8 @@ def test_the_table_has_every_setting_with_its_default() -> None:
             shown[owner][quoted(variable)[0]] = default
         assert meaning
     for owner, settings in OWNERS.items():
-        own = set(settings.model_fields) - (set() if owner == "all" else set(ServiceSettings.model_fields))
+        own = set(settings.model_fields) - set(INHERITED.get(owner, ServiceSettings).model_fields)
+        own |= set(settings.model_fields) if owner == "all" else set()
         assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
 
 

@@ -56,6 +56,19 @@ def test_bytes_through_the_host_are_those_of_a_cache_there() -> None:
     assert staged.num_layers == 3
 
 
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "staged"])
+def test_blocks_are_copied_into_memory_that_was_allocated_before(direct: bool) -> None:
+    """Used again for other blocks; its size must be right."""
+    kv = DeviceKv(filled(0), direct=direct)
+    into = kv.allocate(2 * 3 * kv.layer_block_bytes)
+    for blocks in ((7, 0, 3), (1, 2, 4)):
+        payload = kv.export_layers(1, 2, blocks, into)
+        assert type(payload) is type(into)
+        assert kv.checksum(payload) == kv.checksum(into) == kv.checksum(kv.export_layers(1, 2, blocks))
+    with pytest.raises(ValueError, match="do not go into"):
+        kv.export_layers(0, 3, (7, 0, 3), into)
+
+
 def test_payloads_that_are_checked_differently_are_not_exchanged() -> None:
     """The layout tells them apart."""
     cache = filled(0)

@@ -119,3 +119,14 @@ def test_memory_is_committed_when_it_is_used() -> None:
     assert cache.keys.nbytes + cache.values.nbytes == 1 << 30
     assert psutil.Process().memory_info().rss - before < 64 << 20
     assert float(cache.values[2, 1, 9000].abs().max()) == 0.0
+
+
+def test_blocks_are_copied_into_memory_that_is_given() -> None:
+    """Which is returned; its size must be right."""
+    cache = filled(torch.bfloat16)
+    expected = cache.export_layers(1, 2, (1, 5))
+    into = np.zeros(expected.nbytes, np.uint8)
+    assert np.shares_memory(cache.export_layers(1, 2, (1, 5), into), into)
+    assert np.array_equal(into, expected)
+    with pytest.raises(ValueError, match="do not go into"):
+        cache.export_layers(1, 2, (1, 5), into[:-1])

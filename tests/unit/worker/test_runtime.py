@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SamplingParams
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
@@ -36,6 +39,44 @@ async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: Tw
     assert (said.member.id, said.engine_sequences, said.iterations) == ("w", 0, 1)
 
 
+@pytest.mark.parametrize("limits", [BatchLimits(), BatchLimits(4, 12, 5)], ids=["whole", "in parts"])
+async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: BatchLimits) -> None:
+    """Prompts whole or in parts, several at once, two of which begin alike: the same tokens; the ledger names the way."""
+    mesh.policy = WorkerPolicy(limits, kv_push=KvPush.LAYERWISE)
+    prompts = {1: PROMPT * 3, 2: PROMPT * 2, 3: (7, 7), 4: tuple(range(40, 48))}
+    async with mesh.worker("w") as worker, mesh.worker("o") as other:
+        for number, prompt in prompts.items():
+            await mesh.write(f"r{number}", prompt, 5, stream_id=number)
+            await mesh.assign("w", "o", f"r{number}", prompt, 5, stream_id=number)
+        for number, prompt in prompts.items():
+            await mesh.end_of(number)
+            assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5)
+        await worker.idle()
+        await other.idle()
+        told: list[m.LedgerEntry] = []
+        while not told:  # written with the next heartbeats
+            told = [entry for entry in await mesh.store.get_ledger("r1") if entry.stage == "handed_off"]
+            await asyncio.sleep(0.005)
+    facts = dict(told[0].facts)
+    assert facts["mode"] == "layerwise"
+    assert float(facts["visible_s"]) > 0.0
+
+
+async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMesh) -> None:
+    """In the middle of its iteration: the push is called off, and both workers hold nothing."""
+    mesh.policy = WorkerPolicy(kv_push=KvPush.LAYERWISE)
+    async with mesh.worker("w") as worker, mesh.worker("o") as other:
+        worker.engine.gate.clear()
+        await mesh.write("r", PROMPT, 5, stream_id=1)
+        await mesh.assign("w", "o", "r", PROMPT, 5, stream_id=1)
+        await until(worker.engine.at_work.is_set)
+        await mesh.order("w", m.CancelRequest("r", 1))
+        await other.idle()
+        worker.engine.gate.set()
+        await worker.idle()
+    assert mesh.deltas(1) == []
+
+
 async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:
     """Number format, device; on a CPU whether native kernels are in use, of which kind and how far; on a GPU what else is."""
     assert worker.runtime.description().engine == "uint8 on cpu, no native kernels"
@@ -56,6 +97,18 @@ async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> 
     await mesh.assign("w", "w", "r", PROMPT, 9, stream_id=1)
     await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
+    await worker.idle()
+
+
+async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """And in the registration, so that a scheduler that starts anew knows it; the worker serves on."""
+    assert worker.host.member.pool is m.Pool.MIXED
+    await mesh.order("w", m.ChangeHome("w", m.Pool.PROMPT))
+    await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
     await worker.idle()
 
 
@@ -211,24 +264,39 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     scored = SamplingParams(prompt_logprobs=100)
     requests = {"a": (1, SamplingParams()), "b": (2, scored), "c": (3, SamplingParams())}
     for request_id, (stream_id, sampling) in requests.items():
-        await mesh.write(request_id, PROMPT, 3, stream_id, sampling=sampling)
-        await mesh.reserve("w", request_id, len(PROMPT), 3, stream_id)
-    await until(lambda: worker.engine.num_sequences == 3)
-    await mesh.prefill("w", "a", PROMPT, 1)
+        await mesh.write(request_id, PROMPT, 8, stream_id, sampling=sampling)
+    await mesh.serve("w", "a", PROMPT, 8, 1)
     await until(worker.engine.at_work.is_set)
     for request_id, stream_id in (("b", 2), ("c", 3)):
-        await mesh.prefill("w", request_id, PROMPT, stream_id)
+        await mesh.serve("w", request_id, PROMPT, 8, stream_id)
     await until(lambda: worker.runtime.role.load().waiting == 2)
     worker.engine.gate.set()
     end = await mesh.end_of(2)
-    assert worker.engine.batch_sizes[:2] == [1, 3]
+    assert worker.engine.batch_sizes[0] == 1
+    assert 3 in worker.engine.batch_sizes
     assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, False)
     assert "too many log-probabilities" in end.error
     assert "2000 bytes" in end.error
     for stream_id in (1, 3):
         await mesh.end_of(stream_id)
-        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, 3)
+        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, 8)
     await worker.idle()
+
+
+async def test_a_worker_that_has_computed_prompts_says_so_before_its_turn(mesh: TwinMesh) -> None:
+    """Once for a prompt; tokens that follow are no news. The next regular heartbeat is further off than this test lasts."""
+    mesh.heartbeat_s = 10 * PATIENCE_S
+    async with mesh.worker("w") as worker:
+        await until(lambda: m.MemberState.READY in mesh.states("w"))
+        before = len(mesh.beats("w"))
+        await mesh.write("r", PROMPT, 40, stream_id=1)
+        await mesh.serve("w", "r", PROMPT, 40, stream_id=1)
+        await until(lambda: len(mesh.beats("w")) > before)
+        await mesh.end_of(1)
+        await worker.idle()
+        (news,) = mesh.beats("w")[before:]
+    assert news.load is not None
+    assert (news.load.prompts_in_place, news.load.assignments_seen) == (0, (("scheduler", 1),))
 
 
 # --- drain ------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
 from spotwise.worker.settings import WorkerSettings
 
 
@@ -19,13 +20,16 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None:
-    """Iteration-level batches, blocks on demand, prefixes reused; prompts are cut for the sake of those that decode."""
-    assert WorkerSettings(model_dir=model_dir).policy() == WorkerPolicy(max_stall_s=0.06)
+    """Iteration-level batches, blocks on demand, prefixes reused; prompts are cut for the sake of those that decode.
+
+    They leave for other workers in the cheaper way.
+    """
+    assert WorkerSettings(model_dir=model_dir).policy() == WorkerPolicy(max_stall_s=0.06, kv_push=KvPush.AUTO)
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
     """Prompts then run whole."""
-    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).policy() == WorkerPolicy()
+    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).policy() == WorkerPolicy(kv_push=KvPush.AUTO)
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
@@ -41,9 +45,23 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         prefix_caching=False,
         batching="request_level",  # type: ignore[arg-type]
         max_stall_ms=80,
+        prompts_first=False,
+        preempt_after_ms=250,
+        kv_push="layerwise",  # type: ignore[arg-type]
     )
     limits = BatchLimits(8, 512, 64)
-    expected = WorkerPolicy(limits, Reserve.MAX_TOKENS, 0.05, 2, False, Batching.REQUEST_LEVEL, 0.08)
+    expected = WorkerPolicy(
+        limits,
+        Reserve.MAX_TOKENS,
+        0.05,
+        2,
+        False,
+        Batching.REQUEST_LEVEL,
+        0.08,
+        prompts_first=False,
+        preempt_after_s=0.25,
+        kv_push=KvPush.LAYERWISE,
+    )
     assert settings.policy() == expected
 
 

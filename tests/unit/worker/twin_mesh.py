@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.engine.engine import Engine
+from spotwise.engine.layer_progress import LayersWritten
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.memory import FakeClock, MemoryBroker, MemoryBus, MemoryStore
@@ -59,7 +60,9 @@ class ByteKv:
     def __init__(self) -> None:
         self.cells = np.zeros((LAYERS, BLOCKS, BLOCK_SIZE), dtype=np.uint8)
 
-    def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...]) -> NDArray[np.uint8]:
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
+    ) -> NDArray[np.uint8]:
         """Copy blocks out."""
         return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
 
@@ -122,20 +125,27 @@ class SummingEngine:
         self._records.pop(sequence_id, None)
         self._tokens.pop(sequence_id, None)
 
-    def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:
-        """Write the rows' KV, and sample from all the KV that the sequence has."""
+    def run_iteration(self, batch: Batch, on_layers: LayersWritten | None = None) -> tuple[SampledToken, ...]:
+        """Write the rows' KV, layer by layer, and sample from all the KV that the sequence has."""
         self.at_work.set()
         assert self.gate.wait(PATIENCE_S)
         self.thread_names.add(threading.current_thread().name)
         if self.failures:
             raise self.failures.pop(0)
         self.batch_sizes.append(len(batch.rows))
+        for layer in range(LAYERS):
+            for row in batch.rows:
+                tokens = self._tokens[row.sequence_id]
+                for position in range(row.first_position, row.first_position + row.num_tokens):
+                    block_id = row.block_ids[position // BLOCK_SIZE]
+                    self.kv.cells[layer, block_id, position % BLOCK_SIZE] = tokens[position]
+            if on_layers is not None:
+                on_layers(layer + 1)
         sampled = []
         for row in batch.rows:
             tokens = self._tokens[row.sequence_id]
-            assert row.first_position + row.num_tokens == len(tokens)
-            for position in range(row.first_position, len(tokens)):
-                self.kv.cells[:, row.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE] = tokens[position]
+            if row.first_position + row.num_tokens < len(tokens):
+                continue
             blocks = self.kv.cells[:, list(row.block_ids)].reshape(LAYERS, -1)[:, : len(tokens)]
             assert (blocks[0] == blocks[1]).all()
             token_id = next_token([int(byte) for byte in blocks[0]])
@@ -152,9 +162,15 @@ class SummingEngine:
 
 
 class TwinMesh:
-    """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers."""
+    """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers.
+
+    Attributes:
+        policy, heartbeat_s: of workers that start.
+    """
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
+        self.policy = WorkerPolicy()
+        self.heartbeat_s = 0.01
         self.clock = FakeClock()
         self.broker = MemoryBroker(max_payload_bytes)
         self.store = MemoryStore(self.clock)
@@ -211,13 +227,21 @@ class TwinMesh:
         order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
         await self.order(worker_id, order)
 
-    async def prefill(self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], stream_id: int) -> None:
-        """Order the prefill of a request that has its reservation."""
-        target = (await self.heard_of(m.KvReserved, request_id)).target
+    async def prefill(
+        self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int, target: KvTarget
+    ) -> None:
+        """Order the prefill of a request into its reservation, or to be served where it is computed."""
         self._assignments += 1
         stream = m.StreamRef("gateway", stream_id)
-        order = m.StartPrefill(request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S)
+        order = m.StartPrefill(
+            request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
+        )
         await self.order(prompt_worker, order)
+
+    async def serve(self, worker_id: str, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int) -> None:
+        """Order both phases of a request from one worker."""
+        here = KvTarget(worker_id, 1, "", ())
+        await self.prefill(worker_id, request_id, prompt, count, stream_id, here)
 
     async def assign(
         self,
@@ -229,12 +253,20 @@ class TwinMesh:
         stream_id: int,
     ) -> None:
         """Do for a request, whose record may be written, what a scheduler does."""
+        if prompt_worker == token_worker:
+            await self.serve(token_worker, request_id, prompt, count, stream_id)
+            return
         await self.reserve(token_worker, request_id, len(prompt), count, stream_id)
-        await self.prefill(prompt_worker, request_id, prompt, stream_id)
+        target = (await self.heard_of(m.KvReserved, request_id)).target
+        await self.prefill(prompt_worker, request_id, prompt, count, stream_id, target)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
         """What a worker's heartbeats said of it so far."""
-        return {each.state for each in self.heard if isinstance(each, m.Member) and each.id == worker_id}
+        return {beat.state for beat in self.beats(worker_id)}
+
+    def beats(self, worker_id: str) -> list[m.Member]:
+        """A worker's heartbeats so far."""
+        return [each for each in self.heard if isinstance(each, m.Member) and each.id == worker_id]
 
     def deltas(self, stream_id: int) -> list[m.TokenDelta]:
         """What the gateway heard of a stream, in order."""
@@ -264,7 +296,7 @@ class TwinWorker:
     async def start(self, stack: AsyncExitStack) -> None:
         """Join, as `serve_worker` does."""
         mesh = self._mesh
-        settings = ServiceSettings(service_id=self.id, heartbeat_s=0.01)
+        settings = ServiceSettings(service_id=self.id, heartbeat_s=mesh.heartbeat_s)
         kind = m.MemberKind.TOKEN_WORKER
         member = m.Member(self.id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1", m.Pool.MIXED)
         control = ControlServer(LOOPBACK, 0)
@@ -284,7 +316,7 @@ class TwinWorker:
         )
         await self.transport.start()
         stack.push_async_callback(self.transport.close)
-        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, WorkerPolicy())
+        self.runtime = WorkerRuntime(self.host, self.thread, self.transport, mesh.policy)
         await self.runtime.start()
         self.served = asyncio.create_task(self.host.run())
         stack.push_async_callback(self.stop)

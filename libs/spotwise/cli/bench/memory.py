@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from spotwise.cli.bench.memory_samples import Sample, held_by, memory_rows, read
 from spotwise.cli.bench.open_loop import Outcome, failures, run_open_loop
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
-from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
+from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
 from spotwise.cli.status import gather_status
 
 _SAMPLE_S = 0.25
@@ -50,7 +50,7 @@ def memory(
     console = report_console()
     with progress_bar(console) as progress:
         task = progress.add_task("starting a mesh", total=requests)
-        with _mesh(name, up_args) as endpoint:
+        with mesh_of(name, up_args) as endpoint:
             progress.update(task, description="requests answered")
             arrivals = storm(requests, seed, sizes)
             watched = asyncio.run(watch_storm(endpoint, arrivals, lambda: progress.advance(task)))
@@ -68,15 +68,6 @@ def memory(
     )
     rows = [Row("requests answered", answered, requests, Target(at_least=1.0)), *memory_rows(workers)]
     write_report(rows, about, json, console, lambda figure: f"{figure:,.0f}")
-
-
-@contextmanager
-def _mesh(name: str | None, up_args: str) -> Iterator[MeshEndpoint]:
-    if name is None:
-        with running_mesh(up_arguments(up_args)) as endpoint:
-            yield endpoint
-    else:
-        yield MeshEndpoint.of_running(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,8 @@ def environment(**more: Any) -> dict[str, Any]:
     }
 
 
-def require_writable(path: Path | None) -> None:
-    """Check that the report can be written where `--json` says, before anything is measured; makes the folder.
+def require_writable(path: Path | None, option: str = "--json") -> None:
+    """Check that the result can be written where an option says, before anything is measured; makes the folder.
 
     Raises:
         OptionError: it cannot.
@@ -103,9 +103,9 @@ def require_writable(path: Path | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"--json {path}: its folder cannot be made: {error.strerror}") from error
+        raise OptionError(f"{option} {path}: its folder cannot be made: {error.strerror}") from error
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise OptionError(f"--json {path}: no file can be written there")
+        raise OptionError(f"{option} {path}: no file can be written there")
 
 
 def report_console() -> Console:

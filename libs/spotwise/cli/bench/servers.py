@@ -48,6 +48,9 @@ _PATIENT_ENV = {"SPOTWISE_MAX_QUEUE_S": "3600", "SPOTWISE_STALL_S": "3600"}
 #: Nobody else knows its address, and vLLM's client sends no key.
 _OPEN_ENV = {"SPOTWISE_API_KEYS": ""}
 
+#: An idle mesh would rather serve in place, and what a hand-off costs could not be seen.
+SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
+
 _numbers = itertools.count()
 
 
@@ -70,9 +73,11 @@ class MeshEndpoint(Endpoint):
 
     Attributes:
         redis_url: its store, in which its members are found.
+        name: by which other commands know it.
     """
 
     redis_url: str
+    name: str
 
     @classmethod
     def of_running(cls, name: str) -> Self:
@@ -82,7 +87,7 @@ class MeshEndpoint(Endpoint):
             CommandError: it does not run.
         """
         state = running_state(name)
-        return cls(state.options.url, state.options.model_name, state.redis_url)
+        return cls(state.options.url, state.options.model_name, state.redis_url, name)
 
 
 def up_arguments(text: str) -> list[str]:
@@ -118,6 +123,21 @@ def running_mesh(arguments: Sequence[str], env: Mapping[str, str] | None = None)
             yield MeshEndpoint.of_running(folder.name)
         finally:
             child.stop(_GRACE_S)
+
+
+@contextmanager
+def mesh_of(name: str | None, up_args: str, env: Mapping[str, str] | None = None) -> Iterator[MeshEndpoint]:
+    """The mesh of that name, or one of this benchmark's own where there is none: started with these arguments.
+
+    Raises:
+        CommandError: it does not run, or does not come up.
+        OptionError: as `up_arguments`.
+    """
+    if name is not None:
+        yield MeshEndpoint.of_running(name)
+        return
+    with running_mesh(up_arguments(up_args), env) as endpoint:
+        yield endpoint
 
 
 @contextmanager

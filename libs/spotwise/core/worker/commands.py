@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from spotwise.core.batching import Batch
 from spotwise.core.messages import (
     CancelRequest,
+    ChangeHome,
     Drain,
+    Pool,
     RecordLedger,
     RenewLeases,
     ReserveKv,
@@ -20,6 +22,7 @@ from spotwise.core.messages import (
 )
 from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.core.worker.push_policy import PushCosts, PushMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,21 @@ class IterationFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class IterationsCounted:
+    """The engine ran iterations of the oldest batch ordered, and its tokens carry no ids: each sequence whose known tokens were
+    all computed has one more after each of them.
+
+    Attributes:
+        steps: iterations that ended and were not counted yet.
+        ended: the order is over, run to its end or cut short at this boundary; else its next iteration runs already. An engine
+            that runs several counts those that have ended before it tells its role of anything else.
+    """
+
+    steps: int
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class IterationFailed:
     """The engine raised in the oldest batch ordered; nothing of it counts."""
 
@@ -65,22 +83,38 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffDelivered:
-    """The token worker has the KV and said so."""
+    """The token worker has the KV and said so.
+
+    Attributes:
+        transfer_s: from the first bytes read to its answer.
+        visible_s: from the end of the prompt phase to its answer; `None`: as long as the transfer.
+        mode: whether the KV left after the prompt's computation or during it.
+    """
 
     request_id: str
     epoch: int
     kv_bytes: int
     transfer_s: float
     transport: str
+    visible_s: float | None = None
+    mode: PushMode = PushMode.SERIAL
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """The token worker has none of the KV."""
+    """The token worker has none of the KV, whether the push failed or was called off; its blocks are read no more."""
 
     request_id: str
     epoch: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushesMeasured:
+    """What pushes to a worker cost lately."""
+
+    worker_id: str
+    costs: PushCosts
 
 
 WorkerEvent = (
@@ -88,14 +122,17 @@ WorkerEvent = (
     | StartPrefill
     | CancelRequest
     | RenewLeases
+    | ChangeHome
     | Drain
     | RecordLoaded
     | RecordUnavailable
     | IterationFinished
+    | IterationsCounted
     | IterationFailed
     | KvArrived
     | HandoffDelivered
     | HandoffFailed
+    | PushesMeasured
     | Tick
 )
 
@@ -125,9 +162,21 @@ class AppendToken:
 
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """Run the batch; batches end in the order in which they were ordered."""
+    """Run the batch; batches end in the order in which they were ordered.
+
+    Attributes:
+        batch: the rows of the first iteration.
+        steps: iterations to run, unless `EndRun` comes: in each further one every row is a token further on. More than 1 only
+            for decodes, and where the policy's `counted_steps` allows it: for engines whose tokens carry no ids.
+    """
 
     batch: Batch
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """End the order in flight with the iteration that runs now: what comes next is to be decided anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +197,50 @@ class ForgetKv:
 
 @dataclass(frozen=True, slots=True)
 class PushKv:
-    """Deliver a prompt's KV."""
+    """Deliver the KV of a prompt that is computed."""
 
     handoff: KvHandoff
     target: KvTarget
     source_block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeHome:
+    """Say from now on that the worker belongs to this pool."""
+
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPush:
+    """Begin to deliver the KV of a prompt that is about to be computed, as it comes; `CommitPush` or `AbortPush` follows.
+
+    Attributes:
+        num_tokens: of the prompt.
+        written_tokens: whose KV is there already.
+    """
+
+    request_id: str
+    epoch: int
+    target: KvTarget
+    source_block_ids: tuple[int, ...]
+    num_tokens: int
+    written_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPush:
+    """Deliver what is left of a push that was opened, and hand the request over: its prompt is computed."""
+
+    handoff: KvHandoff
+
+
+@dataclass(frozen=True, slots=True)
+class AbortPush:
+    """Call a push off, whether opened or on its way; its end is told as of any other."""
+
+    request_id: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,5 +249,19 @@ class Leave:
 
 
 WorkerCommand = (
-    Send | RecordLedger | LoadRecord | DropSequence | AppendToken | RunIteration | ExpectKv | ForgetKv | PushKv | Leave
+    Send
+    | RecordLedger
+    | LoadRecord
+    | DropSequence
+    | AppendToken
+    | RunIteration
+    | EndRun
+    | ExpectKv
+    | ForgetKv
+    | PushKv
+    | OpenPush
+    | CommitPush
+    | AbortPush
+    | TakeHome
+    | Leave
 )

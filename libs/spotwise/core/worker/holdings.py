@@ -2,7 +2,7 @@
 
 Law: a sequence owns blocks here exactly while it is held, and it is held until nothing reads or writes those blocks any
 more: not in the middle of an iteration, not while its KV is being pushed. One that ends too early for that is *condemned*
-and leaves as soon as it may.
+and leaves as soon as it may; its push is called off.
 
 Invariants: blocks owned == blocks of the sequences held; a condemned sequence joins no iteration and publishes nothing;
 every ending that the gateway did not ask for is published to it; an attempt's record is loaded once at a time, so that an
@@ -11,7 +11,7 @@ answer to a load can be taken for no other holding of the same attempt.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from spotwise.core import messages as m
@@ -23,13 +23,19 @@ from spotwise.core.worker.sequence import Sequence
 
 
 class Holdings:
-    """Sequences in order of arrival, and the commands that their fates cause."""
+    """Sequences in order of arrival, and the commands that their fates cause.
+
+    Attributes:
+        lost_a_member: a sequence in the newest iteration ordered was condemned since.
+    """
 
     def __init__(self, worker_id: str, pool: BlockPool) -> None:
         self.worker_id = worker_id
         self.pool = pool
-        self._iterations: deque[dict[str, int]] = deque()
+        self.lost_a_member = False
+        self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
+        self._attempts: Counter[str] = Counter()  #: sequences by request
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[str, list[m.TokenDelta]] = {}
         self._loading: set[str] = set()
@@ -61,19 +67,17 @@ class Holdings:
         """Enter an attempt that is not here."""
         sequence = Sequence(request_id, epoch, stream, state, now)
         self._sequences[sequence.sequence_id] = sequence
+        self._attempts[request_id] += 1
         return sequence
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
         """Give the sequence blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
+        sequence.reused_blocks = len(reused)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
         sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
-
-    def reuse(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
-        """Give the sequence these blocks in place of its first ones, which hold nothing yet."""
-        sequence.block_ids = self.pool.reuse(sequence.sequence_id, reused)
 
     def take_blocks(self, sequence: Sequence) -> None:
         """Take the blocks of a sequence that stays."""
@@ -103,22 +107,24 @@ class Holdings:
         """Iterations ordered and not ended."""
         return len(self._iterations)
 
-    def in_iteration(self, sequence: Sequence) -> bool:
-        """Tell whether an iteration in flight computes tokens of the sequence."""
-        return any(sequence.sequence_id in tokens for tokens in self._iterations)
-
-    def begin_iteration(self, tokens: dict[str, int]) -> None:
+    def begin_iteration(self, members: list[tuple[Sequence, int]]) -> None:
         """Note which sequences take part in an iteration that is about to be ordered, with how many tokens."""
-        self._iterations.append(tokens)
+        for sequence, _ in members:
+            sequence.in_iteration = True
+        self._iterations.append(members)
+        self.lost_a_member = False
 
     def end_iteration(self) -> list[tuple[Sequence, int]]:
         """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
         took_part = self._iterations.popleft()
-        members = [sequence for sequence in self if sequence.sequence_id in took_part]
-        for sequence in members:
+        condemned = []
+        for sequence, _ in took_part:
+            sequence.in_iteration = False
             if sequence.condemned:
-                self.release(sequence)
-        return [(sequence, took_part[sequence.sequence_id]) for sequence in members if not sequence.condemned]
+                condemned.append(sequence)
+        for sequence in condemned:
+            self.release(sequence)
+        return [member for member in took_part if not member[0].condemned] if condemned else took_part
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -137,14 +143,15 @@ class Holdings:
 
     def answer(self) -> list[c.WorkerCommand]:
         """Return what was said since the last answer: tokens first, because a client waits for them."""
+        commands, self._commands = self._commands, []
+        if not self._deltas:
+            return commands
         tokens = [
             m.Send(gateway_id, m.TokenBatch(self.worker_id, tuple(deltas)))
             for gateway_id, deltas in self._deltas.items()
         ]
-        commands = [*tokens, *self._commands]
         self._deltas.clear()
-        self._commands.clear()
-        return commands
+        return [*tokens, *commands]
 
     def tell_failure(self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool) -> None:
         """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""
@@ -169,6 +176,8 @@ class Holdings:
 
     def fence(self, request_id: str, epoch: int) -> None:
         """End all attempts up to `epoch`; whoever asked knows."""
+        if request_id not in self._attempts:
+            return
         for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.condemned]:
             self.cancel_target(sequence)
             self.end(sequence, FinishReason.ABORT)
@@ -183,15 +192,21 @@ class Holdings:
         """Let go: at once where its blocks are at rest, else once they are."""
         if sequence.state is RequestState.WAITING_FOR_KV:
             self.say(c.ForgetKv(sequence.request_id))
+        if sequence.push_in_flight:
+            self.say(c.AbortPush(sequence.request_id, sequence.epoch))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.condemned = True
+        self.lost_a_member |= sequence.in_iteration
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
-        if sequence.push_in_flight or self.in_iteration(sequence):
+        if sequence.push_in_flight or sequence.in_iteration:
             return
         del self._sequences[sequence.sequence_id]
+        self._attempts[sequence.request_id] -= 1
+        if not self._attempts[sequence.request_id]:
+            del self._attempts[sequence.request_id]
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
         self.say(c.DropSequence(sequence.sequence_id))

@@ -6,8 +6,10 @@ ordered, and a sequence is in one of them at most. Decode rows and prefill rows 
 and its first token comes with the last of them.
 
 Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
-as many iterations as the later, or has ended; who has no blocks yet is not passed by a later one that has none either, while
-a reservation is a place in memory already given; every runnable decode takes part as long as there are rows and blocks.
+as many iterations as the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed
+by a later one that has none either; every runnable decode takes part as long as there are rows and blocks. Where prompts come
+first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that were preempted and wait for
+theirs; where they do not, nobody loses blocks but to who came before.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.pace import Pace
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
+from spotwise.core.worker.runs import CountedRuns
 from spotwise.core.worker.sequence import Sequence
+
+#: In the hand-off of a first token that was only counted.
+UNNAMED_TOKEN = 0
 
 
 class Iterations:
@@ -35,32 +41,57 @@ class Iterations:
         self._prompt_side = prompt_side
         self._policy = policy
         self._pace = Pace(policy.max_stall_s, policy.context_parity)
+        self._runs = CountedRuns(holdings, policy)
         self._members: frozenset[str] = frozenset()
+        self._decodes_bound_prompts = policy.max_stall_s is not None or policy.limits.max_num_batched_tokens is not None
+
+    @property
+    def prompt_token_s(self) -> float | None:
+        """Seconds that a prompt token takes on this worker; `None` until some were computed."""
+        return self._pace.prompt_token_s
 
     def run_next(self, now: float) -> None:
         """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
         while self._holdings.iterations_in_flight < self._policy.max_in_flight:
-            batch = self._next_batch(now)
+            candidates = self._candidates()
+            self._memory.start_round(candidates, now)
+            members, batch = self._next_batch(candidates, now)
             if batch is None:
                 return
-            self._holdings.begin_iteration({row.sequence_id: row.num_tokens for row in batch.rows})
+            self._holdings.begin_iteration(members)
             self._pace.ordered(batch, now)
-            self._holdings.say(c.RunIteration(batch))
+            somebody_waits = len(members) < len(candidates)
+            is_settled = not somebody_waits or self._is_settled(candidates)
+            steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
+            self._holdings.say(c.RunIteration(batch, steps))
 
-    def _next_batch(self, now: float) -> Batch | None:
-        candidates = self._candidates()
-        contexts = [sequence.known_tokens for sequence in candidates if sequence.is_decoding]
+    def _is_settled(self, candidates: list[Sequence]) -> bool:
+        """Tell whether those that have no row in the batch just made will have none in the next, with nothing new."""
+        return not self._memory.preempted_in_round and not self._memory.a_prompt_may_preempt(candidates)
+
+    def end_run_after(self, event: c.WorkerEvent) -> None:
+        """Cut the order in flight short, where an event that was handled changes what comes next."""
+        if self._runs.is_ended_by(event):
+            self._holdings.say(c.EndRun())
+
+    def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
+        """Return who takes part, with how many tokens, and the batch of these."""
+        if self._memory.all_can_decode(candidates, self._policy.limits.max_num_seqs):
+            rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
+            return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
+        contexts = [s.known_tokens for s in candidates if s.is_decoding] if self._decodes_bound_prompts else []
         builder = BatchBuilder(self._policy.limits, len(contexts), self._pace.budget(contexts))
-        self._memory.start_round()
+        members: list[tuple[Sequence, int]] = []
         for sequence in candidates:
             if builder.is_full:
                 break
             if sequence.is_decoding:
                 if self._memory.grow(sequence, now):
                     builder.add_decode(_row(sequence, 1))
-            else:
-                self._offer_prompt(builder, sequence, now)
-        return builder.build()
+                    members.append((sequence, 1))
+            elif tokens := self._offer_prompt(builder, sequence, now):
+                members.append((sequence, tokens))
+        return members, builder.build()
 
     def _candidates(self) -> list[Sequence]:
         """Return who may take part, in order of arrival: all that can run, or the members of a batch until all have ended.
@@ -69,32 +100,38 @@ class Iterations:
         slots of those that end early stay empty; their tokens go out at once all the same, so the baseline is a little better
         than its model.
         """
-        runnable = [sequence for sequence in self._holdings if sequence.is_runnable]
+        holdings = self._holdings
+        runnable = [sequence for sequence in holdings if sequence.is_runnable]
         if self._policy.batching is Batching.REQUEST_LEVEL:
             members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
             if not any(sequence.block_ids for sequence in members):
                 members = runnable[: self._policy.limits.max_num_seqs]
                 self._members = frozenset(sequence.sequence_id for sequence in members)
             runnable = members
-        return [sequence for sequence in runnable if not self._holdings.in_iteration(sequence)]
+        if not holdings.iterations_in_flight:
+            return runnable
+        return [sequence for sequence in runnable if not sequence.in_iteration]
 
-    def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> None:
+    def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> int:
+        """Let a prompt join if it may, and return with how many tokens."""
         reused = self._memory.prefixes.reusable_blocks(sequence)
         if not self._memory.can_admit(sequence, reused):
-            return
+            return 0
         cached_tokens = len(reused) * self._holdings.pool.block_size
         first_position = sequence.computed_tokens + cached_tokens
         tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens, first_position)
         if tokens == 0:
-            return
+            return 0
         self._memory.admit(sequence, reused)
         if sequence.state is RequestState.WAITING:
             sequence.advance(RequestEvent.PREFILL_STARTED)
             sequence.started_s, sequence.prefilled_here = now, True
             sequence.cached_tokens = cached_tokens
+            self._prompt_side.prefill_started(sequence)
         elif sequence.state is RequestState.PREEMPTED:
             sequence.advance(RequestEvent.RESUMED)
         builder.add_prompt(_row(sequence, tokens))
+        return tokens
 
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
@@ -108,41 +145,78 @@ class Iterations:
             if sequence_or_none is not None:
                 self._token_sampled(sequence_or_none, sampled, now)
 
+    def iterations_counted(self, event: c.IterationsCounted, now: float) -> None:
+        """The same for iterations whose tokens carry no ids: none ends before its length."""
+        self.finished += event.steps
+        if not self._runs.count(event.steps, ended=event.ended):
+            return
+        self._pace.ended(now)
+        if event.steps > 1:
+            self._runs.advance(event.steps)
+            for sequence, _ in self._holdings.end_iteration():
+                if sequence.tokens_to_length <= 0:
+                    self._token_counted(sequence, now)
+            return
+        prefixes = self._memory.prefixes
+        for sequence, tokens in self._holdings.end_iteration():
+            computed_tokens = sequence.computed_tokens = sequence.computed_tokens + tokens
+            if prefixes.is_enabled:
+                prefixes.enter_computed(sequence)
+            if computed_tokens == sequence.known_tokens:
+                sequence.count_tokens(1)
+                if sequence.produced_here == 1 or sequence.tokens_to_length <= 0:
+                    self._token_counted(sequence, now)
+
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
         """Give up what was in the batch: what the engine did to it is unknown."""
+        self._runs.count(1, ended=True)
         self._pace.ended(now)
         for sequence, _ in self._holdings.end_iteration():
             self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         assert sequence.stop is not None  # what has no record is in no batch
-        index = sequence.output_tokens
-        sequence.output_tokens += 1
-        sequence.produced_here += 1
-        sequence.known_tokens += 1
+        sequence.count_tokens(1)
         sequence.token_ids.append(sampled.token_id)
         finish_reason = sequence.stop.finish_reason(sampled.token_id, sequence.output_tokens)
-        prefilled_now = sequence.prefilled_here and sequence.produced_here == 1
-        queue_s = (sequence.started_s or now) - sequence.arrived_s if prefilled_now else None
+        self._publish(sequence, finish_reason, sampled)
+        self._go_on(sequence, finish_reason, sampled.token_id, now)
+
+    def _token_counted(self, sequence: Sequence, now: float) -> None:
+        """Publish the first or the last of a sequence's counted tokens, and do what follows from it."""
+        finish_reason = FinishReason.LENGTH if sequence.tokens_to_length <= 0 else None
+        self._publish(sequence, finish_reason, None)
+        self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
+
+    def _publish(self, sequence: Sequence, finish_reason: FinishReason | None, sampled: SampledToken | None) -> None:
+        """Tell the gateway of the newest token; where it is only counted, of an ending after so many."""
+        is_ending = sampled is None and finish_reason is not None
+        queue_s = cached_tokens = None
+        if _is_prefilled_now(sequence):
+            assert sequence.started_s is not None
+            queue_s, cached_tokens = sequence.started_s - sequence.arrived_s, sequence.cached_tokens
         self._holdings.publish(
             sequence.stream.gateway_id,
             TokenDelta(
                 stream_id=sequence.stream.stream_id,
-                token_index=index,
-                token_id=sampled.token_id,
+                token_index=sequence.output_tokens - (0 if is_ending else 1),
+                token_id=sampled.token_id if sampled else None,
                 finish_reason=finish_reason,
                 queue_s=queue_s,
-                cached_tokens=sequence.cached_tokens if prefilled_now else None,
-                logprobs=sampled.logprobs,
-                prompt_logprobs=sampled.prompt_logprobs,
+                cached_tokens=cached_tokens,
+                logprobs=sampled.logprobs if sampled else None,
+                prompt_logprobs=sampled.prompt_logprobs if sampled else None,
             ),
         )
-        if prefilled_now:
+
+    def _go_on(self, sequence: Sequence, finish_reason: FinishReason | None, token_id: int, now: float) -> None:
+        """Do what follows from a token."""
+        if _is_prefilled_now(sequence):
             self._record_prefill(sequence, now)
         if finish_reason is not None:
             self._finish(sequence, finish_reason, now)
         elif not sequence.decodes_here:
-            self._prompt_side.hand_off(sequence, sampled.token_id)
+            self._prompt_side.hand_off(sequence, token_id)
 
     def _record_prefill(self, sequence: Sequence, now: float) -> None:
         assert sequence.started_s is not None
@@ -167,6 +241,10 @@ class Iterations:
             )
         self._holdings.cancel_target(sequence)
         self._holdings.end(sequence, finish_reason)
+
+
+def _is_prefilled_now(sequence: Sequence) -> bool:
+    return sequence.prefilled_here and sequence.produced_here == 1
 
 
 def _row(sequence: Sequence, tokens: int) -> BatchRow:

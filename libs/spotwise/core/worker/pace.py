@@ -90,8 +90,17 @@ class Pace:
         self._max_stall_s = max_stall_s
         self._context_parity = context_parity
         self._cost: TokenCost | None = None
+        self._context_per_token = 0.0
         self._in_flight: deque[tuple[Batch, float]] = deque()
         self._last_end_s = 0.0
+
+    @property
+    def prompt_token_s(self) -> float | None:
+        """Seconds that a prompt token takes: by itself, and for what the prompt tokens of late attended to on average.
+
+        Learned from all iterations with a prompt, `max_stall_s` or not; what decoded beside it counts as so many tokens more.
+        """
+        return None if self._cost is None else self._cost.of(1, self._context_per_token)
 
     def budget(self, decode_contexts: Sequence[int]) -> StallBudget | None:
         """Return what prompts may take beside decodes that attend to so many tokens each; `None` for all they want."""
@@ -111,11 +120,14 @@ class Pace:
         self._last_end_s = now
         if batch.prompt_tokens < MIN_TOKENS or seconds <= 0.0:  # a clock that was set back
             return
-        context = sum(_context(row.first_position, row.num_tokens) for row in batch.rows)
-        token_s = seconds / (batch.num_tokens + context / self._context_parity)
+        contexts = [(row.is_decode, _context(row.first_position, row.num_tokens)) for row in batch.rows]
+        token_s = seconds / (batch.num_tokens + sum(context for _, context in contexts) / self._context_parity)
+        per_token = sum(context for is_decode, context in contexts if not is_decode) / batch.prompt_tokens
         if self._cost is not None:
             token_s = self._cost.seconds + _NEWEST * (token_s - self._cost.seconds)
+            per_token = self._context_per_token + _NEWEST * (per_token - self._context_per_token)
         self._cost = TokenCost(token_s, token_s / self._context_parity)
+        self._context_per_token = per_token
 
 
 def _context(first_position: int, tokens: int) -> float:

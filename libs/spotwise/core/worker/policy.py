@@ -1,8 +1,8 @@
 """How a worker batches its sequences and gives them memory.
 
 Law: choices, made once at the worker's start, and what they must know of its model; each names the system whose way it is.
-What they mean is decided in one place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, blocks in
-`memory.py`, their reuse in `prefix_cache.py`.
+What they mean is decided in one place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often
+in `runs.py`, blocks in `memory.py` and `victims.py`, their reuse in `prefix_cache.py`, hand-offs in `push_policy.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.worker.push_policy import KvPush
 
 
 class Reserve(StrEnum):
@@ -44,6 +45,13 @@ class WorkerPolicy:
         max_stall_s: seconds that a prompt may hold up an iteration in which others decode, about; `None` for no bound.
         context_parity: of the model: tokens of context that cost a token as much as all else; see `pace.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
+        prompts_first: prompts that wait for blocks take them from sequences that decode (Splitwise, section 4.3); `victims.py`
+            says from whom.
+        preempt_after_s: seconds that a prompt has waited before it does. A decode that is computed again costs more than a
+            short wait; a second is about what the 99th percentile of TTFT may be (six times an uncontended one, Splitwise,
+            section 6).
+        counted_steps: iterations of one order at most, for engines whose tokens carry no ids; see `runs.py`.
+        kv_push: whether prompts for other workers leave after their prefill or during it (Splitwise, section 4.3).
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -55,6 +63,10 @@ class WorkerPolicy:
     max_stall_s: float | None = None
     context_parity: float = math.inf
     max_in_flight: int = 1
+    prompts_first: bool = True
+    preempt_after_s: float = 1.0
+    counted_steps: int = 1
+    kv_push: KvPush = KvPush.SERIAL
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
@@ -65,12 +77,23 @@ class WorkerPolicy:
             raise ValueError("context_parity must be above 0; inf is a context that costs nothing")
         if self.max_in_flight < 1:
             raise ValueError("max_in_flight must be at least 1")
+        if self.preempt_after_s < 0.0:
+            raise ValueError("preempt_after_s must be at least 0; prompts_first=False is never")
+        if self.counted_steps < 1:
+            raise ValueError("counted_steps must be at least 1")
+        if self.counted_steps > 1 and self.max_in_flight > 1:
+            raise ValueError("counted_steps above 1 needs max_in_flight=1: several iterations are one order")
         if self.max_preemptions < 1:
             raise ValueError("max_preemptions must be at least 1; reserve=max_tokens never preempts")
         if self.batching is Batching.REQUEST_LEVEL and self.reserve is Reserve.ON_DEMAND:
             raise ValueError(
                 "batching=request_level needs reserve=max_tokens: who waits outside a batch keeps its blocks"
             )
+
+    @property
+    def prompts_take_blocks(self) -> bool:
+        """Whether prompts may preempt; with all blocks reserved nobody is preempted."""
+        return self.prompts_first and self.reserve is Reserve.ON_DEMAND
 
     @property
     def reserved_new_tokens(self) -> int | None:

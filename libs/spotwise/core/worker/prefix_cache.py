@@ -9,7 +9,7 @@ Source: automatic prefix caching as vLLM has it; the tokens of an answer are par
 decodes fill are kept too, and a preempted sequence finds its own again.
 
 Invariants: a block is entered when all its positions are computed, and by who computed or received them; nothing is written
-into a block that is reused, because writing goes on behind the last full block.
+into a block that is reused, because writing goes on behind the last full block; tokens that were only counted have no hash.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ class PrefixCache:
 
     def __init__(self, holdings: Holdings, *, enabled: bool) -> None:
         self._holdings = holdings
-        self._enabled = enabled
+        self.is_enabled = enabled
 
     def reusable_blocks(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return the blocks with which a sequence that has nothing computed may begin."""
-        if not self._enabled or sequence.computed_tokens > 0 or not sequence.may_reuse:
+        """Return the blocks with which a sequence that has nothing computed may begin: found, or among its own by now."""
+        if not self.is_enabled or sequence.computed_tokens > 0 or not sequence.may_reuse:
             return ()
+        if sequence.block_ids:  # what others have computed since is not in them
+            return sequence.block_ids[: sequence.reused_blocks]
         pool = self._holdings.pool
-        most = (sequence.known_tokens - 1) // pool.block_size
+        most = min(sequence.known_tokens - 1, len(sequence.token_ids)) // pool.block_size
         return pool.find(self._contents(sequence, most))
 
     def enter_computed(self, sequence: Sequence) -> None:
         """Make the full blocks of a sequence, whose record is known, findable."""
-        if not self._enabled:
+        if not self.is_enabled:
             return
         pool = self._holdings.pool
-        full = sequence.computed_tokens // pool.block_size
+        full = min(sequence.computed_tokens, len(sequence.token_ids)) // pool.block_size
         if full > sequence.entered_blocks:
             contents = self._contents(sequence, full)
             for index in range(sequence.entered_blocks, full):

@@ -1,10 +1,16 @@
 """The prompt worker's half: prompts that wait, and KV that is handed off.
 
-Law: prompts are first come, first served; the KV goes to the reservation named in the order, and the sequence is let go when
-the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A hand-off that fails ends the
-attempt; the gateway, which has every token so far, tries again elsewhere.
+Law: prompts are first come, first served. One whose tokens follow here is accepted or refused in so many words: nobody else has
+a part in it who would notice that its order was lost. Of another one the KV goes to the reservation named in the order, and the
+sequence is let go when the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A large prompt's
+hand-off is opened before its first iteration, so that its KV leaves as it is computed, and is committed with its first token;
+what is written when is told to the transfer directly and not here. A hand-off that fails, be it before the prompt is computed,
+ends the attempt; the gateway, which has every token so far, tries again elsewhere.
 
 Source: Splitwise, sections 4.2 and 4.3.
+
+Invariants: a push is opened for blocks that its sequence keeps until the push has ended; one is opened, or sent whole, at most
+once for a sequence.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ from spotwise.core.record import KvHandoff, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import PushMode, PushPolicy
 from spotwise.core.worker.sequence import Sequence
 
 #: A lease is renewed this many times within its length, so that one lost message costs nothing.
@@ -23,51 +31,92 @@ RENEWALS_PER_LEASE = 3
 class PromptSide:
     """Handles `StartPrefill`, the fate of hand-offs, and the renewal of leases."""
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
         self._holdings = holdings
+        self._pushes = PushPolicy(policy.kv_push)
         self._renewed_s: dict[str, float] = {}
 
-    def start_prefill(self, order: m.StartPrefill, now: float) -> None:
-        """Queue a prompt."""
-        holdings = self._holdings
-        if order.target.worker_id == holdings.worker_id:
-            self._start_in_place(order, now)
-            return
-        if sequence_id(order.request_id, order.epoch) in holdings:
+    @property
+    def push_token_s(self) -> float | None:
+        """Visible seconds that handing off KV costs per prompt token, lately; `None` before the first hand-off."""
+        return self._pushes.token_s
+
+    def start_prefill(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
+        """Queue a prompt; one whose tokens would follow here, only unless the worker is draining."""
+        if sequence_id(order.request_id, order.epoch) in self._holdings:
             return  # delivered twice
+        if order.target.worker_id == self._holdings.worker_id:
+            self._serve_here(order, now, draining=draining)
+        else:
+            self._compute_for_another(order, now)
+
+    def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
+        """Both phases: nothing is reserved or transferred, and the prompt waits for its blocks."""
+        holdings = self._holdings
+        attempt = (order.request_id, order.epoch, order.assignment, holdings.worker_id)
+        if refusal := self._refusal(order, draining):
+            holdings.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
+            return
+        sequence = self._add(order, now)
+        sequence.owed_tokens = order.owed_tokens
+        holdings.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
+        holdings.load_record(sequence)
+
+    def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
+        pool, kv_tokens = self._holdings.pool, order.prompt_tokens + order.owed_tokens
+        if draining:
+            return "draining"
+        if self._holdings.is_loading(order.request_id, order.epoch):
+            return "an earlier order is still being undone"
+        if not pool.could_ever_fit(kv_tokens):
+            return f"{pool.blocks_for(kv_tokens)} blocks may be needed, there are {pool.num_blocks}"
+        return None
+
+    def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
+        holdings = self._holdings
         if holdings.is_loading(order.request_id, order.epoch):
             holdings.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
             return
-        holdings.fence(order.request_id, order.epoch - 1)
-        sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
-        sequence.known_tokens = order.prompt_tokens
+        sequence = self._add(order, now)
         sequence.target, sequence.lease_s = order.target, order.lease_s
         if holdings.pool.could_ever_fit(order.prompt_tokens):
             holdings.load_record(sequence)
         else:
             holdings.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
 
-    def _start_in_place(self, order: m.StartPrefill, now: float) -> None:
-        """Both phases here: the reservation becomes the sequence, and nothing is transferred."""
-        sequence = self._holdings.get(order.request_id, order.epoch)
-        if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
-            if sequence is None:
-                self._holdings.tell_failure(order.stream, 0, "the reservation is gone", retryable=True)
-            return  # else delivered twice
-        self._holdings.say(c.ForgetKv(order.request_id))
-        sequence.advance(RequestEvent.PREFILL_ASSIGNED_HERE)
-        sequence.known_tokens = order.prompt_tokens
-        sequence.lease_expires_s = None
+    def _add(self, order: m.StartPrefill, now: float) -> Sequence:
+        self._holdings.fence(order.request_id, order.epoch - 1)
+        sequence = self._holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
+        sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
+        return sequence
+
+    def prefill_started(self, sequence: Sequence) -> None:
+        """Begin to send a prompt that is about to be computed for another worker, where that is worth it."""
+        if sequence.target is None:
+            return
+        tokens = sequence.known_tokens
+        if self._pushes.choose(sequence.target.worker_id, tokens) is PushMode.LAYERWISE:
+            sequence.push_in_flight = True
+            written = sequence.computed_tokens
+            push = c.OpenPush(
+                sequence.request_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
+            )
+            self._holdings.say(push)
 
     def hand_off(self, sequence: Sequence, first_token_id: int) -> None:
-        """Send a computed prompt's KV to its token worker."""
+        """Send a computed prompt's KV, or the rest of it, to its token worker."""
         assert sequence.target is not None
         sequence.advance(RequestEvent.HANDOFF_STARTED)
+        handoff = KvHandoff(sequence.request_id, sequence.epoch, sequence.computed_tokens, first_token_id)
+        if sequence.push_in_flight:
+            self._holdings.say(c.CommitPush(handoff))
+            return
         sequence.push_in_flight = True
-        tokens = sequence.computed_tokens
-        handoff = KvHandoff(sequence.request_id, sequence.epoch, tokens, first_token_id)
-        source = sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]
-        self._holdings.say(c.PushKv(handoff, sequence.target, source))
+        blocks = self._blocks_of(sequence, sequence.computed_tokens)
+        self._holdings.say(c.PushKv(handoff, sequence.target, blocks))
+
+    def _blocks_of(self, sequence: Sequence, tokens: int) -> tuple[int, ...]:
+        return sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]
 
     def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
         """Let go of what the token worker has."""
@@ -75,6 +124,8 @@ class PromptSide:
         if sequence is None:
             return
         assert sequence.target is not None
+        visible_s = event.transfer_s if event.visible_s is None else event.visible_s
+        self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, visible_s)
         self._holdings.record(
             sequence,
             "handed_off",
@@ -82,10 +133,16 @@ class PromptSide:
             token_worker=sequence.target.worker_id,
             kv_bytes=event.kv_bytes,
             transfer_s=event.transfer_s,
+            visible_s=visible_s,
+            mode=event.mode.value,
             transport=event.transport,
         )
         sequence.advance(RequestEvent.HANDOFF_DELIVERED)
         self._holdings.release(sequence)
+
+    def pushes_measured(self, event: c.PushesMeasured, now: float) -> None:
+        """Learn which way is cheaper to a worker."""
+        self._pushes.measured(event.worker_id, event.costs)
 
     def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
         """Give the attempt back to its gateway."""

@@ -5,12 +5,11 @@ section 4.1). Five parts share one set of holdings: the token side (reservations
 (blocks), the iterations, and the drain below.
 
 Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
-a draining worker accepts no reservation and leaves when it holds nothing.
+a draining worker accepts no reservation and no request for itself, and leaves when it holds nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +47,7 @@ class WorkerRole:
         self._holdings = Holdings(worker_id, pool)
         self._memory = Memory(self._holdings, self._policy)
         self._token_side = TokenSide(self._holdings, self._memory, incarnation, address)
-        self._prompt_side = PromptSide(self._holdings)
+        self._prompt_side = PromptSide(self._holdings, self._policy)
         self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
@@ -59,15 +58,18 @@ class WorkerRole:
             m.StartPrefill: self._start_prefill,
             m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
             m.RenewLeases: self._token_side.renew_leases,
+            m.ChangeHome: self._change_home,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
             c.RecordUnavailable: self._record_unavailable,
             c.IterationFinished: self._iterations.iteration_finished,
+            c.IterationsCounted: self._iterations.iterations_counted,
             c.IterationFailed: self._iterations.iteration_failed,
             c.KvArrived: self._token_side.kv_arrived,
             c.HandoffDelivered: self._prompt_side.handoff_delivered,
             c.HandoffFailed: self._prompt_side.handoff_failed,
+            c.PushesMeasured: self._prompt_side.pushes_measured,
         }
 
     @property
@@ -84,30 +86,46 @@ class WorkerRole:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
         self._handlers[type(event)](event, now)
         self._iterations.run_next(now)
+        self._iterations.end_run_after(event)
         self._leave_if_done(now)
         return self._holdings.answer()
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
-        held = list(self._holdings)
         pool = self._holdings.pool
-        states = Counter(sequence.state for sequence in held)
-        decoding = [s for s in held if s.decodes_here and not s.condemned]
+        states = [sequence.state for sequence in self._holdings]
+        pending = owed = decoding = in_place = to_hand_off = 0
+        for sequence in self._holdings:  # once: with every heartbeat, of hundreds
+            if sequence.awaits_prefill:
+                pending += sequence.uncomputed_tokens
+            if not sequence.decodes_here:
+                to_hand_off += 1
+            elif not sequence.condemned:
+                owed += sequence.tokens_to_come
+                if sequence.in_prompt_phase:
+                    in_place += 1
+                elif sequence.state is not RequestState.WAITING_FOR_KV:
+                    decoding += 1
         return m.WorkerLoad(
-            pending_prompt_tokens=sum(s.uncomputed_tokens for s in held if s.awaits_prefill),
-            owed_tokens=sum(s.tokens_to_come for s in decoding),
+            pending_prompt_tokens=pending,
+            owed_tokens=owed,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.free_blocks,
             kv_blocks_kept=self._memory.kept_blocks(),
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
-            waiting=states[RequestState.WAITING],
-            waiting_for_kv=states[RequestState.WAITING_FOR_KV],
-            running=states[RequestState.RUNNING],
-            preempted=states[RequestState.PREEMPTED],
-            migrating=states[RequestState.MIGRATING],
+            waiting=states.count(RequestState.WAITING),
+            waiting_for_kv=states.count(RequestState.WAITING_FOR_KV),
+            running=states.count(RequestState.RUNNING),
+            preempted=states.count(RequestState.PREEMPTED),
+            migrating=states.count(RequestState.MIGRATING),
+            decoding=decoding,
+            prompts_in_place=in_place,
+            prompts_to_hand_off=to_hand_off,
             preemptions=self._memory.preemptions,
+            prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
+            kv_push_token_s=self._prompt_side.push_token_s,
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
@@ -116,7 +134,12 @@ class WorkerRole:
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
         self._assignments_seen[order.scheduler_id] = order.assignment
-        self._prompt_side.start_prefill(order, now)
+        self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
+
+    def _change_home(self, order: m.ChangeHome, now: float) -> None:
+        """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
+        if order.worker_id == self.worker_id:
+            self._holdings.say(c.TakeHome(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
         sequence = self._holdings.load_answered(event.record.request_id, event.record.epoch)

@@ -8,6 +8,8 @@ from spotwise.core.messages import StreamRef
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
 
+_COMPUTED_HERE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
+
 
 @dataclass(slots=True)
 class Sequence:
@@ -17,6 +19,7 @@ class Sequence:
         known_tokens: prompt and output tokens whose ids exist.
         computed_tokens: of those, how many have their KV in `block_ids`.
         output_tokens: output tokens so far, earlier attempts included; counts from the record on.
+        max_output_tokens: of those, how many there may be; from the record.
         produced_here: output tokens sampled by this worker in this attempt.
         owed_tokens: new tokens this attempt may still produce at most.
         target: where the prompt worker delivers the KV; `None` where this worker decodes.
@@ -24,16 +27,20 @@ class Sequence:
         stop: from the record; `None` until the engine knows the sequence.
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
         condemned: ended, and here only until nothing uses its blocks any more.
-        push_in_flight: its blocks are being read for a hand-off.
+        push_in_flight: its blocks are being read for a hand-off, or will be as they are written.
+        in_iteration: an iteration in flight computes tokens of it.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
+        prompt_ordered_here: its prompt phase is this worker's.
         prefilled_here: its prompt phase ran on this worker.
         preemptions: how often it lost its blocks here.
         model: from the record; KV of another model is another.
-        token_ids: from the record on, all known tokens.
+        token_ids: from the record on, all known tokens, up to the first that was only counted.
         may_reuse: its prompt may begin with blocks that are computed already; known from the record on.
         cached_tokens: prompt tokens that needed no computing, once the prompt has begun.
         block_hashes: of its first full blocks, as far as they were asked for.
         entered_blocks: how many of its first blocks are in the prefix cache.
+        reused_blocks: how many of its first blocks were computed before it got them.
+        sequence_id: of this attempt, for the engine and the block pool.
     """
 
     request_id: str
@@ -44,6 +51,7 @@ class Sequence:
     known_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    max_output_tokens: int = 0
     produced_here: int = 0
     owed_tokens: int = 0
     target: KvTarget | None = None
@@ -53,6 +61,8 @@ class Sequence:
     handed_token_id: int | None = None
     condemned: bool = False
     push_in_flight: bool = False
+    prompt_ordered_here: bool = False
+    in_iteration: bool = False
     prefilled_here: bool = False
     started_s: float | None = None
     preemptions: int = 0
@@ -62,12 +72,12 @@ class Sequence:
     cached_tokens: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     entered_blocks: int = 0
+    reused_blocks: int = 0
     block_ids: tuple[int, ...] = ()
+    sequence_id: str = field(init=False)
 
-    @property
-    def sequence_id(self) -> str:
-        """Id of this attempt, for the engine and the block pool."""
-        return sequence_id(self.request_id, self.epoch)
+    def __post_init__(self) -> None:
+        self.sequence_id = sequence_id(self.request_id, self.epoch)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -80,15 +90,24 @@ class Sequence:
         return max(0, self.owed_tokens - self.produced_here)
 
     @property
+    def tokens_to_length(self) -> int:
+        """New tokens after which it ends by length; of a sequence whose record is known."""
+        return self.max_output_tokens - self.output_tokens
+
+    @property
     def decodes_here(self) -> bool:
         """Whether this worker runs its token phase."""
         return self.target is None
 
     @property
+    def in_prompt_phase(self) -> bool:
+        """Whether its prompt is this worker's to compute, and has brought no token yet."""
+        return self.prompt_ordered_here and self.produced_here == 0
+
+    @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
-        runs = self.state in (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
-        return runs and self.stop is not None and not self.condemned
+        return self.state in _COMPUTED_HERE and self.stop is not None and not self.condemned
 
     @property
     def is_preemptible(self) -> bool:
@@ -98,18 +117,23 @@ class Sequence:
     @property
     def waits_for_blocks(self) -> bool:
         """Whether it is to be computed here, wholly or again, and owns no block."""
-        waits = self.state in (RequestState.WAITING, RequestState.PREEMPTED)
-        return waits and not self.block_ids and not self.condemned
+        return not self.block_ids and self.state in _COMPUTED_HERE and not self.condemned
 
     @property
     def is_decoding(self) -> bool:
         """Whether all its known tokens but the last have their KV."""
-        return self.computed_tokens > 0 and self.uncomputed_tokens == 1
+        return self.computed_tokens > 0 and self.known_tokens - self.computed_tokens == 1
 
     @property
     def awaits_prefill(self) -> bool:
         """Whether its prompt, or a part of it, is still to be computed here."""
         return not self.condemned and self.known_tokens > 0 and not self.is_decoding
+
+    def count_tokens(self, tokens: int) -> None:
+        """Note new tokens."""
+        self.output_tokens += tokens
+        self.produced_here += tokens
+        self.known_tokens += tokens
 
     def advance(self, event: RequestEvent) -> None:
         """Move along the transition table."""
@@ -118,6 +142,7 @@ class Sequence:
     def load(self, record: RequestRecord) -> None:
         """Take over what the record says."""
         self.stop, self.model = record.stop, record.model
+        self.max_output_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)

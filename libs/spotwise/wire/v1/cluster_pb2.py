@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spotwise/v1/cluster.proto\x12\x0bspotwise.v1\"2\n\tStreamRef\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\r\"\x89\x01\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\"C\n\x0c\x43loseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"4\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x81\x01\n\x0fRequestRejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"a\n\x0fRequestAssigned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprompt_worker\x18\x03 \x01(\t\x12\x14\n\x0ctoken_worker\x18\x04 \x01(\t\"\xcf\x03\n\nWorkerLoad\x12\x1d\n\x15pending_prompt_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bowed_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x15\n\rkv_block_size\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x16\n\x0ewaiting_for_kv\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x11\n\tmigrating\x18\t \x01(\r\x12\x46\n\x10\x61ssignments_seen\x18\n \x03(\x0b\x32,.spotwise.v1.WorkerLoad.AssignmentsSeenEntry\x12\x16\n\x0ekv_blocks_kept\x18\x0b \x01(\r\x12 \n\x13reserved_new_tokens\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x11\n\tpreempted\x18\r \x01(\r\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x1a\x36\n\x14\x41ssignmentsSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x16\n\x14_reserved_new_tokens\"\xd5\x01\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x14\n\x0cgrpc_address\x18\x07 \x01(\t\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\r\n\x05model\x18\n \x01(\t\x12%\n\x04load\x18\x0b \x01(\x0b\x32\x17.spotwise.v1.WorkerLoadb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spotwise/v1/cluster.proto\x12\x0bspotwise.v1\"2\n\tStreamRef\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\r\"\x9f\x01\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefix_spans\x18\x06 \x03(\x06\"C\n\x0c\x43loseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"4\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x81\x01\n\x0fRequestRejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"a\n\x0fRequestAssigned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprompt_worker\x18\x03 \x01(\t\x12\x14\n\x0ctoken_worker\x18\x04 \x01(\t\"\xfa\x04\n\nWorkerLoad\x12\x1d\n\x15pending_prompt_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bowed_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x15\n\rkv_block_size\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x16\n\x0ewaiting_for_kv\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x11\n\tmigrating\x18\t \x01(\r\x12\x46\n\x10\x61ssignments_seen\x18\n \x03(\x0b\x32,.spotwise.v1.WorkerLoad.AssignmentsSeenEntry\x12\x16\n\x0ekv_blocks_kept\x18\x0b \x01(\r\x12 \n\x13reserved_new_tokens\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x11\n\tpreempted\x18\r \x01(\r\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x12\x10\n\x08\x64\x65\x63oding\x18\x0f \x01(\r\x12\x18\n\x10prompts_in_place\x18\x10 \x01(\r\x12\x1b\n\x13prompts_to_hand_off\x18\x11 \x01(\r\x12\x1b\n\x0eprompt_token_s\x18\x12 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fkv_push_token_s\x18\x13 \x01(\x01H\x02\x88\x01\x01\x1a\x36\n\x14\x41ssignmentsSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x16\n\x14_reserved_new_tokensB\x11\n\x0f_prompt_token_sB\x12\n\x10_kv_push_token_s\"\xd5\x01\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x14\n\x0cgrpc_address\x18\x07 \x01(\t\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\r\n\x05model\x18\n \x01(\t\x12%\n\x04load\x18\x0b \x01(\x0b\x32\x17.spotwise.v1.WorkerLoadb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,19 +36,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STREAMREF']._serialized_start=42
   _globals['_STREAMREF']._serialized_end=92
   _globals['_SUBMITREQUEST']._serialized_start=95
-  _globals['_SUBMITREQUEST']._serialized_end=232
-  _globals['_CLOSEREQUEST']._serialized_start=234
-  _globals['_CLOSEREQUEST']._serialized_end=301
-  _globals['_REQUESTACCEPTED']._serialized_start=303
-  _globals['_REQUESTACCEPTED']._serialized_end=355
-  _globals['_REQUESTREJECTED']._serialized_start=358
-  _globals['_REQUESTREJECTED']._serialized_end=487
-  _globals['_REQUESTASSIGNED']._serialized_start=489
-  _globals['_REQUESTASSIGNED']._serialized_end=586
-  _globals['_WORKERLOAD']._serialized_start=589
-  _globals['_WORKERLOAD']._serialized_end=1052
-  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_start=974
-  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_end=1028
-  _globals['_MEMBER']._serialized_start=1055
-  _globals['_MEMBER']._serialized_end=1268
+  _globals['_SUBMITREQUEST']._serialized_end=254
+  _globals['_CLOSEREQUEST']._serialized_start=256
+  _globals['_CLOSEREQUEST']._serialized_end=323
+  _globals['_REQUESTACCEPTED']._serialized_start=325
+  _globals['_REQUESTACCEPTED']._serialized_end=377
+  _globals['_REQUESTREJECTED']._serialized_start=380
+  _globals['_REQUESTREJECTED']._serialized_end=509
+  _globals['_REQUESTASSIGNED']._serialized_start=511
+  _globals['_REQUESTASSIGNED']._serialized_end=608
+  _globals['_WORKERLOAD']._serialized_start=611
+  _globals['_WORKERLOAD']._serialized_end=1245
+  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_start=1128
+  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_end=1182
+  _globals['_MEMBER']._serialized_start=1248
+  _globals['_MEMBER']._serialized_end=1461
 # @@protoc_insertion_point(module_scope)

@@ -49,12 +49,15 @@ class SubmitRequest(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFIX_SPANS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
     max_new_tokens: _builtins.int
     @_builtins.property
     def stream(self) -> Global___StreamRef: ...
+    @_builtins.property
+    def prefix_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -63,10 +66,11 @@ class SubmitRequest(_message.Message):
         stream: Global___StreamRef | None = ...,
         prompt_tokens: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
+        prefix_spans: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +222,11 @@ class WorkerLoad(_message.Message):
     RESERVED_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    DECODING_FIELD_NUMBER: _builtins.int
+    PROMPTS_IN_PLACE_FIELD_NUMBER: _builtins.int
+    PROMPTS_TO_HAND_OFF_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_S_FIELD_NUMBER: _builtins.int
+    KV_PUSH_TOKEN_S_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
     owed_tokens: _builtins.int
     kv_blocks_total: _builtins.int
@@ -231,6 +240,11 @@ class WorkerLoad(_message.Message):
     reserved_new_tokens: _builtins.int
     preempted: _builtins.int
     preemptions: _builtins.int
+    decoding: _builtins.int
+    prompts_in_place: _builtins.int
+    prompts_to_hand_off: _builtins.int
+    prompt_token_s: _builtins.float
+    kv_push_token_s: _builtins.float
     @_builtins.property
     def assignments_seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -250,13 +264,27 @@ class WorkerLoad(_message.Message):
         reserved_new_tokens: _builtins.int | None = ...,
         preempted: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        decoding: _builtins.int = ...,
+        prompts_in_place: _builtins.int = ...,
+        prompts_to_hand_off: _builtins.int = ...,
+        prompt_token_s: _builtins.float | None = ...,
+        kv_push_token_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "prompt_token_s", b"prompt_token_s", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_total", b"kv_blocks_total", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_total", b"kv_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kv_push_token_s: _TypeAlias = _typing.Literal["kv_push_token_s"]  # noqa: Y015
+    _WhichOneofArgType__kv_push_token_s: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_token_s: _TypeAlias = _typing.Literal["prompt_token_s"]  # noqa: Y015
+    _WhichOneofArgType__prompt_token_s: _TypeAlias = _typing.Literal["_prompt_token_s", b"_prompt_token_s"]  # noqa: Y015
     _WhichOneofReturnType__reserved_new_tokens: _TypeAlias = _typing.Literal["reserved_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__reserved_new_tokens: _TypeAlias = _typing.Literal["_reserved_new_tokens", b"_reserved_new_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_push_token_s) -> _WhichOneofReturnType__kv_push_token_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_token_s) -> _WhichOneofReturnType__prompt_token_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reserved_new_tokens) -> _WhichOneofReturnType__reserved_new_tokens | None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
@@ -284,6 +312,7 @@ class Member(_message.Message):
     pid: _builtins.int
     grpc_address: _builtins.str
     pool: _builtins.str
+    """the home pool"""
     transfer_address: _builtins.str
     model: _builtins.str
     @_builtins.property

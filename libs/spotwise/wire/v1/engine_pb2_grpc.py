@@ -39,6 +39,11 @@ class EngineControlStub:
                 request_serializer=spotwise_dot_v1_dot_engine__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=spotwise_dot_v1_dot_engine__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.Iterations = channel.unary_unary(
+                '/spotwise.v1.EngineControl/Iterations',
+                request_serializer=spotwise_dot_v1_dot_engine__pb2.IterationsRequest.SerializeToString,
+                response_deserializer=spotwise_dot_v1_dot_engine__pb2.IterationsReply.FromString,
+                _registered_method=True)
 
 
 class EngineControlServicer:
@@ -51,6 +56,13 @@ class EngineControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Iterations(self, request, context):
+        """How long its iterations took, as far back as it remembers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_EngineControlServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=spotwise_dot_v1_dot_engine__pb2.DescribeRequest.FromString,
                     response_serializer=spotwise_dot_v1_dot_engine__pb2.DescribeReply.SerializeToString,
+            ),
+            'Iterations': grpc.unary_unary_rpc_method_handler(
+                    servicer.Iterations,
+                    request_deserializer=spotwise_dot_v1_dot_engine__pb2.IterationsRequest.FromString,
+                    response_serializer=spotwise_dot_v1_dot_engine__pb2.IterationsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class EngineControl:
             '/spotwise.v1.EngineControl/Describe',
             spotwise_dot_v1_dot_engine__pb2.DescribeRequest.SerializeToString,
             spotwise_dot_v1_dot_engine__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Iterations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/spotwise.v1.EngineControl/Iterations',
+            spotwise_dot_v1_dot_engine__pb2.IterationsRequest.SerializeToString,
+            spotwise_dot_v1_dot_engine__pb2.IterationsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,12 +101,14 @@ class StartPrefill(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    OWED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
     assignment: _builtins.int
     prompt_tokens: _builtins.int
     lease_s: _builtins.float
+    owed_tokens: _builtins.int
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     @_builtins.property
@@ -122,14 +124,43 @@ class StartPrefill(_message.Message):
         prompt_tokens: _builtins.int = ...,
         target: Global___KvTarget | None = ...,
         lease_s: _builtins.float = ...,
+        owed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "lease_s", b"lease_s", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "scheduler_id", b"scheduler_id", "stream", b"stream", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "lease_s", b"lease_s", "owed_tokens", b"owed_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "scheduler_id", b"scheduler_id", "stream", b"stream", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartPrefill: _TypeAlias = StartPrefill  # noqa: Y015
+
+@_typing.final
+class PrefillAccepted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    epoch: _builtins.int
+    assignment: _builtins.int
+    worker_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        assignment: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillAccepted: _TypeAlias = PrefillAccepted  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
@@ -236,3 +267,25 @@ class RenewLeases(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewLeases: _TypeAlias = RenewLeases  # noqa: Y015
+
+@_typing.final
+class ChangeHome(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    pool: _builtins.str
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeHome: _TypeAlias = ChangeHome  # noqa: Y015

@@ -19,6 +19,7 @@ from spotwise.cli.bench.servers import up_arguments
         ("batching", "--plot", "curve.txt"),
         ("memory", "--up-args", "--kv-cache '1GiB"),
         ("memory", "--json", "."),
+        ("transfer", "--lengths", "0,128"),
     ],
 )
 def test_a_wrong_option_is_named(

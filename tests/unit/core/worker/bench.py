@@ -17,6 +17,7 @@ BLOCK_SIZE = 16
 LEASE_S = 3.0
 STOP_TOKEN = 2
 TARGET = KvTarget("t", 7, "t:2", (4, 5, 6))
+HERE = KvTarget("w", 9, "w:2", ())
 
 
 def stream_of(request_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRef:
@@ -66,6 +67,7 @@ class WorkerBench:
         epoch: int = 1,
         *,
         prompt: int = 30,
+        new: int = 10,
         target: KvTarget = TARGET,
         number: int = 1,
         gateway: str = "g",
@@ -73,7 +75,7 @@ class WorkerBench:
     ) -> list[c.WorkerCommand]:
         stream = stream_of(request_id, epoch, gateway)
         self.prompt_tokens[request_id] = prompt
-        return self.feed(m.StartPrefill(request_id, epoch, stream, "s", number, prompt, target, lease_s))
+        return self.feed(m.StartPrefill(request_id, epoch, stream, "s", number, prompt, target, lease_s, new))
 
     def load(
         self,
@@ -124,10 +126,8 @@ class WorkerBench:
         self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10
     ) -> list[c.WorkerCommand]:
         """Both phases here, known to the engine."""
-        commands = self.reserve(request_id, epoch, tokens=prompt + max_new, new=max_new)
-        commands += self.load(request_id, epoch, max_new=max_new)
-        (granted,) = only(commands, m.KvReserved)
-        return commands + self.start(request_id, epoch, prompt=prompt, target=granted.target)
+        commands = self.start(request_id, epoch, prompt=prompt, new=max_new, target=HERE)
+        return commands + self.load(request_id, epoch, max_new=max_new)
 
     # --- results ------------------------------------------------------------------------------------------------------
 

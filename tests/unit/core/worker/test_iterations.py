@@ -256,7 +256,8 @@ class TestCondemned:
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
-        assert bench.feed(m.CancelRequest("r", 1)) == [m.Send("t", m.CancelRequest("r", 1))]
+        called_off = [m.Send("t", m.CancelRequest("r", 1)), c.AbortPush("r", 1)]
+        assert bench.feed(m.CancelRequest("r", 1)) == called_off
         assert bench.pool.used_blocks == 2
         bench.tick(after_s=0.1)
         commands = bench.delivered("r") if ends == "delivered" else bench.feed(c.HandoffFailed("r", 1, "cancelled"))

@@ -122,17 +122,6 @@ class TestPreemption:
         assert ledger(commands, "preempted") == [{"computed_tokens": 21, "preemptions": 1}]
         assert rows(commands) == ["a@1"]
 
-    def test_who_has_a_reservation_may_pass_one_that_waits_for_blocks(self) -> None:
-        """Were it to wait behind, the one ahead would wait for its blocks for ever."""
-        bench = bench_of(6)
-        bench.decode("a", max_new=30)
-        bench.decode("b")
-        bench.in_place("c", prompt=20)
-        bench.iterate(a=51)
-        commands = bench.iterate(a=52, b=51, c=50)
-        assert ledger(commands, "preempted") == [{"computed_tokens": 20, "preemptions": 1}]
-        assert rows(commands) == ["a@1", "b@1"]
-
     def test_after_some_preemptions_it_comes_back_with_all_its_blocks_and_stays(self) -> None:
         """It waits for blocks for its prompt and all ten tokens, and whoever needs blocks then waits for it."""
         bench, _ = preempted(policy=WorkerPolicy(watermark=0.0, max_preemptions=1, prefix_caching=False))
@@ -158,13 +147,13 @@ class TestPreemption:
         bench.assert_empty()
 
     def test_part_of_a_prompt_is_preempted_too(self) -> None:
-        """What was computed of it is computed again; its first token is still its first."""
+        """Strictly first come, first served. What was computed of it is computed again; its first token is still its first."""
         limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=4)
-        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0, prefix_caching=False))
-        bench.decode("a", prompt=31)
+        bench = bench_of(4, WorkerPolicy(limits, watermark=0.0, prefix_caching=False, prompts_first=False))
+        bench.decode("a", prompt=30)
         bench.in_place("p", prompt=30)
-        assert rows(bench.iterate(a=51)) == ["p@1"]
-        commands = bench.iterate()
+        assert rows(bench.iterate(a=51)) == ["a@1", "p@1"]
+        commands = bench.iterate(a=52)
         assert ledger(commands, "preempted") == [{"computed_tokens": 3, "preemptions": 1}]
         commands = bench.iterate(a=2)
         assert rows(commands) == ["p@1"]

@@ -185,6 +185,22 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
         assert not is_cut or seconds == pytest.approx(STALL_S, rel=0.1)
 
 
+def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
+    """With half of its prompt behind it: here 512 tokens, which cost half of what the token costs by itself."""
+    pace = Pace(None, context_parity=1024.0)
+    assert pace.prompt_token_s is None
+    run(pace, 1536 * TOKEN_S, part(1024))
+    assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
+
+
+def test_a_typical_prompt_token_is_one_of_late() -> None:
+    """A quarter of what is known is the newest iteration; decodes have contexts of their own."""
+    pace = Pace(None, context_parity=1024.0)
+    run(pace, 1536 * TOKEN_S, part(1024))
+    run(pace, (1024 * 3.5 + 1 + 1000.5 / 1024) * TOKEN_S, part(1024, 2048), decode(1000), now=200.0)
+    assert pace.prompt_token_s == pytest.approx((1 + (512 + (2560 - 512) / 4) / 1024) * TOKEN_S)
+
+
 class TestInAWorker:
     """What a worker's iterations make of it."""
 
@@ -209,6 +225,14 @@ class TestInAWorker:
         bench.decode("d")
         bench.prefill("q", prompt=100)
         assert row_of(bench.iterate(after_s=200 * TOKEN_S, p=50), "q") == (0, 63)
+
+    def test_its_heartbeat_says_what_a_prompt_token_takes(self) -> None:
+        """Once one was computed."""
+        bench = self.bench()
+        bench.prefill("p", prompt=200)
+        assert bench.role.load().prompt_token_s is None
+        bench.iterate(after_s=200 * TOKEN_S, p=50)
+        assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 
 
 def test_a_bound_of_nothing_is_refused() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
 from spotwise.core.sampling import SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.unit.core.builders import ledger, only
-from tests.unit.core.worker.bench import WorkerBench, deltas
+from tests.unit.core.worker.bench import HERE, WorkerBench, deltas
 
 POLICY = WorkerPolicy(watermark=0.0)
 TEXT = tuple(range(100, 200))
@@ -120,15 +119,12 @@ class TestInPlace:
     """On a worker that does both phases."""
 
     def begin(self, bench: WorkerBench, request_id: str, tokens: tuple[int, ...], max_new: int = 20) -> c.RunIteration:
-        commands = bench.reserve(request_id, tokens=len(tokens) + max_new, new=max_new)
-        bench.prompt_tokens[request_id] = len(tokens)
-        commands += bench.load(request_id, prompt=tokens, max_new=max_new)
-        (granted,) = only(commands, m.KvReserved)
-        (order,) = only(bench.start(request_id, prompt=len(tokens), target=granted.target), c.RunIteration)
+        bench.start(request_id, prompt=len(tokens), new=max_new, target=HERE)
+        (order,) = only(bench.load(request_id, prompt=tokens, max_new=max_new), c.RunIteration)
         return order
 
-    def test_reserved_blocks_make_place_for_shared_ones(self) -> None:
-        """And an answer is part of what the next turn finds."""
+    def test_a_prompt_begins_with_what_an_answer_left(self) -> None:
+        """The next turn of a chat finds its whole history."""
         bench = bench_of()
         self.begin(bench, "a", TEXT[:20])
         for position in range(20, 34):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinkCost
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush, PushCosts, PushMode
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows, stream_of
+from tests.unit.core.worker.bench import HERE, STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows, stream_of
 
 
 class TestStart:
@@ -112,10 +116,18 @@ class TestHandoff:
         bench.iterate(r=50)
         commands = bench.delivered("r")
         assert ledger(commands, "handed_off") == [
-            {"token_worker": "t", "kv_bytes": 4096, "transfer_s": 0.25, "transport": "shm"}
+            {
+                "token_worker": "t",
+                "kv_bytes": 4096,
+                "transfer_s": 0.25,
+                "visible_s": 0.25,
+                "mode": "serial",
+                "transport": "shm",
+            }
         ]
         assert commands[-1] == c.DropSequence("r@1")
         assert deltas(commands) == []
+        assert bench.role.load().kv_push_token_s == 0.25 / 30
         bench.assert_empty()
 
     def test_a_failed_hand_off_asks_for_another_attempt(self) -> None:
@@ -161,6 +173,125 @@ class TestHandoff:
         commands = bench.iterate(r=50)
         assert deltas(commands)[0].token_index == 2
         assert only(commands, c.PushKv)[0].handoff.num_tokens == 32
+
+
+LAYERWISE = WorkerPolicy(BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE)
+
+
+class TestLayerwise:
+    """A prompt's KV leaves while it is computed."""
+
+    def test_the_push_is_opened_before_the_iteration_and_committed_after_it(self) -> None:
+        """For the prompt's blocks; with the first token nothing but the commit is left to say."""
+        bench = WorkerBench(policy=LAYERWISE)
+        commands = bench.prefill("r", prompt=30)
+        kinds = [type(command) for command in commands]
+        assert kinds.index(c.OpenPush) < kinds.index(c.RunIteration)
+        assert only(commands, c.OpenPush) == [c.OpenPush("r", 1, TARGET, (0, 1), 30, 0)]
+        commands = bench.iterate(r=50)
+        assert only(commands, c.CommitPush) == [c.CommitPush(KvHandoff("r", 1, 30, 50))]
+        assert only(commands, c.PushKv) == []
+        commands = bench.feed(c.HandoffDelivered("r", 1, 4096, 0.25, "shm", 0.05, PushMode.LAYERWISE))
+        (facts,) = ledger(commands, "handed_off")
+        assert (facts["transfer_s"], facts["visible_s"], facts["mode"]) == (0.25, 0.05, "layerwise")
+        bench.assert_empty()
+
+    def test_a_prompt_in_parts_opens_one_push(self) -> None:
+        """With its first part."""
+        bench = WorkerBench(
+            policy=WorkerPolicy(
+                BatchLimits(4, 12, 12), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE
+            )
+        )
+        commands = bench.prefill("r", prompt=30) + bench.iterate() + bench.iterate() + bench.iterate(r=50)
+        assert len(only(commands, c.OpenPush)) == len(only(commands, c.CommitPush)) == 1
+        assert len(only(commands, c.RunIteration)) == 3
+
+    def test_blocks_that_are_computed_already_are_named(self) -> None:
+        """A prompt that begins like one before it."""
+        bench = WorkerBench(policy=WorkerPolicy(kv_push=KvPush.LAYERWISE))
+        known = tuple(range(40))
+        bench.start("a", prompt=40)
+        bench.load("a", prompt=known)
+        bench.iterate(a=50)
+        bench.delivered("a")
+        bench.start("b", prompt=40)
+        (push,) = only(bench.load("b", prompt=known), c.OpenPush)
+        assert push.written_tokens == 32
+
+    def test_a_prompt_for_this_worker_opens_none(self) -> None:
+        """Nothing is transferred."""
+        bench = WorkerBench(policy=LAYERWISE)
+        assert only(bench.in_place("r"), c.OpenPush) == []
+
+    def test_one_that_is_cancelled_is_called_off_and_keeps_its_blocks_until_then(self) -> None:
+        """Its iteration has to end, and its push, in any order."""
+        for push_first in (True, False):
+            bench = WorkerBench(policy=LAYERWISE)
+            bench.prefill("r")
+            commands = bench.feed(m.CancelRequest("r", 1))
+            assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+            assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+            ends = [c.IterationFinished(()), c.HandoffFailed("r", 1, "called off")]
+            bench.feed(ends[push_first])
+            assert bench.pool.free_blocks == 18
+            assert bench.feed(ends[not push_first]) == [c.DropSequence("r@1")]
+            bench.assert_empty()
+
+    def test_one_that_ends_with_its_first_token_is_called_off(self) -> None:
+        """There is nothing to hand over."""
+        bench = WorkerBench(policy=LAYERWISE)
+        bench.prefill("r")
+        commands = bench.iterate(r=STOP_TOKEN)
+        assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+        assert only(commands, c.CommitPush) == []
+        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        bench.assert_empty()
+
+    def test_a_push_that_fails_before_its_prompt_is_computed_ends_the_attempt(self) -> None:
+        """At once; its blocks come free with the iteration, whose token is nobody's."""
+        bench = WorkerBench(policy=LAYERWISE)
+        bench.prefill("r")
+        commands = bench.feed(c.HandoffFailed("r", 1, "connection lost"))
+        delta = error_delta(commands)
+        assert (delta.retryable, delta.token_index) == (True, 0)
+        assert only(commands, c.AbortPush) == []
+        assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+        assert deltas(bench.iterate(r=50)) == []
+        bench.assert_empty()
+
+    def test_an_iteration_that_fails_calls_off_its_pushes(self) -> None:
+        """What the engine wrote is unknown."""
+        bench = WorkerBench(policy=LAYERWISE)
+        bench.prefill("r")
+        assert only(bench.feed(c.IterationFailed("out of memory")), c.AbortPush) == [c.AbortPush("r", 1)]
+        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        bench.assert_empty()
+
+    def test_one_on_its_way_is_called_off_as_well(self) -> None:
+        """A serial push need not go on for a client that left."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.iterate(r=50)
+        assert only(bench.feed(m.CancelRequest("r", 1)), c.AbortPush) == [c.AbortPush("r", 1)]
+        bench.delivered("r")
+        bench.assert_empty()
+
+    def test_what_was_measured_decides(self) -> None:
+        """The first two prompts of a pair try both ways; then the cheaper one is taken."""
+        bench = WorkerBench(policy=WorkerPolicy(prefix_caching=False, kv_push=KvPush.AUTO))
+        layerwise, costs = [], PushCosts()
+        line = LinkCost(0.001, 1e9)
+        for name in "abcd":
+            layerwise.append(bool(only(bench.prefill(name), c.OpenPush)))
+            bench.iterate(**{name: 50})
+            costs = (
+                PushCosts(line, costs.layerwise) if not layerwise[-1] else PushCosts(costs.serial, LinkCost(0.0, 1e12))
+            )
+            bench.feed(c.PushesMeasured("t", costs))
+            bench.delivered(name)
+        assert layerwise == [False, True, True, True]
+        bench.assert_empty()
 
 
 class TestRenewal:
@@ -213,14 +344,14 @@ class TestRenewal:
 
 
 class TestInPlace:
-    """Both phases on the worker that holds the reservation."""
+    """Both phases on one worker."""
 
-    def test_the_reservation_becomes_the_sequence(self) -> None:
-        """The transfer is shut, nothing is pushed, and the reserved blocks hold the prompt and what follows."""
+    def test_it_is_accepted_and_computed_in_blocks_of_its_own(self) -> None:
+        """Nothing is reserved and nothing pushed; the blocks hold the prompt and what follows."""
         bench = WorkerBench()
-        commands = bench.in_place("r", prompt=30)
-        assert commands[-2] == c.ForgetKv("r")
-        (order,) = only(commands, c.RunIteration)
+        commands = bench.start("r", prompt=30, new=10, target=HERE, number=7)
+        assert commands == [m.Send("s", m.PrefillAccepted("r", 1, 7, "w")), c.LoadRecord("r", 1)]
+        (order,) = only(bench.load("r"), c.RunIteration)
         (row,) = order.batch.rows
         assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1, 2))
         commands = bench.iterate(after_s=0.5, r=50)
@@ -229,6 +360,12 @@ class TestInPlace:
         assert rows(commands) == ["r@1"]
         assert len(ledger(commands, "prefilled")) == 1
         assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").stream_id, 1, 51)]
+
+    def test_on_demand_it_has_blocks_for_its_prompt_only(self) -> None:
+        """What it needs for its tokens it gets as they come."""
+        bench = WorkerBench(policy=WorkerPolicy(watermark=0.0))
+        bench.in_place("r", prompt=30)
+        assert bench.pool.used_blocks == 2
 
     def test_the_ledger_tells_the_phases_apart(self) -> None:
         """The first token and its time belong to the prompt phase."""
@@ -240,12 +377,13 @@ class TestInPlace:
         assert facts == {"tokens": 2, "decode_s": 0.5, "finish_reason": "stop"}
         bench.assert_empty()
 
-    def test_it_may_start_before_the_engine_knows_the_sequence(self) -> None:
-        """It runs as soon as the record is loaded."""
+    def test_it_counts_from_its_order_on(self) -> None:
+        """Before its record is known: its prompt, its tokens, and the blocks that it waits for."""
         bench = WorkerBench()
-        (granted,) = only(bench.reserve("r"), m.KvReserved)
-        assert rows(bench.start("r", target=granted.target)) == []
-        assert rows(bench.load("r")) == ["r@1"]
+        bench.start("r", prompt=30, new=10, target=HERE)
+        load = bench.role.load()
+        assert (load.pending_prompt_tokens, load.owed_tokens, load.prompts_in_place) == (30, 10, 1)
+        assert (load.kv_blocks_free, load.kv_blocks_kept) == (20, 3)
 
     def test_it_has_no_lease(self) -> None:
         """Nobody else could renew it."""
@@ -256,23 +394,38 @@ class TestInPlace:
     def test_an_order_delivered_twice_changes_nothing(self) -> None:
         """The prompt is computed once."""
         bench = WorkerBench()
-        (granted,) = only(bench.in_place("r"), m.KvReserved)
-        assert bench.start("r", target=granted.target) == []
+        bench.in_place("r")
+        assert bench.start("r", target=HERE) == []
         bench.iterate(r=STOP_TOKEN)
         bench.assert_empty()
 
-    def test_an_order_for_a_reservation_that_is_gone_asks_for_another_attempt(self) -> None:
-        """The stream's gateway would else wait for tokens that nobody computes; nothing is held."""
+    def test_a_draining_worker_refuses_it(self) -> None:
+        """The scheduler asks another one."""
         bench = WorkerBench()
-        (granted,) = only(bench.reserve("r"), m.KvReserved)
-        bench.feed(m.CancelRequest("r", 1))
-        commands = bench.start("r", target=granted.target, gateway="g2")
-        (delta,) = deltas(commands, "g2")
-        assert commands == [m.Send("g2", m.TokenBatch("w", (delta,)))]
-        assert (delta.stream_id, delta.token_id, delta.finish_reason) == (
-            stream_of("r").stream_id,
-            None,
-            FinishReason.ERROR,
-        )
-        assert (delta.error, delta.retryable) == ("the reservation is gone", True)
+        bench.feed(m.Drain("w", bench.now + 60.0))
+        assert bench.start("r", target=HERE, number=7) == [m.Send("s", m.KvRefused("r", 1, 7, "w", "draining"))]
         bench.assert_empty()
+
+    def test_what_would_never_fit_is_refused(self) -> None:
+        """Prompt and answer together; with room for them it is only a matter of time."""
+        bench = WorkerBench(blocks=3)
+        (refusal,) = only(bench.start("r", prompt=30, new=19, target=HERE), m.KvRefused)
+        assert refusal.reason == "4 blocks may be needed, there are 3"
+        assert only(bench.start("s", prompt=30, new=18, target=HERE), m.PrefillAccepted) != []
+
+    def test_an_attempt_whose_reservation_is_still_being_undone_is_refused(self) -> None:
+        """The answer to the first load of its record could be taken for that of the second."""
+        bench = WorkerBench()
+        bench.reserve("r")
+        bench.feed(m.CancelRequest("r", 1))
+        (refusal,) = only(bench.start("r", target=HERE), m.KvRefused)
+        assert "still being undone" in refusal.reason
+        bench.assert_empty()
+
+    def test_a_newer_attempt_ends_the_earlier_one(self) -> None:
+        """Nothing of it is published any more."""
+        bench = WorkerBench()
+        bench.in_place("r")
+        bench.start("r", 2, target=HERE)
+        assert deltas(bench.iterate(r=50)) == []
+        assert rows(bench.load("r", 2)) == ["r@2"]

@@ -1,0 +1,160 @@
+"""Workers that only count: they take orders, say what they hold, and compute nothing.
+
+Law: a worker's report is the sum of what it was given and has not ended, so that a scheduler on top of them sees a mesh at
+work. Time is a number of steps; what ends when is given by lengths, not by a clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import cycle
+
+from spotwise.core import messages as m
+from spotwise.core.record import KvTarget
+
+KV_BLOCK = 16
+#: Of ten workers, how many are at home in which pool.
+_HOMES = (*[m.Pool.PROMPT] * 4, *[m.Pool.TOKEN] * 5, m.Pool.MIXED)
+_GATEWAY = "gateway-0"
+_FAMILIES = 200
+_SHARED_SPANS, _OWN_SPANS = 12, 8
+
+
+def _blocks_at_first(prompt_tokens: int) -> int:
+    """KV blocks of a prompt and its first token."""
+    return -(-(prompt_tokens + 1) // KV_BLOCK)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A worker's part of a request."""
+
+    prompt_tokens: int = 0
+    owed_tokens: int = 0
+    blocks: int = 0
+    in_place: bool = False
+
+
+@dataclass(slots=True)
+class CountingWorker:
+    """One of them."""
+
+    id: str
+    pool: m.Pool
+    blocks: int
+    seen: int = 0
+    held: dict[str, _Held] = field(default_factory=dict)
+
+    def report(self) -> m.Member:
+        """Its heartbeat."""
+        parts = self.held.values()
+        prompts = [part for part in parts if part.prompt_tokens]
+        load = m.WorkerLoad(
+            pending_prompt_tokens=sum(part.prompt_tokens for part in prompts),
+            owed_tokens=sum(part.owed_tokens for part in parts),
+            kv_blocks_total=self.blocks,
+            kv_blocks_free=self.blocks - sum(part.blocks for part in parts),
+            kv_block_size=KV_BLOCK,
+            reserved_new_tokens=1,
+            decoding=sum(part.owed_tokens > 0 and not part.prompt_tokens for part in parts),
+            prompts_in_place=sum(part.in_place for part in prompts),
+            prompts_to_hand_off=sum(not part.in_place for part in prompts),
+            prompt_token_s=1e-4,
+            kv_push_token_s=1e-5,
+            assignments_seen=(("scheduler-0", self.seen),),
+        )
+        kind = m.MemberKind.PROMPT_WORKER if self.pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+        return m.Member(self.id, kind, 1, m.MemberState.READY, "host", 1, "", self.pool, load=load)
+
+
+class CountingFleet:
+    """A fleet of them, and the requests that they serve.
+
+    Args:
+        workers: how many.
+        blocks: KV blocks of each.
+        seed: of lengths and prefixes.
+    """
+
+    def __init__(self, workers: int, blocks: int, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.workers = {
+            f"worker-{number:05}": CountingWorker(f"worker-{number:05}", _HOMES[number % 10], blocks)
+            for number in range(workers)
+        }
+        self._beats = cycle(self.workers.values())
+        self._submitted = 0
+        self._prompts: deque[tuple[str, str, str]] = deque()
+        self._decodes: deque[tuple[str, str]] = deque()
+
+    @property
+    def serving(self) -> int:
+        """Requests assigned and not ended."""
+        return len(self._prompts) + len(self._decodes)
+
+    def submission(self) -> m.SubmitRequest:
+        """The next request; many prompts begin alike."""
+        self._submitted += 1
+        family = self._rng.randrange(_FAMILIES)
+        prompt_tokens = int(64 * 64 ** self._rng.random())
+        spans = [family << 32 | number for number in range(min(_SHARED_SPANS, prompt_tokens // 128))]
+        spans += [self._submitted << 40 | number for number in range(_OWN_SPANS)]
+        return m.SubmitRequest(
+            f"request-{self._submitted}",
+            1,
+            m.StreamRef(_GATEWAY, self._submitted % 2**32),
+            prompt_tokens,
+            self._rng.randint(16, 1024),
+            tuple(spans),
+        )
+
+    def take(self, commands: list[m.Send | m.RecordLedger]) -> list[m.KvReserved | m.PrefillAccepted]:
+        """Carry out what a scheduler ordered; return the workers' answers."""
+        answers: list[m.KvReserved | m.PrefillAccepted] = []
+        for command in commands:
+            if isinstance(command, m.RecordLedger):
+                continue
+            order, worker = command.message, self.workers.get(command.recipient_id)
+            if worker is None:
+                continue
+            if isinstance(order, m.ReserveKv):
+                worker.seen = order.assignment
+                blocks = _blocks_at_first(order.kv_tokens - order.owed_tokens)
+                worker.held[order.request_id] = _Held(owed_tokens=order.owed_tokens, blocks=blocks)
+                target = KvTarget(worker.id, 1, "", ())
+                answers.append(m.KvReserved(order.request_id, 1, order.assignment, target))
+            elif isinstance(order, m.StartPrefill):
+                worker.seen = order.assignment
+                token_id = order.target.worker_id
+                part = worker.held[order.request_id] = _Held(prompt_tokens=order.prompt_tokens)
+                if token_id == worker.id:
+                    part.in_place, part.owed_tokens = True, order.owed_tokens
+                    part.blocks = _blocks_at_first(order.prompt_tokens)
+                    answers.append(m.PrefillAccepted(order.request_id, 1, order.assignment, worker.id))
+                self._prompts.append((order.request_id, worker.id, token_id))
+        return answers
+
+    def work(self, prompts: int, requests: int) -> list[m.CloseRequest]:
+        """End the oldest phases until no more than so many prompts and requests are at work; return what ended.
+
+        Prompts end besides where there is no decode that could.
+        """
+        while len(self._prompts) > prompts or (self._prompts and not self._decodes and self.serving > requests):
+            request_id, prompt_id, token_id = self._prompts.popleft()
+            if prompt_id == token_id:
+                self.workers[prompt_id].held[request_id].prompt_tokens = 0
+            else:
+                del self.workers[prompt_id].held[request_id]
+            self._decodes.append((request_id, token_id))
+        ended = []
+        while self._decodes and self.serving > requests:
+            request_id, token_id = self._decodes.popleft()
+            del self.workers[token_id].held[request_id]
+            ended.append(m.CloseRequest(request_id, 1, finished=True))
+        return ended
+
+    def beats(self, count: int) -> list[m.Member]:
+        """The heartbeats of the next so many workers."""
+        return [next(self._beats).report() for _ in range(count)]

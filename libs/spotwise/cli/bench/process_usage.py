@@ -1,0 +1,48 @@
+"""What the processes of a mesh have used: CPU time and memory, each of them and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+
+from spotwise.cli.mesh_access import running_state
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """One moment.
+
+    Attributes:
+        cpu_s: seconds of CPU time so far, user and system, by service id.
+        resident_bytes: memory, by service id.
+    """
+
+    cpu_s: Mapping[str, float]
+    resident_bytes: Mapping[str, int]
+
+    @classmethod
+    def of_mesh(cls, name: str) -> Self:
+        """Ask the kernel about every process of a mesh, embedded servers included, the supervisor left out.
+
+        Raises:
+            CommandError: no such mesh runs here.
+        """
+        cpu_s, resident_bytes = {}, {}
+        for service_id, service in running_state(name).services.items():
+            if service.process is None:
+                continue
+            try:
+                process = psutil.Process(service.process.pid)
+                times = process.cpu_times()
+                cpu_s[service_id] = times.user + times.system
+                resident_bytes[service_id] = process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue  # it died, and its streams say so
+        return cls(cpu_s, resident_bytes)
+
+    def cpu_since(self, earlier: ProcessUsage) -> dict[str, float]:
+        """Return the CPU seconds used since then, by service id."""
+        return {service_id: cpu_s - earlier.cpu_s.get(service_id, 0.0) for service_id, cpu_s in self.cpu_s.items()}

@@ -1,0 +1,108 @@
+"""`spotwise profile`: what a worker of this machine costs, as a file that simulations run by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.table import Table
+
+from spotwise.cli.bench.progress import progress_bar
+from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.bench.servers import SPLIT_ALWAYS, mesh_of
+from spotwise.cli.errors import CommandError
+from spotwise.cli.profile_fit import fit_iterations, fit_link
+from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile, profile_as_dict
+
+_QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS = 64, 2, 1
+
+
+def profile(
+    file: Annotated[Path, typer.Argument(help="Where to write the profile (JSON).")],
+    name: Annotated[
+        str | None, typer.Option(help="A mesh of this machine that runs and is idle; by default one of its own.")
+    ] = None,
+    up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up` for its own mesh.")] = "",
+    longest_prompt: Annotated[int, typer.Option(min=32, help="Tokens of the longest prompt.")] = 2048,
+    widest: Annotated[int, typer.Option(min=1, help="Sequences that decode at once, at most.")] = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each prompt length is measured.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Few and short prompts: shows that it runs.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 1,
+) -> None:
+    """Record what iterations and KV hand-offs cost on a live mesh; `up --engine simulated --profile FILE` runs by it."""
+    require_writable(file, "FILE")
+    console = report_console()
+    if quick:
+        longest_prompt, widest, repeats = _QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS
+    steps = profile_steps(longest_prompt, widest, repeats)
+    with progress_bar(console) as progress:
+        task = progress.add_task("starting a mesh", total=len(steps))
+        with mesh_of(name, up_args, SPLIT_ALWAYS) as endpoint:
+            progress.update(task, description="prompts and decodes")
+            found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
+            model = endpoint.model
+    costs, fit = fitted_profile(found, model)
+    document = {**profile_as_dict(costs), "fit": fit, "environment": environment()}
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    console.print(_table(costs, fit))
+    console.print(f"written to {file}", style="dim")
+
+
+def fitted_profile(found: Measurements, model: str) -> tuple[CostProfile, dict[str, Any]]:
+    """Return the profile that says best what was measured, and how well it does.
+
+    Raises:
+        CommandError: no KV was handed over, or nothing was measured.
+    """
+    if found.kv_bytes_per_token is None:
+        raise CommandError("no KV was handed over: a profile needs a mesh with prompt workers and token workers")
+    try:
+        iterations, link = fit_iterations(found.iterations), fit_link(found.transfers)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    about = environment()
+    costs = CostProfile(
+        f"{model} on {about['cores']} cores of {about['cpu']}",
+        iterations.cost,
+        link.cost,
+        found.kv_bytes_per_token,
+        found.kv_tokens,
+        median(found.messages_s) if found.messages_s else USUAL_MESSAGE_S,
+    )
+    fit = {
+        "iterations": iterations.iterations,
+        "mape": iterations.mape,
+        "mape_of": iterations.mape_of,
+        "handoffs": link.handoffs,
+        "link_mape": link.mape,
+    }
+    return costs, fit
+
+
+def _table(costs: CostProfile, fit: dict[str, Any]) -> Table:
+    table = Table(header_style="bold")
+    table.add_column("cost")
+    table.add_column("", justify="right")
+    cost, link = costs.iteration, costs.link
+    assert isinstance(cost, LinearIterationCost)  # what is fitted
+    for title, figure in (
+        ("an iteration, ms", f"{1e3 * cost.fixed_s:,.3f}"),
+        ("a prompt token, us", f"{1e6 * cost.prompt_token_s:,.2f}"),
+        ("1,000 tokens that a prompt token attends to, us", f"{1e9 * cost.prompt_context_s:,.3f}"),
+        ("a sequence that decodes, us", f"{1e6 * cost.decode_s:,.1f}"),
+        ("1,000 tokens that it attends to, us", f"{1e9 * cost.decode_context_s:,.1f}"),
+        ("a hand-off, ms", f"{1e3 * link.latency_s:,.3f}"),
+        ("its bytes, MB/s", f"{link.bytes_per_s / 1e6:,.0f}"),
+        ("a message, ms", f"{1e3 * costs.message_s:,.3f}"),
+        (f"mean error of {fit['iterations']:,} iterations", f"{fit['mape']:.1%}"),
+        *((f"of those, {kind}", f"{mape:.1%}") for kind, mape in fit["mape_of"].items()),
+        (f"mean error of {fit['handoffs']:,} hand-offs", f"{fit['link_mape']:.1%}"),
+    ):
+        table.add_row(title, figure)
+    return table

@@ -1,0 +1,181 @@
+"""Prompts and decodes of many sizes on a mesh, and what its workers say of the time they took.
+
+Law: one size at a time, so that an iteration is what it was meant to be; times are the workers' own, of iterations and of
+hand-offs, and no client's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
+from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.errors import CommandError
+from spotwise.cli.status import gather_status
+from spotwise.core.messages import Member
+from spotwise.mesh.grpc_control import IterationTime, recent_iterations
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+
+#: A ledger is written with the next heartbeat; this is many of them.
+_LEDGER_WAIT_S = 5.0
+_LEDGER_POLL_S = 0.1
+#: From a request's arrival at the gateway to its first token there: submission, reservation and answer, order, token.
+_SPLIT_MESSAGES = 5
+#: Nothing is reserved where both phases are on one worker.
+_IN_PLACE_MESSAGES = 3
+
+#: Facts by stage.
+Ledger = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileStep:
+    """Some requests at once, all of one size.
+
+    Attributes:
+        requests: how many.
+        prompt_tokens, output_tokens: of each; two outputs at least, so that a hand-off is worth while.
+    """
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What the workers said.
+
+    Attributes:
+        iterations: times of all workers together.
+        transfers: (bytes, seconds) of each hand-off, from the end of its prompt's computation.
+        messages_s: of each request that was alone, what its first token took beyond its prompt's iterations, a message.
+        kv_bytes_per_token: as the hand-offs show; `None` where there was none.
+        kv_tokens: room of the smallest worker.
+    """
+
+    iterations: list[IterationTime] = field(default_factory=list)
+    transfers: list[tuple[int, float]] = field(default_factory=list)
+    messages_s: list[float] = field(default_factory=list)
+    kv_bytes_per_token: int | None = None
+    kv_tokens: int = 0
+
+
+def profile_steps(longest_prompt: int, widest: int, repeats: int) -> list[ProfileStep]:
+    """Prompts alone, doubling in length; then decodes, doubling in number, over short and over long contexts."""
+    lengths = _doubling(16, longest_prompt)
+    prompts = [ProfileStep(1, length, 2) for length in lengths for _ in range(repeats)]
+    contexts = sorted({min(32, longest_prompt), max(32, longest_prompt // 4), max(32, longest_prompt // 2)})
+    decodes = [ProfileStep(width, context, 16) for width in _doubling(1, widest) for context in contexts]
+    return prompts + decodes
+
+
+async def measure_costs(
+    endpoint: MeshEndpoint, steps: Sequence[ProfileStep], seed: int, done: Callable[[], Any]
+) -> Measurements:
+    """Take all steps, one after the other; what ran before does not count.
+
+    Raises:
+        CommandError: gateway, store or a worker do not answer, or the gateway answers with an error.
+    """
+    rng = random.Random(seed)
+    found = Measurements()
+    workers = await _workers(endpoint, found)
+    try:
+        store = await RedisStore.connect(endpoint.redis_url)
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+    try:
+        with told_plainly(endpoint.url):
+            async with open_client(endpoint.url) as client:
+                # The first request of all pays for connections and for what is computed once.
+                await _ask(client, endpoint.model, random_prompt(rng, 16), 4)
+                seen = {worker.id: (await _recent(worker)).last for worker in workers}
+                for step in steps:
+                    prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
+                    asked = (_ask(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+                    ledgers = [await _ledger(store, request_id) for request_id in await asyncio.gather(*asked)]
+                    times: list[IterationTime] = []
+                    for worker in workers:
+                        recent = await _recent(worker, seen[worker.id])
+                        seen[worker.id] = recent.last
+                        times += recent.times
+                    found.iterations += times
+                    for ledger in ledgers:
+                        _note_transfer(ledger, step, found)
+                    if step.requests == 1:
+                        _note_messages(ledgers[0], times, found)
+                    done()
+    except MeshError as error:
+        raise CommandError(str(error)) from error
+    finally:
+        await store.close()
+    return found
+
+
+async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
+    statuses = [status for status in await gather_status(endpoint.redis_url) if status.engine is not None]
+    if not statuses:
+        raise CommandError("no worker of the mesh answers; `spotwise status` shows who is there")
+    loads = [status.member_now.load for status in statuses]
+    found.kv_tokens = min(load.kv_blocks_total * load.kv_block_size for load in loads if load is not None)
+    return [status.member for status in statuses]
+
+
+async def _recent(worker: Member, after: int = 0) -> Any:
+    return await recent_iterations(worker.grpc_address, worker.id, after)
+
+
+async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
+    """Ask for one completion and return its id."""
+    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
+    response = await client.post("/v1/completions", json=body)
+    return str(response.raise_for_status().json()["id"])
+
+
+async def _ledger(store: RedisStore, request_id: str) -> Ledger:
+    """Wait for the end of a request's ledger and return its facts by stage."""
+    ends_s = asyncio.get_running_loop().time() + _LEDGER_WAIT_S
+    while True:
+        entries = {entry.stage: dict(entry.facts) for entry in await store.get_ledger(request_id)}
+        # Prompt worker, token worker and gateway write each for itself.
+        whole = "completed" in entries and "decoded" in entries
+        if whole and ("handed_off" in entries or "kv_received" not in entries):
+            return entries
+        if asyncio.get_running_loop().time() > ends_s:
+            return entries
+        await asyncio.sleep(_LEDGER_POLL_S)
+
+
+def _note_transfer(ledger: Ledger, step: ProfileStep, found: Measurements) -> None:
+    """Note a request's hand-off, if it had one."""
+    handed_off = ledger.get("handed_off")
+    if handed_off is not None:
+        kv_bytes = int(handed_off["kv_bytes"])
+        found.transfers.append((kv_bytes, float(handed_off["visible_s"])))
+        # Whole blocks travel: the longest prompts say best what a token weighs.
+        per_token = kv_bytes // step.prompt_tokens
+        found.kv_bytes_per_token = min(per_token, found.kv_bytes_per_token or per_token)
+
+
+def _note_messages(ledger: Ledger, times: Sequence[IterationTime], found: Measurements) -> None:
+    """Note what a lone request's first token took, but for the computing."""
+    ttft_s = ledger.get("completed", {}).get("ttft_s")
+    if ttft_s is not None:
+        prompt_s = sum(time.seconds for time in times if time.shape.prompt_tokens)
+        messages = _SPLIT_MESSAGES if "handed_off" in ledger else _IN_PLACE_MESSAGES
+        found.messages_s.append(max(0.0, float(ttft_s) - prompt_s) / messages)
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    values = [min(first, last)]
+    while values[-1] < last:
+        values.append(min(2 * values[-1], last))
+    return values

@@ -1,0 +1,62 @@
+"""What the journals of a mesh say of the run that they record: who served, what was asked, how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import TypeAdapter, ValidationError
+
+from spotwise.cli.errors import CommandError
+from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.members import Pool
+from spotwise.core.scheduler import SchedulerRole
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.role import WorkerRole
+from spotwise.mesh.journal_replay import RecordedRole
+from spotwise.mesh.recorded_requests import RecordedRequest
+from spotwise.simulator.recorded import RecordedCluster, RequestTimes
+
+
+def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:
+    """Return the cluster of a run.
+
+    Raises:
+        CommandError: the journals are not of one whole mesh, or its workers are not alike.
+        JournalError: a line is damaged.
+    """
+    workers = sorted((each for each in journals if each.role == WorkerRole.__name__), key=lambda each: each.member_id)
+    scheduler = next((each for each in journals if each.role == SchedulerRole.__name__), None)
+    if not workers or scheduler is None:
+        raise CommandError("these journals have no scheduler, or no worker: record the whole mesh")
+    if len({worker.member_id for worker in workers}) < len(workers):
+        raise CommandError("a worker was started anew while this was recorded: a simulated cluster does not change")
+    first = workers[0].parameters
+    if any(
+        (each.parameters["pool"], each.parameters["policy"]) != (first["pool"], first["policy"]) for each in workers
+    ):
+        raise CommandError("the workers differ in memory or policy: only a cluster of equals can be simulated")
+    homes = _homes(scheduler)
+    try:
+        return RecordedCluster(
+            tuple(homes[worker.member_id] for worker in workers),
+            first["pool"]["num_blocks"],
+            first["pool"]["block_size"],
+            TypeAdapter(WorkerPolicy).validate_python(first["policy"] or {}),
+            TypeAdapter(PoolPolicy).validate_python(scheduler.parameters["policy"] or {}),
+        )
+    except (KeyError, ValidationError) as error:
+        raise CommandError(f"the journals do not say what the cluster was: {error!r}") from error
+
+
+def times_of(requests: Sequence[RecordedRequest]) -> list[RequestTimes]:
+    """Return how long recorded requests took."""
+    return [RequestTimes(request.ttft_s, request.tpot_s, request.e2e_s) for request in requests]
+
+
+def _homes(scheduler: RecordedRole) -> dict[str, Pool]:
+    """Return the pool that each worker was in when the scheduler first heard of it."""
+    homes: dict[str, Pool] = {}
+    for entry in scheduler.entries():
+        if entry.event_type == "Member" and entry.event.get("pool") is not None:
+            homes.setdefault(entry.event["id"], Pool(entry.event["pool"]))
+    return homes

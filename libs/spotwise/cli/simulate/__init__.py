@@ -1,0 +1,1 @@
+"""`spotwise simulate`: a cluster in simulated time; one file a question."""

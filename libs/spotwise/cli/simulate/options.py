@@ -1,0 +1,137 @@
+"""What the simulations' options mean."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spotwise.cli.errors import CommandError, OptionError
+from spotwise.core.cost_profile import CostProfile, profile_from_dict
+from spotwise.simulator.designs import DESIGNS, Design, Split
+from spotwise.simulator.hardware import LANGUAGE_MODELS
+from spotwise.simulator.profiles import ProfileError
+from spotwise.simulator.synthetic import SYNTHETIC
+from spotwise.simulator.traces import TraceError
+from spotwise.simulator.workload import ArrivalKind, Workload
+
+
+def parse_design(text: str) -> Design:
+    """A design by its name; `HA` will do for `Splitwise-HA`.
+
+    Raises:
+        OptionError: there is none of this name.
+    """
+    for name, design in DESIGNS.items():
+        if text.lower() in (name.lower(), name.partition("-")[2].lower()):
+            return design
+    raise OptionError(f"--design {text!r}: choose one of {', '.join(DESIGNS)}")
+
+
+def parse_designs(text: str) -> list[Design]:
+    """Designs by their names, each once.
+
+    Raises:
+        OptionError: one of them is none.
+    """
+    return list(dict.fromkeys(parse_design(part.strip()) for part in text.split(",")))
+
+
+def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
+    """Numbers of machines, `25,15`, or `40` for a baseline.
+
+    Raises:
+        OptionError: they are no numbers of machines, or not as many as the design has kinds.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+        split = Split(*numbers)
+    except (TypeError, ValueError):
+        numbers = []
+    wanted = 1 if design.token is None else 2
+    if len(numbers) != wanted or min(numbers) < 1:
+        example = "one number, like 40" if wanted == 1 else "prompt and token machines, like 25,15"
+        raise OptionError(f"{option} {text!r}: {design.name} takes {example}")
+    return split
+
+
+def parse_recorded_split(text: str | None) -> Split:
+    """Numbers of recorded machines: `4,2`, or `6` that do both.
+
+    Raises:
+        OptionError: they are none, or not given.
+    """
+    try:
+        numbers = [int(part) for part in (text or "").split(",")]
+        if min(numbers) > 0:
+            return Split(*numbers)
+    except (TypeError, ValueError):
+        pass
+    raise OptionError(
+        f"--machines {text or ''!r}: how many of the recorded machine? prompt and token, like 4,2, or 6 mixed"
+    )
+
+
+def recorded_profile(path: Path | None) -> CostProfile | None:
+    """What `spotwise profile` wrote; `None` where the file is something else, like a CSV, or none is given.
+
+    Raises:
+        OptionError: it is a JSON file and no profile.
+    """
+    if path is None or path.suffix.lower() != ".json":
+        return None
+    try:
+        return profile_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise OptionError(f"--profile {path}: {error}") from error
+
+
+def parse_model(text: str) -> str:
+    """A language model's name.
+
+    Raises:
+        OptionError: nothing is known of it.
+    """
+    if text not in LANGUAGE_MODELS:
+        raise OptionError(f"--model {text!r}: choose one of {', '.join(LANGUAGE_MODELS)}")
+    return text
+
+
+def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool) -> Workload:
+    """What is asked of the cluster.
+
+    Raises:
+        OptionError: there is no such workload, or a trace's own arrivals are wanted without a trace.
+    """
+    if trace is not None:
+        return Workload(trace.stem, trace, kind, jointly)
+    if name not in SYNTHETIC:
+        raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
+    if kind is ArrivalKind.TRACE:
+        raise OptionError("--arrivals trace: needs a --trace whose arrivals these are")
+    return Workload(name)
+
+
+def parse_seeds(count: int) -> tuple[int, ...]:
+    """So many seeds."""
+    return tuple(range(count))
+
+
+def processors(jobs: int | None) -> int:
+    """How many processes to use: as many as processors, unless somebody says."""
+    return jobs or len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """Turn what a file or a design is wrong in into a sentence.
+
+    Raises:
+        CommandError: instead of any `TraceError` or `ProfileError`.
+    """
+    try:
+        yield
+    except (TraceError, ProfileError) as error:
+        raise CommandError(str(error)) from error

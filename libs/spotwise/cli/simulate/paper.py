@@ -1,0 +1,186 @@
+"""`spotwise simulate paper`: a paper's headlines, its numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.options import parse_seeds, processors, told_plainly
+from spotwise.cli.simulate.paper_figures import draw_figures
+from spotwise.cli.simulate.paper_tables import (
+    comparison_document,
+    comparison_table,
+    headline_table,
+    headlines_document,
+    limits_table,
+)
+from spotwise.cli.simulate.progress import runs_bar
+from spotwise.simulator.machine_costs import DecodeModel
+from spotwise.simulator.parallel import drive
+from spotwise.simulator.published_runs import compare, read_published_runs
+from spotwise.simulator.search import Grid, Search
+from spotwise.simulator.splitwise_headlines import headlines
+from spotwise.simulator.splitwise_paper import (
+    Cluster,
+    Findings,
+    Scope,
+    clusters,
+    limit_searches,
+    provisioning_searches,
+    saturation_searches,
+)
+from spotwise.simulator.workload import Workload
+
+_SECONDS = 120.0
+_QUICK_SECONDS = 20.0
+
+
+class Paper(StrEnum):
+    """Which paper."""
+
+    SPLITWISE = "splitwise"
+
+
+class Data:
+    """The files of a folder with `traces/` and `profiles/`, as far as they are there.
+
+    Raises:
+        OptionError: the folder is none, or has none of the files.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.traces = {
+            name: None if folder is None else _file(folder / "traces" / f"AzureLLMInferenceTrace_{name}.csv")
+            for name in ("code", "conv")
+        }
+        self.profile = None if folder is None else _file(folder / "profiles" / "splitwise_perf_model.csv")
+        self.published = None if folder is None else _file(folder / "profiles" / "splitwise_sim_replay.csv")
+        if folder is not None and not any((*self.traces.values(), self.profile, self.published)):
+            raise OptionError(f"--data {folder}: neither traces/ nor profiles/ with the published files are there")
+
+    def workloads(self) -> dict[str, Workload]:
+        """The trace where there is one, otherwise sizes with its percentiles."""
+        return {name: Workload(name, path) for name, path in self.traces.items()}
+
+
+def paper(
+    which: Annotated[Paper, typer.Argument(help="Which paper: splitwise.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SPOTWISE_DATA", help="Folder with traces/ and profiles/ as published; else what comes along."
+        ),
+    ] = None,
+    decode_models: Annotated[
+        list[DecodeModel] | None,
+        typer.Option(
+            "--decode-model",
+            help="How iterations are timed, a column each: as measured, or as the published simulator has it; by default both.",
+        ),
+    ] = None,
+    measure_headlines: Annotated[
+        bool, typer.Option("--headlines/--no-headlines", help="Measure the headlines; without, only --published-runs.")
+    ] = True,
+    published_runs: Annotated[
+        bool, typer.Option("--published-runs", help="Check against the published simulator's runs in --data, too.")
+    ] = False,
+    seconds: Annotated[float | None, typer.Option(min=1, help="How long requests arrive; by default 120.")] = None,
+    step: Annotated[float | None, typer.Option(min=0.1, help="Rates are multiples of this; by default 10.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Limits are means over so many; by default 3.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, 20 seconds, steps of 20: minutes instead of hours, and coarse.")
+    ] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+) -> None:
+    """Measure the headlines of a paper in the simulator, and put them beside the paper's."""
+    if figures is not None:
+        require_plotting(figures / "figure.png")
+    require_writable(json)
+    files = Data(data)
+    if published_runs and files.published is None:
+        raise OptionError("--published-runs: needs --data with profiles/splitwise_sim_replay.csv")
+    if not measure_headlines and not published_runs:
+        raise OptionError("--no-headlines: nothing is left to do without --published-runs")
+    console = report_console()
+    models = list(dict.fromkeys(decode_models or (DecodeModel.PUBLISHED, DecodeModel.HONEST)))
+    document: dict[str, Any] = {
+        "environment": environment(simulation=f"paper {which.value}", decode_models=models, quick=quick)
+    }
+    if published_runs:
+        assert files.published is not None
+        document |= _check_published(files, files.published, processors(jobs), console)
+    if measure_headlines:
+        step = step or (20.0 if quick else 10.0)
+        scope = Scope(
+            files.workloads(),
+            seconds or (_QUICK_SECONDS if quick else _SECONDS),
+            Grid(step, 100 * step, 80.0 if step <= 80 else step),
+            parse_seeds(seeds or (1 if quick else 3)),
+            profile=files.profile,
+        )
+        scopes = {model: replace(scope, decode_model=model) for model in models}
+        found = _measure(scopes, processors(jobs), console)
+        document |= headlines_document(found)
+        if figures is not None:
+            with told_plainly(), runs_bar(console, "figures") as finished:
+                for model, of_model in found.items():
+                    for path in draw_figures(
+                        scopes[model], of_model, figures / model.value, processors(jobs), finished
+                    ):
+                        console.print(f"drawn into {path}", style="dim")
+    write_document(document, json, console)
+
+
+def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int, console: Console) -> dict[DecodeModel, Findings]:
+    """Carry out all searches at once, by whatever model of time, and print what came out."""
+    searches: dict[tuple[DecodeModel, str, Cluster | str], Search[Any]] = {}
+    for model, scope in scopes.items():
+        asked: dict[str, Mapping[Any, Search[Any]]] = {
+            "limit": limit_searches(scope, clusters()),
+            "cheapest": provisioning_searches(scope),
+            "saturated": saturation_searches(scope),
+        }
+        searches |= {(model, kind, key): search for kind, some in asked.items() for key, search in some.items()}
+    with told_plainly(), runs_bar(console, "headlines") as finished:
+        results = drive(searches, jobs, finished)
+
+    def of(model: DecodeModel, kind: str) -> dict[Any, Any]:
+        return {key: result for (by, what, key), result in results.items() if (by, what) == (model, kind)}
+
+    found = {model: Findings(of(model, "limit"), of(model, "saturated"), of(model, "cheapest")) for model in scopes}
+    for model, of_model in found.items():
+        console.print(limits_table(of_model.limits, model))
+    console.print(headline_table(headlines(found), list(found)))
+    return found
+
+
+def _check_published(files: Data, published: Path, jobs: int, console: Console) -> dict[str, Any]:
+    """Search our limits beside the published simulator's, print them, and return them for the document."""
+    with told_plainly(), runs_bar(console, "published runs") as finished:
+        lines = read_published_runs(published)
+        searches = {
+            cluster: compare(cluster, runs, Workload(cluster.workload, files.traces[cluster.workload]), files.profile)
+            for cluster, runs in lines.items()
+        }
+        results = drive(searches, jobs, finished)
+    console.print(comparison_table(results))
+    agreeing = sum(comparison.agrees for comparison in results.values())
+    console.print(f"{agreeing} of {len(results)} limits agree within one step of 10 requests/s.")
+    clusters_found = [comparison_document(cluster, comparison) for cluster, comparison in results.items()]
+    return {"published_runs": {"agree": agreeing, "clusters": clusters_found}}
+
+
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None

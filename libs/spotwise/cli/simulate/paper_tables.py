@@ -1,0 +1,145 @@
+"""A paper's headlines and limits as tables, and as parts of a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from spotwise.cli.simulate.documents import run_document
+from spotwise.simulator.designs import DESIGNS
+from spotwise.simulator.machine_costs import DecodeModel
+from spotwise.simulator.published_runs import Comparison, PublishedCluster
+from spotwise.simulator.search import Limit
+from spotwise.simulator.splitwise_headlines import Headline, headlines
+from spotwise.simulator.splitwise_paper import Cluster, Findings
+
+
+def limits_table(limits: Mapping[Cluster, Limit], decode_model: DecodeModel) -> Table:
+    """The highest rate of every cluster, requests a second: a row a question, a column a design."""
+    title = f"highest rate that keeps all nine objectives, requests/s; {decode_model.value} times"
+    table = Table(header_style="bold", title=title, title_justify="left")
+    table.add_column("machines for, and asked")
+    for design in DESIGNS:
+        table.add_column(design.removeprefix("Splitwise-"), justify="right")
+    questions = dict.fromkeys((cluster.budget, cluster.made_for, cluster.asked) for cluster in limits)
+    for question in questions:
+        cells = []
+        for design in DESIGNS:
+            limit = limits.get(Cluster(*question, design))
+            if limit is None:
+                cells.append("")
+            else:
+                width = limit.half_width
+                cells.append(f"{limit.mean:.0f}" if not width else f"{limit.mean:.0f} ± {width:.0f}")
+        budget, made_for, asked = question
+        table.add_row(f"{budget}, {made_for}" + ("" if asked == made_for else f", asked {asked}"), *cells)
+    return table
+
+
+def headline_table(rows: list[Headline], models: list[DecodeModel]) -> Table:
+    """The paper's number, ours by each model of time, and why they differ."""
+    table = Table(header_style="bold", show_lines=True)
+    table.add_column("headline")
+    table.add_column("paper", justify="right")
+    for model in models:
+        table.add_column(f"ours, {model.value}", justify="right")
+    table.add_column("where they differ, why", max_width=60)
+    for row in rows:
+        table.add_row(row.name, f"{row.paper:g}", *(_cell(row, model) for model in models), row.why)
+    return table
+
+
+def _cell(row: Headline, model: DecodeModel) -> str:
+    measured = row.measured[model]
+    if measured.value is None:
+        return "[yellow]none[/]"
+    colour = "yellow" if row.differs(model) else "green"
+    spread = "" if measured.spread is None else f" ({measured.spread[0]:.2f}–{measured.spread[1]:.2f})"
+    return f"[{colour}]{measured.value:.4g}[/]{spread}"
+
+
+def comparison_table(results: Mapping[PublishedCluster, Comparison]) -> Table:
+    """The published simulator's limits and ours."""
+    table = Table(
+        header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
+    )
+    for heading in ("decode model", "workload", "design", "machines"):
+        table.add_column(heading)
+    for heading in ("published", "ours", "agrees"):
+        table.add_column(heading, justify="right")
+    for cluster, comparison in results.items():
+        split = cluster.split
+        table.add_row(
+            cluster.decode_model.value,
+            cluster.workload,
+            cluster.design,
+            f"{split.prompt}, {split.token}" if split.token else str(split.prompt),
+            _interval(comparison),
+            "none" if comparison.ours is None else f"{comparison.ours:g}",
+            "[green]yes" if comparison.agrees else "[red]no",
+        )
+    return table
+
+
+def _interval(comparison: Comparison) -> str:
+    if comparison.holds is None:
+        return f"< {comparison.breaks:g}"
+    return f"{comparison.holds:g}" if comparison.breaks is not None else f">= {comparison.holds:g}"
+
+
+def headlines_document(found: Mapping[DecodeModel, Findings]) -> dict[str, Any]:
+    """All headlines, and the limits that they rest on."""
+    return {
+        "headlines": [_headline_document(row) for row in headlines(found)],
+        "limits": [
+            {"decode_model": model, **_limit_document(cluster, limit)}
+            for model, of_model in found.items()
+            for cluster, limit in of_model.limits.items()
+        ],
+    }
+
+
+def _headline_document(row: Headline) -> dict[str, Any]:
+    ours = {
+        model.value: {
+            "value": measured.value,
+            "ratio": None if measured.value is None else measured.value / row.paper,
+            "spread": measured.spread,
+            "about": measured.about,
+        }
+        for model, measured in row.measured.items()
+    }
+    return {"name": row.name, "paper": row.paper, "ours": ours, "why": row.why}
+
+
+def _limit_document(cluster: Cluster, limit: Limit) -> dict[str, Any]:
+    return {
+        "budget": cluster.budget,
+        "made_for": cluster.made_for,
+        "asked": cluster.asked,
+        "design": cluster.design,
+        "prompt_machines": cluster.split.prompt,
+        "token_machines": cluster.split.token,
+        "rates": limit.rates,
+        "mean": limit.mean,
+        "half_width_95": limit.half_width,
+        "runs": [run_document(run) for run in limit.runs],
+    }
+
+
+def comparison_document(cluster: PublishedCluster, comparison: Comparison) -> dict[str, Any]:
+    """A cluster's limit beside the published simulator's."""
+    return {
+        "decode_model": cluster.decode_model.value,
+        "workload": cluster.workload,
+        "design": cluster.design,
+        "prompt_machines": cluster.split.prompt,
+        "token_machines": cluster.split.token,
+        "published_holds": comparison.holds,
+        "published_breaks": comparison.breaks,
+        "ours": comparison.ours,
+        "agrees": comparison.agrees,
+        "runs": [run_document(run) for run in comparison.runs],
+    }

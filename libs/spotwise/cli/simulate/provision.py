@@ -1,0 +1,225 @@
+"""`spotwise simulate provision`: which machines, and how many of each (Splitwise, section 4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.options import (
+    parse_designs,
+    parse_model,
+    parse_seeds,
+    parse_split,
+    parse_workload,
+    processors,
+    told_plainly,
+)
+from spotwise.cli.simulate.progress import runs_bar
+from spotwise.simulator.designs import DESIGNS, SPLITWISE_HA, Design, Split
+from spotwise.simulator.experiment import Case
+from spotwise.simulator.machine_costs import DecodeModel
+from spotwise.simulator.parallel import drive
+from spotwise.simulator.plots import plot_bars, save
+from spotwise.simulator.provisioning import BestSplit, Objective, Provisioned, best_split, cheapest_split, splits_within
+from spotwise.simulator.search import Grid, Search
+from spotwise.simulator.workload import ArrivalKind
+
+
+class Aim(StrEnum):
+    """What to look for."""
+
+    THROUGHPUT = "throughput"
+    COST = "cost"
+    POWER = "power"
+    MACHINES = "machines"
+
+
+def provision(
+    objective: Annotated[Aim, typer.Option(help="The least of this for --rate, or the most throughput of a budget.")],
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second that must be served.")] = None,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="Budget: US dollars an hour.")] = None,
+    max_power: Annotated[float | None, typer.Option(min=0, help="Budget: power, one DGX-A100 is 1.")] = None,
+    max_machines: Annotated[int | None, typer.Option(min=1, help="Budget: machines.")] = None,
+    designs: Annotated[str, typer.Option(help="Which designs, with commas; by default all.")] = ",".join(DESIGNS),
+    most: Annotated[str, typer.Option(help="Prompt and token machines at most, where a rate is given.")] = "100,60",
+    workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
+    trace: Annotated[
+        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
+    ] = None,
+    arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
+    jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.001, help="How long requests arrive.")] = 120.0,
+    step: Annotated[float, typer.Option(min=0.001, help="Rates are multiples of this.")] = 10.0,
+    seeds: Annotated[int, typer.Option(min=1, help="All must hold; limits are means over them.")] = 1,
+    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")] = "bloom-176b",
+    decode_model: Annotated[
+        DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
+    ] = DecodeModel.HONEST,
+    profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the designs side by side into FILE.png, .svg or .pdf.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+) -> None:
+    """Search numbers of machines, design by design, for an objective under all nine latency objectives."""
+    chosen = parse_designs(designs)
+    bounds = parse_split(most, SPLITWISE_HA, "--most")
+    asked = parse_workload(workload, trace, arrivals, jointly=jointly)
+    name = parse_model(model)
+    if plot is not None:
+        require_plotting(plot)
+    require_writable(json)
+    console = report_console()
+
+    def case(design: Design, at_rate: float | None) -> Case:
+        return Case(design.name, Split(1, 1), asked, at_rate, seconds, 0, name, decode_model, profile)
+
+    if objective is Aim.THROUGHPUT:
+        if rate is not None:
+            raise OptionError("--rate: a throughput is searched, so give a budget and no rate")
+        within = _budget(max_cost, max_power, max_machines)
+        # Halving and doubling find their way from any start; this is only near where answers have been.
+        grid = Grid(step, 1000 * step, 8 * step)
+        searches = {
+            design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
+        }
+        found = _search(searches, processors(jobs), console)
+        rows: dict[str, Row | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
+        tried = {
+            key: [
+                {"prompt_machines": split.prompt, "token_machines": split.token, "rates": limit.rates}
+                for split, limit in best.tried
+            ]
+            for key, best in found.items()
+        }
+    else:
+        if rate is None:
+            raise OptionError("--rate: say how many requests per second must be served")
+        if (max_cost, max_power, max_machines) != (None, None, None):
+            raise OptionError("--max-cost, --max-power, --max-machines: budgets are for --objective throughput")
+        wanted = Objective(objective.value)
+        fits = {design.name: _within(design, bounds) for design in chosen}
+        needed = _search(
+            {
+                design.name: cheapest_split(case(design, rate), wanted, parse_seeds(seeds), fits[design.name])
+                for design in chosen
+            },
+            processors(jobs),
+            console,
+        )
+        rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}
+        tried = {
+            key: [
+                {"prompt_machines": split.prompt, "token_machines": split.token, "holds": holds}
+                for split, holds in answer.tried
+            ]
+            for key, answer in needed.items()
+        }
+    console.print(_table(rows, objective))
+    document = {"environment": environment(simulation="provision"), "designs": rows, "tried": tried}
+    write_document(document, json, console)
+    if plot is not None:
+        shown = {key: row for key, row in rows.items() if row is not None}
+        save(plot_bars({figure: {key: row[figure] for key, row in shown.items()} for figure in _FIGURES}), plot)
+        console.print(f"drawn into {plot}", style="dim")
+
+
+_Answer = TypeVar("_Answer")
+
+#: Of one design: figure by name.
+Row = Mapping[str, float]
+
+_FIGURES = {
+    "requests/s": "{:,.1f}",
+    "prompt machines": "{:,.0f}",
+    "token machines": "{:,.0f}",
+    "cost, $/h": "{:,.0f}",
+    "power, DGX-A100": "{:,.1f}",
+}
+
+
+def _search(searches: Mapping[str, Search[_Answer]], jobs: int, console: Console) -> dict[str, _Answer]:
+    with told_plainly(), runs_bar(console, "searching") as finished:
+        return drive(searches, jobs, finished)
+
+
+def _budget(
+    max_cost: float | None, max_power: float | None, max_machines: int | None
+) -> Callable[[Design], Sequence[Split]]:
+    measures: list[tuple[float | None, Objective]] = [
+        (max_cost, Objective.COST),
+        (max_power, Objective.POWER),
+        (max_machines, Objective.MACHINES),
+    ]
+    given = [(budget, measure) for budget, measure in measures if budget is not None]
+    if len(given) != 1:
+        raise OptionError("--objective throughput: give one of --max-cost, --max-power and --max-machines")
+    budget, measure = given[0]
+
+    def within(design: Design) -> Sequence[Split]:
+        try:
+            return splits_within(design, budget, lambda split: measure.of(design, split))
+        except ValueError as error:
+            raise OptionError(f"--max-{measure.value}: {error}") from error
+
+    return within
+
+
+def _within(design: Design, most: Split) -> Split:
+    """A baseline may have as many machines as the others have of both kinds."""
+    return most if design.token is not None else Split(most.machines)
+
+
+def _carried(design: Design, best: BestSplit) -> Row:
+    return _row(design, best.split, best.limit.mean) | {
+        "95 % of the mean, +-": best.limit.half_width or 0.0,
+    }
+
+
+def _served(design: Design, rate: float, answer: Provisioned) -> Row | None:
+    return None if answer.split is None else _row(design, answer.split, rate)
+
+
+def _row(design: Design, split: Split, rate: float) -> dict[str, float]:
+    figures = (rate, split.prompt, split.token, design.price_per_hour(split), design.power(split))
+    return dict(zip(_FIGURES, map(float, figures), strict=True))
+
+
+def _table(rows: Mapping[str, Row | None], objective: Aim) -> Table:
+    table = Table(header_style="bold")
+    table.add_column("design")
+    for heading in (*_FIGURES, "per $/h", "per DGX-A100 of power"):
+        table.add_column(heading, justify="right")
+    figure = {
+        Aim.THROUGHPUT: "requests/s",
+        Aim.COST: "cost, $/h",
+        Aim.POWER: "power, DGX-A100",
+    }.get(objective)
+    sign = -1 if objective is Aim.THROUGHPUT else 1
+
+    def rank(item: tuple[str, Row | None]) -> float:
+        row = item[1]
+        if row is None:
+            return float("inf")
+        return sign * (row["prompt machines"] + row["token machines"] if figure is None else row[figure])
+
+    for name, row in sorted(rows.items(), key=rank):
+        if row is None:
+            table.add_row(name, "no split holds within --most")
+            continue
+        cells = [shown.format(row[heading]) for heading, shown in _FIGURES.items()]
+        per_dollar = row["requests/s"] / row["cost, $/h"]
+        per_power = row["requests/s"] / row["power, DGX-A100"]
+        table.add_row(name, *cells, f"{per_dollar:.4f}", f"{per_power:.2f}")
+    return table

@@ -1,0 +1,206 @@
+"""`spotwise simulate run`: one cluster, one load, all its figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate.documents import run_document, write_document
+from spotwise.cli.simulate.options import (
+    parse_design,
+    parse_model,
+    parse_recorded_split,
+    parse_split,
+    parse_workload,
+    processors,
+    recorded_profile,
+    told_plainly,
+)
+from spotwise.cli.simulate.progress import runs_bar
+from spotwise.simulator.designs import PAPER_SPLITS
+from spotwise.simulator.experiment import Case, RunSummary
+from spotwise.simulator.machine_costs import DecodeModel
+from spotwise.simulator.metrics import METRICS
+from spotwise.simulator.parallel import drive
+from spotwise.simulator.plots import plot_batch_sizes, plot_latencies, save
+from spotwise.simulator.recorded import RECORDED
+from spotwise.simulator.search import Search
+from spotwise.simulator.slo import PERCENTS
+from spotwise.simulator.workload import ArrivalKind
+
+
+def run(
+    design: Annotated[
+        str | None,
+        typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap; by default HA."),
+    ] = None,
+    machines: Annotated[
+        str | None, typer.Option(help="Prompt and token machines, like 25,15; by default the paper's, at equal power.")
+    ] = None,
+    workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
+    trace: Annotated[
+        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
+    ] = None,
+    arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
+    jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
+    rates: Annotated[
+        str | None, typer.Option(help="Requests per second, several with commas; not given, 50 or the trace's own.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.001, help="How long requests arrive; by default 120.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and sizes.")] = 0,
+    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")] = "bloom-176b",
+    decode_model: Annotated[
+        DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
+    ] = DecodeModel.HONEST,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fit the machines' costs to this CSV; or, where it is a file of `spotwise profile`, all are that machine."
+        ),
+    ] = None,
+    price: Annotated[float, typer.Option(min=0, help="Of a recorded machine, US dollars an hour.")] = 0.0,
+    chunk_tokens: Annotated[int | None, typer.Option(min=256, help="Cut prompts: tokens an iteration at most.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) there.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+) -> None:
+    """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
+    asked = parse_workload(workload, trace, arrivals, jointly=jointly)
+    recorded = recorded_profile(profile)
+    if recorded is None:
+        chosen = parse_design(design or "HA")
+        splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
+        split, name = splits[chosen.name] if machines is None else parse_split(machines, chosen), chosen.name
+    else:
+        if design is not None:
+            raise OptionError(
+                f"--design {design!r}: {profile} is of one kind of machine; say only how many, --machines 4,2"
+            )
+        split, name = parse_recorded_split(machines), RECORDED
+    is_own = arrivals is ArrivalKind.TRACE
+    case = Case(
+        name,
+        split,
+        asked,
+        None,
+        seconds if seconds is not None or is_own else 120.0,
+        seed,
+        parse_model(model),
+        decode_model,
+        None if recorded is not None else profile,
+        chunk_tokens,
+        recorded,
+        price,
+    )
+    if plot is not None:
+        require_plotting(plot)
+    require_writable(json)
+    console = report_console()
+    cases = [replace(case, rate=rate) for rate in _parse_rates(rates, None if is_own else 50.0)]
+    with told_plainly(), runs_bar(console, "simulating") as finished:
+        runs = list(drive(dict(enumerate(map(_single, cases))), processors(jobs), finished).values())
+    for summary in runs:
+        console.print(latency_table(summary))
+        console.print(pool_table(summary))
+        for line in sentences(summary):
+            console.print(line)
+    about = environment(simulation="run")
+    write_document({"environment": about, "runs": [run_document(summary) for summary in runs]}, json, console)
+    if plot is not None:
+        figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
+        save(figure, plot)
+        console.print(f"drawn into {plot}", style="dim")
+
+
+def _single(case: Case) -> Search[RunSummary]:
+    (summary,) = yield [case]
+    return summary
+
+
+def _parse_rates(text: str | None, default: float | None) -> list[float | None]:
+    if text is None:
+        return [default]
+    try:
+        rates = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        rates = []
+    if not rates or not 0 < rates[0] <= rates[-1] < float("inf"):
+        raise OptionError(f"--rates {text!r}: write requests per second like 40,60,80")
+    return list(rates)
+
+
+def latency_table(run: RunSummary) -> Table:
+    """Latencies in seconds, and as slowdowns beside their bounds."""
+    rate = "its own rate" if run.case.rate is None else f"{run.case.rate:g} requests/s"
+    table = Table(
+        header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left"
+    )
+    table.add_column("latency")
+    for heading in (
+        "mean",
+        *(f"p{percent}" for percent in PERCENTS),
+        *(f"slowdown p{percent}" for percent in PERCENTS),
+    ):
+        table.add_column(heading, justify="right")
+    for metric in (*METRICS, "itl"):
+        seconds = run.latencies_s[metric]
+        cells = [_time(seconds.get(name)) for name in ("mean", *(f"p{percent}" for percent in PERCENTS))]
+        for ours, bound in run.verdict.slowdowns.get(metric, ()):
+            colour = "green" if ours < bound else "red"
+            cells.append(f"[{colour}]{ours:.2f}[/] of {bound:g}")
+        table.add_row(metric.upper(), *cells)
+    return table
+
+
+def pool_table(run: RunSummary) -> Table:
+    """What the machines of each pool did."""
+    table = Table(header_style="bold")
+    table.add_column("pool")
+    for heading in ("machines", "busy", "iterations", "decodes per iteration", "tokens per iteration, median of time"):
+        table.add_column(heading, justify="right")
+    for name, pool in run.pools.items():
+        median = next(tokens for tokens, share in zip(pool.tokens, pool.time_shares, strict=True) if share >= 0.5)
+        table.add_row(
+            name,
+            str(pool.machines),
+            f"{pool.utilisation:.0%}",
+            f"{pool.iterations:,}",
+            f"{pool.mean_decodes:.1f}",
+            f"{median:,}",
+        )
+    return table
+
+
+def sentences(run: RunSummary) -> list[str]:
+    """The rest in words."""
+    verdict = (
+        "All nine objectives hold." if run.verdict.holds else f"Objectives broken: {', '.join(run.verdict.broken)}."
+    )
+    if run.failed:
+        verdict += f" {run.failed} requests failed."
+    price = run.dollars_per_1000_requests
+    per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
+    power = f"; power of {run.power:.1f} DGX-A100" if run.power else ""
+    return [
+        verdict,
+        f"{run.completed:,} requests in {run.ended_s:,.1f} simulated seconds; in the middle of them {run.requests_per_s:.1f} "
+        f"requests/s, {run.output_tokens_per_s:,.0f} output tokens/s.",
+        *([f"{run.price_per_hour:,.0f} $ an hour{per_request}{power}."] if run.price_per_hour else []),
+        f"{run.handoffs:,} hand-offs, {run.handoff_bytes / 1e9:,.0f} GB; {run.preemptions:,} preemptions; "
+        f"simulated in {run.wall_s:.1f} s.",
+    ]
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{1000 * seconds:,.0f} ms" if seconds < 10 else f"{seconds:,.1f} s"

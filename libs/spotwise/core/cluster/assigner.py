@@ -1,0 +1,255 @@
+"""How a request in the queue gets its two workers.
+
+Law: an assignment is a conversation. Two workers: reserve KV on the token worker; once that stands, start the prefill on the
+prompt worker and tell the gateway. One worker for both phases: start the prefill there; once it is accepted, tell the gateway.
+Requests are assigned in order of arrival, and a later one never passes one without room. A refusal sends the request back to
+its place in the queue. So does a reservation without an answer, be it silence or a lost worker. Who was asked for both phases
+and did not answer may be computing all the same: that attempt is over, and its gateway, which knows what came of it, is asked
+for another one, whose epoch fences this one. Of an answer that nobody waits for any more only one thing follows: whoever gave
+it must not hold blocks for it.
+
+Source: joint assignment of both machines, Splitwise section 4.2; admission before prefill against what breaks elsewhere.
+
+Invariants: what is ordered of a worker is counted for it at once, in one number that its heartbeats echo; a prompt counts for
+its worker from the moment that it is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spotwise.core import messages as m
+from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cluster.pools import Pools
+from spotwise.core.cluster.prefix_memory import PrefixMemory
+from spotwise.core.cluster.ranking import Need
+from spotwise.core.cluster.repurposing import Repurposing
+from spotwise.core.cluster.requests import Entry, Requests
+from spotwise.core.cluster.views import Assignment, WorkerView
+from spotwise.core.record import KvTarget
+from spotwise.core.request import FinishReason
+
+
+class Assigner:
+    """Carries on the conversations of one scheduler.
+
+    Args:
+        scheduler_id: who asks.
+        pools: all workers.
+        requests: all requests.
+        policy: how workers are chosen.
+        lease_s: length of a reservation's lease.
+        first_assignment: orders are numbered from here.
+        say: takes a command.
+    """
+
+    def __init__(
+        self,
+        scheduler_id: str,
+        pools: Pools,
+        requests: Requests,
+        policy: PoolPolicy,
+        lease_s: float,
+        first_assignment: int,
+        say: Callable[[m.Send | m.RecordLedger], None],
+    ) -> None:
+        self.repurposing = Repurposing(policy)
+        self._scheduler_id = scheduler_id
+        self._pools = pools
+        self._requests = requests
+        self._placer = Placer(pools, policy)
+        self._prefixes = PrefixMemory(policy.prefix_spans)
+        self._lease_s = lease_s
+        self._assignments = first_assignment - 1
+        self._without_room: Entry | None = None  #: the head of the queue, if it was looked at and stayed
+        self._say = say
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def assign_waiting(self, now: float) -> None:
+        """Assign from the head of the queue until one finds no room."""
+        self._without_room = None
+        may_be_full = False
+        while (entry := self._requests.head()) is not None:
+            order = entry.order
+            need = Need(order.prompt_tokens, order.max_new_tokens, reserves=True)
+            if may_be_full and not self._pools.have_room(need):  # asked first, it costs less than to be told so at last
+                self._without_room = entry
+                return
+            held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
+            demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
+            placement = self._placer.place(demand)
+            if placement is None:
+                self._without_room = entry
+                return
+            self.repurposing.placed(placement.short)
+            self._ask(entry, demand, placement, now)
+            may_be_full = True
+
+    def room_reported(self, worker_id: str, now: float) -> None:
+        """Assign what waits, after a worker's report: who had no room anywhere before can have it there only."""
+        entry = self._requests.head()
+        if entry is None:
+            return
+        order, view = entry.order, self._pools[worker_id]
+        if entry is not self._without_room or (
+            view.is_ready and view.has_room(order.prompt_tokens, order.max_new_tokens)
+        ):
+            self.assign_waiting(now)
+
+    def _incarnation_of(self, worker_id: str) -> int | None:
+        return self._pools[worker_id].member.incarnation if worker_id in self._pools else None
+
+    def _ask(self, entry: Entry, demand: Demand, placement: Placement, now: float) -> None:
+        prompt_worker, token_worker = placement.prompt_worker, placement.token_worker
+        entry.prompt_worker, entry.token_worker = prompt_worker.id, token_worker.id
+        entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by.value
+        self._assignments += 1
+        self._requests.ask(entry, self._assignments, now)
+        if prompt_worker is token_worker:
+            self._count(entry, token_worker, entry.prompt_queued, now)
+            target = KvTarget(
+                token_worker.id, token_worker.member.incarnation, token_worker.member.transfer_address, ()
+            )
+            self._start_prefill(entry, self._assignments, target)
+        else:
+            self._pools.intend(prompt_worker.id, entry.request_id, entry.prompt_queued)
+            self._count(entry, token_worker, 0, now)
+            self._reserve(entry, self._assignments, token_worker.id)
+
+    def _count(self, entry: Entry, worker: WorkerView, prompt_tokens: int, now: float) -> None:
+        """Count for a worker what it was just asked to take."""
+        order = entry.order
+        kv_blocks = worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
+        self._pools.assign(
+            worker.id, Assignment(self._assignments, now, prompt_tokens, order.max_new_tokens, kv_blocks)
+        )
+
+    def _reserve(self, entry: Entry, assignment: int, token_id: str) -> None:
+        order = entry.order
+        reservation = m.ReserveKv(
+            request_id=order.request_id,
+            epoch=order.epoch,
+            stream=order.stream,
+            scheduler_id=self._scheduler_id,
+            assignment=assignment,
+            kv_tokens=order.prompt_tokens + order.max_new_tokens,
+            owed_tokens=order.max_new_tokens,
+            lease_s=self._lease_s,
+        )
+        self._say(m.Send(token_id, reservation))
+
+    def _start_prefill(self, entry: Entry, assignment: int, target: KvTarget) -> None:
+        order = entry.order
+        assert entry.prompt_worker is not None
+        start = m.StartPrefill(
+            request_id=order.request_id,
+            epoch=order.epoch,
+            stream=order.stream,
+            scheduler_id=self._scheduler_id,
+            assignment=assignment,
+            prompt_tokens=order.prompt_tokens,
+            target=target,
+            lease_s=self._lease_s,
+            owed_tokens=order.max_new_tokens,
+        )
+        self._say(m.Send(entry.prompt_worker, start))
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answered_entry(self, request_id: str, epoch: int, worker_id: str, assignment: int) -> Entry | None:
+        """Return the entry whose current order a worker answers.
+
+        An answer to an order that was given up is ignored where the same worker was asked again: the cancellation that
+        gave it up was sent between the two orders, and one sent now would end the second.
+        """
+        entry = self._requests.get(request_id)
+        if entry is None or entry.order.epoch != epoch or entry.token_worker != worker_id:
+            self.cancel(worker_id, request_id, epoch)
+            return None
+        is_current = self._requests.is_asked(entry) and entry.assignment == assignment
+        return entry if is_current else None
+
+    def kv_reserved(self, report: m.KvReserved, now: float) -> None:
+        """Start the prefill on the other worker."""
+        target = report.target
+        entry = self._answered_entry(report.request_id, report.epoch, target.worker_id, report.assignment)
+        if entry is None or entry.prompt_worker is None:
+            return
+        self._assignments += 1
+        starting = Assignment(self._assignments, now, prompt_tokens=entry.prompt_queued)
+        self._pools.order_intended(entry.prompt_worker, entry.request_id, starting)
+        self._start_prefill(entry, self._assignments, target)
+        self._assigned(entry, entry.prompt_worker, target.worker_id, now)
+
+    def prefill_accepted(self, report: m.PrefillAccepted, now: float) -> None:
+        """Both phases are on one worker, which has begun with the first."""
+        worker_id = report.worker_id
+        entry = self._answered_entry(report.request_id, report.epoch, worker_id, report.assignment)
+        if entry is not None:
+            self._assigned(entry, worker_id, worker_id, now)
+
+    def _assigned(self, entry: Entry, prompt_id: str, token_id: str, now: float) -> None:
+        """Tell the gateway and the ledger, and remember who has the prompt's beginning."""
+        order = entry.order
+        self._requests.assigned(entry)
+        self._say(
+            m.Send(order.stream.gateway_id, m.RequestAssigned(order.request_id, order.epoch, prompt_id, token_id))
+        )
+        for worker_id in dict.fromkeys((token_id, prompt_id)):
+            self._prefixes.sent(order.prefix_spans, worker_id, self._pools[worker_id].member.incarnation)
+        facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
+        if entry.placed_by != PlacedBy.HOME.value:
+            facts.append(("placed_by", entry.placed_by))
+        facts.append(("queue_s", now - entry.accepted_s))
+        ledger = m.LedgerEntry(order.request_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
+        self._say(m.RecordLedger(ledger))
+
+    def kv_refused(self, report: m.KvRefused, now: float) -> None:
+        """Back to the queue; the worker's next heartbeat says what room it really has."""
+        entry = self._answered_entry(report.request_id, report.epoch, report.worker_id, report.assignment)
+        if entry is not None:
+            self._requeue(entry)
+
+    # --- ways back ----------------------------------------------------------------------------------------------------
+
+    def give_back(self, is_affected: Callable[[Entry], bool]) -> None:
+        """Give up what a worker was asked to take that is gone or silent.
+
+        The cancellation goes to a lost worker too: one that was only silent still has the order in its inbox.
+        """
+        for entry in [entry for entry in self._requests.asked if is_affected(entry)]:
+            if entry.is_in_place:
+                self.drop(entry, cancel=True)
+                self.tell_dropped(entry.order.stream, f"worker {entry.token_worker} did not answer the scheduler")
+            else:
+                assert entry.token_worker is not None
+                self.cancel(entry.token_worker, entry.request_id, entry.order.epoch)
+                self._requeue(entry)
+
+    def tell_dropped(self, stream: m.StreamRef, error: str) -> None:
+        """Ask a gateway for another attempt; it would else wait for tokens that perhaps nobody computes."""
+        delta = m.TokenDelta(stream.stream_id, 0, None, FinishReason.ERROR, error, retryable=True)
+        self._say(m.Send(stream.gateway_id, m.TokenBatch(self._scheduler_id, (delta,))))
+
+    def _requeue(self, entry: Entry) -> None:
+        self._forget_intent(entry)
+        self._requests.requeue(entry)
+
+    def drop(self, entry: Entry, *, cancel: bool) -> None:
+        """Forget a request; with `cancel` its workers are told."""
+        self._forget_intent(entry)
+        self._requests.drop(entry)
+        if cancel:
+            for worker_id in dict.fromkeys((entry.prompt_worker, entry.token_worker)):
+                if worker_id is not None:
+                    self.cancel(worker_id, entry.request_id, entry.order.epoch)
+
+    def _forget_intent(self, entry: Entry) -> None:
+        if entry.prompt_worker is not None:
+            self._pools.intend_no_more(entry.prompt_worker, entry.request_id)
+
+    def cancel(self, worker_id: str, request_id: str, epoch: int) -> None:
+        """Tell a worker to drop whatever it has of a request up to that attempt."""
+        self._say(m.Send(worker_id, m.CancelRequest(request_id, epoch)))

@@ -1,0 +1,228 @@
+"""All workers, by the pool that they belong to and the one that they are in.
+
+Law: a worker stands in one group: its home and whether it is there or in the mixed pool at this moment, both derived from its
+view. A worker that takes no requests stands in none. Each group is ranked by the queues that are looked at in it: workers that
+compute prompts for others by their prompts, those that take such KV in by their tokens, all by both, for requests that stay
+on one worker.
+
+Invariants: after every change each ready worker is in the rankings of its group and in no other, at the place that its view
+gives it; nothing else is stored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spotwise.core.cluster.policy import DecodeQueue
+from spotwise.core.cluster.ranking import Need, Ranking
+from spotwise.core.cluster.views import Assignment, WorkerView
+from spotwise.core.members import Member, Pool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Workers of one home that are in one pool; there are five of them."""
+
+    home: Pool
+    pool: Pool
+
+
+PROMPT_AT_HOME = Group(Pool.PROMPT, Pool.PROMPT)
+PROMPT_AWAY = Group(Pool.PROMPT, Pool.MIXED)
+TOKEN_AT_HOME = Group(Pool.TOKEN, Pool.TOKEN)
+TOKEN_AWAY = Group(Pool.TOKEN, Pool.MIXED)
+MIXED = Group(Pool.MIXED, Pool.MIXED)
+ALL_GROUPS = (PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
+
+#: Where a worker's capacity stands in what it is ranked by.
+_CAPACITY = 0
+
+
+class Queue(StrEnum):
+    """What a ranking counts."""
+
+    HOME = "home"  #: prompts in the prompt pool, tokens in the others
+    BOTH = "both"
+
+
+def _group_of(view: WorkerView) -> Group:
+    home = view.member.pool
+    if home is Pool.TOKEN:
+        return TOKEN_AWAY if view.is_away else TOKEN_AT_HOME
+    if home is Pool.PROMPT:
+        return PROMPT_AWAY if view.is_away else PROMPT_AT_HOME
+    return MIXED
+
+
+def _pending(view: WorkerView) -> int:
+    return view.pending_prompt_tokens
+
+
+def _owed(view: WorkerView) -> int:
+    return view.owed_tokens
+
+
+def _decoding(view: WorkerView) -> int:
+    return view.decoding
+
+
+def _pending_and_owed(view: WorkerView) -> int:
+    return view.pending_prompt_tokens + view.owed_tokens
+
+
+def _pending_and_decoding(view: WorkerView) -> int:
+    return view.pending_prompt_tokens + view.decoding
+
+
+class Pools:
+    """The scheduler's view of all workers.
+
+    Args:
+        decode_queue: how decodes count in the queue of both.
+
+    Attributes:
+        decode_length: a worker's decodes, counted so.
+    """
+
+    def __init__(self, decode_queue: DecodeQueue = DecodeQueue.OWED_TOKENS) -> None:
+        by_tokens = decode_queue is DecodeQueue.OWED_TOKENS
+        self.decode_length: Callable[[WorkerView], int] = _owed if by_tokens else _decoding
+        self._views: dict[str, WorkerView] = {}
+        self._places: dict[str, tuple[Group, tuple[float, ...]]] = {}
+        self._homes: Counter[Pool] = Counter()
+        self._most_kv_tokens: int | None = None
+        self._by_home = {group: Ranking(_pending if group.home is Pool.PROMPT else _owed) for group in ALL_GROUPS}
+        self._by_both = {
+            group: Ranking(_pending_and_owed if by_tokens else _pending_and_decoding) for group in ALL_GROUPS
+        }
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[WorkerView]:
+        return iter(self._views.values())
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._views
+
+    def __getitem__(self, worker_id: str) -> WorkerView:
+        return self._views[worker_id]
+
+    @property
+    def ready(self) -> int:
+        """Workers that take requests."""
+        return self._homes.total()
+
+    def ready_at(self, *homes: Pool) -> int:
+        """Workers of these homes that take requests, wherever they are at this moment."""
+        return sum(self._homes[home] for home in homes)
+
+    def group_of(self, worker_id: str) -> Group | None:
+        """Return where a worker stands, or `None` where it takes no requests."""
+        place = self._places.get(worker_id)
+        return None if place is None else place[0]
+
+    def members(self, *groups: Group) -> list[WorkerView]:
+        """Return the workers of some groups, in order of id."""
+        views = (view for group in groups for view in self._by_both[group])
+        return sorted(views, key=lambda view: view.id)
+
+    # --- what happens to them -----------------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """Take in a worker that was heard for the first time."""
+        self._views[member.id] = WorkerView(member)
+        self._place(self._views[member.id])
+
+    def lose(self, worker_id: str) -> None:
+        """Forget a worker that is gone."""
+        self._displace(worker_id)
+        self._most_kv_tokens = None
+        del self._views[worker_id]
+
+    def heard(self, member: Member, scheduler_id: str, now: float) -> None:
+        """Take in a worker's report; it is known."""
+        view = self._views[member.id]
+        view.heard(member, scheduler_id, now)
+        self._place(view)
+
+    def assign(self, worker_id: str, assignment: Assignment) -> None:
+        """Count an order that is sent to a worker now."""
+        view = self._views[worker_id]
+        view.assign(assignment)
+        self._place(view)
+
+    def intend(self, worker_id: str, request_id: str, prompt_tokens: int) -> None:
+        """Count a prompt that a worker will be given once its reservation stands."""
+        view = self._views[worker_id]
+        view.intend(request_id, prompt_tokens)
+        self._place(view)
+
+    def order_intended(self, worker_id: str, request_id: str, assignment: Assignment) -> None:
+        """Count the order by which a worker is given the prompt that it was to be given."""
+        view = self._views[worker_id]
+        view.intend_no_more(request_id)
+        view.assign(assignment)
+        self._place(view)
+
+    def intend_no_more(self, worker_id: str, request_id: str) -> None:
+        """A prompt will not be given to the worker, which may be gone."""
+        view = self._views.get(worker_id)
+        if view is not None:
+            view.intend_no_more(request_id)
+            self._place(view)
+
+    def _place(self, view: WorkerView) -> None:
+        """See to a worker's place in the rankings after a change."""
+        if not view.is_ready:
+            self._displace(view.id)
+            self._most_kv_tokens = None
+            return
+        group = _group_of(view)
+        ranked_by = (
+            view.kv_tokens,
+            view.pending_prompt_tokens,
+            view.tokens_to_wait_behind,
+            view.owed_tokens,
+            self.decode_length(view),
+            view.free_tokens,
+            view.reserves_ahead,
+        )
+        known_group, known_by = self._places.get(view.id, (None, None))
+        if known_group is group and known_by == ranked_by:
+            return
+        if known_by is None or known_by[_CAPACITY] != ranked_by[_CAPACITY]:
+            self._most_kv_tokens = None
+        if known_group is not group:
+            self._displace(view.id)
+            self._homes[group.home] += 1
+        self._places[view.id] = (group, ranked_by)
+        self._by_home[group].put(view)
+        self._by_both[group].put(view)
+
+    def _displace(self, worker_id: str) -> None:
+        place = self._places.pop(worker_id, None)
+        if place is not None:
+            group, _ = place
+            self._homes[group.home] -= 1
+            self._by_home[group].remove(worker_id)
+            self._by_both[group].remove(worker_id)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
+        """Return of each group the worker with the shortest queue that has what is needed, where there is one."""
+        rankings = self._by_both if queue is Queue.BOTH else self._by_home
+        return [view for group in groups if (view := rankings[group].first(need)) is not None]
+
+    def have_room(self, need: Need) -> bool:
+        """Tell whether any worker has what is needed now."""
+        return any(ranking.first(need) is not None for ranking in self._by_both.values())
+
+    def most_kv_tokens(self) -> int:
+        """Tokens that the largest KV cache of a ready worker holds; 0 where there is none."""
+        if self._most_kv_tokens is None:
+            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_both.values())
+        return self._most_kv_tokens

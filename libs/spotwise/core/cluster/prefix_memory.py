@@ -1,0 +1,72 @@
+"""Which worker was sent which beginning of a prompt.
+
+Law: a memory of what was ordered, not of what is: a worker may have given such blocks away since, or may never have computed
+them. A wrong answer costs computing and never a token, because the worker looks for itself. It is bounded in every direction
+and forgets what was not used for longest.
+
+Invariants: at most `capacity` spans, and of each at most `HOLDERS` workers, the latest; nothing is said of an incarnation that
+is not the one asked about.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
+
+from spotwise.core.prefix_spans import span_ends
+
+#: Where spans end, in tokens; a prompt of as many would have 2^35.
+_ENDS = tuple(islice(span_ends(), 200))
+#: Workers remembered of one span, and named for one prompt at most.
+HOLDERS = 4
+
+
+class PrefixMemory:
+    """Holders of spans.
+
+    Args:
+        capacity: spans remembered at most; 0 for none.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._holders: OrderedDict[int, tuple[tuple[str, int], ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def sent(self, spans: tuple[int, ...], worker_id: str, incarnation: int) -> None:
+        """Note that a prompt of these spans was given to a worker."""
+        if not self._capacity:
+            return
+        holder = (worker_id, incarnation)
+        holders = self._holders
+        for span in spans:
+            known = holders.get(span)
+            if known is None:
+                holders[span] = (holder,)
+                continue
+            holders.move_to_end(span)
+            if known[-1] != holder:
+                others = [other for other in known if other[0] != worker_id]
+                holders[span] = (*others[-(HOLDERS - 1) :], holder)
+        while len(holders) > self._capacity:
+            holders.popitem(last=False)
+
+    def held(self, spans: tuple[int, ...], incarnation_of: Callable[[str], int | None]) -> dict[str, int]:
+        """Return how many of a prompt's first tokens workers were sent before, by worker, the most first.
+
+        Args:
+            spans: of the prompt.
+            incarnation_of: a worker's at present, `None` where it is gone.
+        """
+        found: dict[str, int] = {}
+        for index in range(min(len(spans), len(_ENDS)) - 1, -1, -1):
+            span, end = spans[index], _ENDS[index]
+            for worker_id, incarnation in self._holders.get(span, ()):
+                if worker_id not in found and incarnation_of(worker_id) == incarnation:
+                    found[worker_id] = end
+            if len(found) >= HOLDERS:
+                break
+        return found

@@ -1,0 +1,127 @@
+"""The requests that a scheduler has accepted and nobody has closed.
+
+Law: a request is queued, asked for or assigned, never two of them. The queue is in order of arrival, and one that comes back
+to it takes the place that it had.
+
+Invariants: the three sets are disjoint and together all; of one request id there is one entry.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spotwise.core.messages import SubmitRequest
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request that was accepted and not closed.
+
+    Attributes:
+        order: as the gateway submitted it.
+        number: of arrival.
+        accepted_s: when.
+        prompt_worker, token_worker: once it has left the queue.
+        prompt_queued: prompt tokens counted for the prompt worker.
+        placed_by: the rule that chose the workers.
+        asked_s, assignment: when a worker was asked to take it, and the number of that order.
+    """
+
+    order: SubmitRequest
+    number: int
+    accepted_s: float
+    prompt_worker: str | None = None
+    token_worker: str | None = None
+    prompt_queued: int = 0
+    placed_by: str = ""
+    asked_s: float | None = None
+    assignment: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Its request."""
+        return self.order.request_id
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether one worker was asked to serve both its phases."""
+        return self.token_worker is not None and self.prompt_worker == self.token_worker
+
+
+class Requests:
+    """Entries by request id, and where each stands."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._queue: list[tuple[int, str]] = []
+        self._asked: dict[str, None] = {}
+        self._arrivals = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, request_id: str) -> Entry | None:
+        """Return a request that is here."""
+        return self._entries.get(request_id)
+
+    def accept(self, order: SubmitRequest, now: float) -> None:
+        """Queue a request that is not here."""
+        self._arrivals += 1
+        self._entries[order.request_id] = Entry(order, self._arrivals, now)
+        self._queue.append((self._arrivals, order.request_id))
+
+    def drop(self, entry: Entry) -> None:
+        """Forget a request, wherever it stands."""
+        del self._entries[entry.request_id]
+        if entry.request_id in self._asked:
+            del self._asked[entry.request_id]
+        elif entry.token_worker is None:
+            self._queue.remove((entry.number, entry.request_id))
+
+    # --- the queue ----------------------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> list[Entry]:
+        """Those that wait, in order of arrival."""
+        return [self._entries[request_id] for _, request_id in self._queue]
+
+    @property
+    def num_queued(self) -> int:
+        """How many wait."""
+        return len(self._queue)
+
+    def head(self) -> Entry | None:
+        """Return the one that waits for longest."""
+        return self._entries[self._queue[0][1]] if self._queue else None
+
+    def requeue(self, entry: Entry) -> None:
+        """Put one that nobody took back where it was."""
+        del self._asked[entry.request_id]
+        entry.prompt_worker = entry.token_worker = entry.asked_s = entry.assignment = None
+        insort(self._queue, (entry.number, entry.request_id))
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    @property
+    def asked(self) -> list[Entry]:
+        """Those that a worker was asked to take and has not answered for, in order of asking."""
+        return [self._entries[request_id] for request_id in self._asked]
+
+    def is_asked(self, entry: Entry) -> bool:
+        """Tell whether the worker that was asked has not answered yet."""
+        return entry.request_id in self._asked
+
+    def ask(self, entry: Entry, assignment: int, now: float) -> None:
+        """Take the head from the queue: its workers are set, and one of them is asked to take it."""
+        del self._queue[0]
+        self._asked[entry.request_id] = None
+        entry.asked_s, entry.assignment = now, assignment
+
+    def assigned(self, entry: Entry) -> None:
+        """The worker has taken it."""
+        del self._asked[entry.request_id]

@@ -1,0 +1,194 @@
+"""How many seconds an iteration takes, and how many a transfer.
+
+Law: an iteration's time follows from its shape alone: how many prompt tokens it computes and what these attend to, how many
+sequences decode and how much context these attend to. Which model of machine, and which language model, is in the numbers
+that a cost is made of; nothing else in here knows them.
+
+Sources: prompt time is piecewise linear in the prompt tokens of a batch, decode time in its sequences (Splitwise, sections
+3.3 and 5.2: figures 5 and 6, performance model). Its published code lets decode time hardly depend on anything; here a decode
+costs what its batch size costs and what reading its context costs, as the same measurements show.
+
+Invariants: no cost falls when tokens, context or decodes are added, a prompt to a batch of decodes included; an empty
+iteration takes no time; the answer depends on the arguments only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from spotwise.core.batching import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What an iteration's time depends on.
+
+    Attributes:
+        prompt_tokens: prompt tokens computed.
+        prompt_context: pairs of a prompt token and a token that it attends to: over the prompt rows, the sum of tokens x
+            mean context.
+        decodes: sequences that compute one token each.
+        decode_context: tokens that these attend to, all together.
+    """
+
+    prompt_tokens: int = 0
+    prompt_context: float = 0.0
+    decodes: int = 0
+    decode_context: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch) -> BatchShape:
+        """Return the shape of a batch."""
+        prompt_tokens = decodes = decode_context = 0
+        prompt_context = 0.0
+        for _, first_position, num_tokens, _ in batch.rows:
+            if num_tokens == 1 and first_position > 0:  # a decode, as `BatchRow.is_decode` has it
+                decodes += 1
+                decode_context += first_position + 1
+            else:
+                prompt_tokens += num_tokens
+                prompt_context += pairs(first_position, num_tokens)
+        return cls(prompt_tokens, prompt_context, decodes, decode_context)
+
+
+def pairs(first_position: int, tokens: int) -> float:
+    """Return how many tokens a part of a prompt attends to in all: each token to those before it."""
+    return tokens * (first_position + tokens / 2)
+
+
+class IterationCost(Protocol):
+    """Knows how long an iteration takes on one machine."""
+
+    def iteration_s(self, shape: BatchShape) -> float:
+        """Return the seconds of one iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearIterationCost:
+    """Every token and every pair costs the same: what a few measurements of a live worker allow to say.
+
+    Attributes:
+        fixed_s: of an iteration, whatever is in it.
+        prompt_token_s: of a prompt token.
+        prompt_context_s: of each token that a prompt token attends to.
+        decode_s: of a sequence that decodes.
+        decode_context_s: of each token that it attends to.
+    """
+
+    fixed_s: float
+    prompt_token_s: float
+    prompt_context_s: float
+    decode_s: float
+    decode_context_s: float
+
+    def __post_init__(self) -> None:
+        if min(self.fixed_s, self.prompt_token_s, self.prompt_context_s, self.decode_s, self.decode_context_s) < 0:
+            raise ValueError("no part of an iteration takes less than no time")
+
+    def iteration_s(self, shape: BatchShape) -> float:
+        """Return the seconds of one iteration."""
+        if not shape.prompt_tokens and not shape.decodes:
+            return 0.0
+        return (
+            self.fixed_s
+            + self.prompt_token_s * shape.prompt_tokens
+            + self.prompt_context_s * shape.prompt_context
+            + self.decode_s * shape.decodes
+            + self.decode_context_s * shape.decode_context
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PiecewiseLinear:
+    """A function that rises, or stays, by straight lines between points, and goes on as its first and last line.
+
+    Attributes:
+        at: arguments, ascending; two at least.
+        seconds: values there, none less than the one before.
+    """
+
+    at: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.at) != len(self.seconds) or len(self.at) < 2:
+            raise ValueError("a table needs as many seconds as arguments, two at least")
+        if not _ascend(self.at, strictly=True):
+            raise ValueError(f"a table's arguments must ascend: {self.at}")
+        if self.seconds[0] <= 0 or not _ascend(self.seconds, strictly=False):
+            raise ValueError(f"a table's seconds must be positive and not fall: {self.seconds}")
+
+    def __call__(self, argument: float) -> float:
+        """Return the seconds at `argument`; not below 0, where the first line is followed to the left."""
+        right = min(max(bisect_right(self.at, argument), 1), len(self.at) - 1)
+        x0, x1 = self.at[right - 1], self.at[right]
+        y0, y1 = self.seconds[right - 1], self.seconds[right]
+        return max(0.0, y0 + (y1 - y0) * (argument - x0) / (x1 - x0))
+
+
+@dataclass(frozen=True, slots=True)
+class TableIterationCost:
+    """What a profile of a machine says: prompt seconds by prompt tokens, decode seconds by sequences and context.
+
+    Attributes:
+        prompt: seconds of a batch's linear layers by its prompt tokens, without the attention that `prompt_context_s` counts.
+        decode: seconds of an iteration that only decodes by its sequences, without the context that `decode_context_s` counts.
+        prompt_context_s: of each token that a prompt token attends to.
+        decode_context_s: of each token that a decode attends to.
+        mixed_factor: how prompts and decodes that share an iteration add up. `None`: the linear layers compute all tokens at
+            once, but take no less than the decodes alone would, and attention comes on top for each; so a decode beside a
+            long prompt is nearly free, and a short prompt beside many decodes costs little. A number: that many times the
+            prompt seconds of all tokens together (the published simulator: 1.1); again no less than the decodes alone.
+    """
+
+    prompt: PiecewiseLinear
+    decode: PiecewiseLinear
+    prompt_context_s: float = 0.0
+    decode_context_s: float = 0.0
+    mixed_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.prompt_context_s, self.decode_context_s) < 0:
+            raise ValueError("no part of an iteration takes less than no time")
+        if self.mixed_factor is not None and self.mixed_factor < 1:
+            raise ValueError("prompts and decodes in one iteration take no less than the prompts alone")
+
+    def iteration_s(self, shape: BatchShape) -> float:
+        """Return the seconds of one iteration."""
+        if not shape.prompt_tokens:
+            return self.decode_context_s * shape.decode_context + self.decode(shape.decodes) if shape.decodes else 0.0
+        linear_s = self.prompt(shape.prompt_tokens + shape.decodes)
+        if shape.decodes:
+            if self.mixed_factor is not None:
+                linear_s *= self.mixed_factor
+            linear_s = max(linear_s, self.decode(shape.decodes))
+        return linear_s + self.prompt_context_s * shape.prompt_context + self.decode_context_s * shape.decode_context
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """How long bytes take from one machine to another.
+
+    Attributes:
+        latency_s: before the first byte arrives.
+        bytes_per_s: from then on.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.latency_s < 0 or self.bytes_per_s <= 0:
+            raise ValueError("a link has a latency of at least 0 s and carries something")
+
+    def transfer_s(self, num_bytes: int) -> float:
+        """Return the seconds of one transfer that has the link for itself; nothing takes no time."""
+        return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
+
+
+def _ascend(values: Sequence[float], *, strictly: bool) -> bool:
+    return all(a < b or (a == b and not strictly) for a, b in pairwise(values))

@@ -1,0 +1,182 @@
+"""What one worker costs, as a document: the profile that a live mesh records and a simulated one runs by.
+
+Law: a profile says all that a simulated worker knows of its machine and its model: the seconds of an iteration, the seconds of
+a hand-off, what a token's KV weighs and how many tokens of it there is room for. It is plain data (JSON), written by
+`spotwise profile` and read by whoever simulates; what is wrong with one is said by the name of its field.
+
+Invariants: `profile_from_dict(profile_as_dict(p)) == p`; a profile without KV, or with less than no time, does not exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spotwise.core.cost_model import IterationCost, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
+
+#: Of the documents written now; one of another format is refused.
+FORMAT = "spotwise-cost-profile/1"
+#: Of a message, where nobody measured it: a broker on the same machine or network.
+USUAL_MESSAGE_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """One worker's costs.
+
+    Attributes:
+        name: of machine and model, for people.
+        iteration: seconds of an iteration.
+        link: seconds of a hand-off.
+        kv_bytes_per_token: bytes of one token's KV, all layers.
+        kv_tokens: tokens that a worker's KV cache holds.
+        message_s: seconds from one member's decision to the next one's, over bus and store.
+    """
+
+    name: str
+    iteration: LinearIterationCost | TableIterationCost
+    link: LinkCost
+    kv_bytes_per_token: int
+    kv_tokens: int
+    message_s: float = USUAL_MESSAGE_S
+
+    def __post_init__(self) -> None:
+        if self.kv_bytes_per_token < 1 or self.kv_tokens < 1:
+            raise ValueError("kv_bytes_per_token and kv_tokens must be at least 1")
+        if not 0.0 <= self.message_s < math.inf:
+            raise ValueError("message_s must be at least 0 and finite")
+
+    @property
+    def context_parity(self) -> float:
+        """Tokens of context that cost a prompt token as much as all else; infinite where they cost nothing, or no one knows."""
+        cost = self.iteration
+        if isinstance(cost, LinearIterationCost) and cost.prompt_token_s > 0 and cost.prompt_context_s > 0:
+            return cost.prompt_token_s / cost.prompt_context_s
+        return math.inf
+
+
+#: About a DGX-H100 that serves Llama2-70B: TTFT 95 ms at 1,500 tokens, TBT 31 ms (Splitwise, table IV), an InfiniBand link of
+#: 400 Gb/s, KV of 80 layers with 8 heads of 128 in 16 bits. The KV room is less than the machine's, to spare the simulator's
+#: memory: more than what a few hundred sequences need.
+BUILT_IN = CostProfile(
+    name="about Llama2-70B on a DGX-H100",
+    iteration=LinearIterationCost(
+        fixed_s=0.028, prompt_token_s=4.4e-5, prompt_context_s=1.0e-9, decode_s=2.0e-4, decode_context_s=6.0e-8
+    ),
+    link=LinkCost(latency_s=0.001, bytes_per_s=50e9),
+    kv_bytes_per_token=327_680,
+    kv_tokens=262_144,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCost:
+    """An iteration cost at another speed: a simulation that need not last as long as what it simulates.
+
+    Attributes:
+        cost: at speed 1.
+        speed: how many times as fast, above 0.
+    """
+
+    cost: IterationCost
+    speed: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.speed < math.inf:
+            raise ValueError(f"speed is {self.speed}; it must be above 0 and finite")
+
+    def iteration_s(self, shape: Any) -> float:
+        """Return the seconds of one iteration."""
+        return self.cost.iteration_s(shape) / self.speed
+
+
+def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
+    """Return the profile as what JSON can hold."""
+    kind = "linear" if isinstance(profile.iteration, LinearIterationCost) else "table"
+    return {
+        "format": FORMAT,
+        "name": profile.name,
+        "iteration": {"kind": kind, **_plain(profile.iteration)},
+        "link": _plain(profile.link),
+        "kv_bytes_per_token": profile.kv_bytes_per_token,
+        "kv_tokens": profile.kv_tokens,
+        "message_s": profile.message_s,
+    }
+
+
+def profile_from_dict(document: Any) -> CostProfile:
+    """Return the profile that a document describes; what else it holds (how well it fits, where it was taken) is passed over.
+
+    Raises:
+        ValueError: it is none; names the field.
+    """
+    fields = _mapping(document, "the profile")
+    if fields.get("format") != FORMAT:
+        raise ValueError(f"its format is {fields.get('format')!r}, not {FORMAT!r}")
+    iteration = dict(_mapping(fields.get("iteration"), "iteration"))
+    kind = iteration.pop("kind", None)
+    return CostProfile(
+        name=str(fields.get("name", "")),
+        iteration=_iteration(kind, iteration),
+        link=LinkCost(**_numbers(_mapping(fields.get("link"), "link"), "link", LinkCost)),
+        kv_bytes_per_token=_count(fields, "kv_bytes_per_token"),
+        kv_tokens=_count(fields, "kv_tokens"),
+        message_s=_number(fields.get("message_s", USUAL_MESSAGE_S), "message_s"),
+    )
+
+
+def _iteration(kind: object, fields: dict[str, Any]) -> LinearIterationCost | TableIterationCost:
+    if kind == "linear":
+        return LinearIterationCost(**_numbers(fields, "iteration", LinearIterationCost))
+    if kind != "table":
+        raise ValueError(f"iteration.kind is {kind!r}; it is 'linear' or 'table'")
+    mixed_factor = fields.pop("mixed_factor", None)
+    prompt, decode = (_table(fields.pop(name, None), f"iteration.{name}") for name in ("prompt", "decode"))
+    rest = _numbers(fields, "iteration", TableIterationCost, without=("prompt", "decode", "mixed_factor"))
+    factor = None if mixed_factor is None else _number(mixed_factor, "iteration.mixed_factor")
+    return TableIterationCost(prompt, decode, rest["prompt_context_s"], rest["decode_context_s"], factor)
+
+
+def _table(value: object, where: str) -> PiecewiseLinear:
+    points = _mapping(value, where)
+    columns = []
+    for name in ("at", "seconds"):
+        column = points.get(name)
+        if not isinstance(column, list | tuple):
+            raise ValueError(f"{where}.{name} is no list of numbers")
+        columns.append(tuple(_number(each, f"{where}.{name}") for each in column))
+    return PiecewiseLinear(*columns)
+
+
+def _numbers(fields: Mapping[str, Any], where: str, made: type, without: tuple[str, ...] = ()) -> dict[str, float]:
+    """Return the float fields of a cost, all of them and nothing else."""
+    names = [field.name for field in dataclasses.fields(made) if field.name not in without]
+    if unknown := sorted(set(fields) - set(names)):
+        raise ValueError(f"{where} has no field {unknown[0]!r}")
+    return {name: _number(fields.get(name), f"{where}.{name}") for name in names}
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where} is {value!r}, no number")
+    return float(value)
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}, no whole number")
+    return value
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} is no object")
+    return value
+
+
+def _plain(cost: Any) -> dict[str, Any]:
+    return dataclasses.asdict(cost)

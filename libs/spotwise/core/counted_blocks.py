@@ -1,0 +1,98 @@
+"""KV blocks that are counted and have no names, for engines that keep nothing in them.
+
+Law: the same questions and the same answers as `BlockPool`, as long as nobody asks which blocks; a table is as long as it must
+be, and all its entries are 0. Nothing is found again by its content. What it costs depends neither on how many blocks there are
+nor on how many an owner has, so that a simulated worker of a large machine is as cheap as one of a small machine.
+
+Invariants: those of `BlockPool` about counts: owned and free blocks are all blocks; giving back what is not owned raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+
+from spotwise.core.kv_blocks import BlockPool, KvBlocksError
+
+
+@lru_cache(maxsize=1 << 14)
+def _table(blocks: int) -> tuple[int, ...]:
+    return (0,) * blocks
+
+
+class CountedBlockPool(BlockPool):
+    """A pool that knows how many blocks each owner has."""
+
+    has_names = False
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError("num_blocks and block_size must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._count: dict[str, int] = {}
+        self._free_count = num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody owns."""
+        return self._free_count
+
+    @property
+    def cached_blocks(self) -> int:
+        """None: nothing is found again."""
+        return 0
+
+    @property
+    def owners(self) -> int:
+        """How many owners hold blocks."""
+        return len(self._count)
+
+    def can_allocate(
+        self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
+    ) -> bool:
+        """Tell whether blocks that are free now, or owned by `given_up`, hold `tokens` tokens, and `spare` blocks stay free."""
+        free = self._free_count + sum(self._count.get(owner, 0) for owner in given_up)
+        return self.blocks_for(tokens) + spare <= free
+
+    def can_extend(self, owner: str, tokens: int) -> bool:
+        """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
+        return self.blocks_for(tokens) - self._count.get(owner, 0) <= self._free_count
+
+    def owned_by(self, owner: str) -> tuple[int, ...]:
+        """Return a table of the owner's length; empty where it owns nothing."""
+        return _table(self._count.get(owner, 0))
+
+    def find(self, contents: Iterable[bytes]) -> tuple[int, ...]:
+        """Find nothing."""
+        return ()
+
+    def allocate(self, owner: str, tokens: int, reused: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Give `owner` blocks for `tokens` tokens; `reused` is empty here."""
+        if owner in self._count:
+            raise KvBlocksError(f"{owner} owns blocks already")
+        return self._give(owner, self.blocks_for(tokens))
+
+    def extend(self, owner: str, tokens: int) -> tuple[int, ...]:
+        """Give an owner the blocks that it lacks for `tokens` tokens."""
+        if owner not in self._count:
+            raise KvBlocksError(f"{owner} owns no blocks")
+        return self._give(owner, max(0, self.blocks_for(tokens) - self._count[owner]))
+
+    def _give(self, owner: str, blocks: int) -> tuple[int, ...]:
+        if blocks > self._free_count:
+            raise KvBlocksError(f"{blocks} blocks asked, {self._free_count} free")
+        self._free_count -= blocks
+        owned = self._count[owner] = self._count.get(owner, 0) + blocks
+        return _table(owned)
+
+    def remember(self, owner: str, index: int, content: bytes) -> None:
+        """Remember nothing."""
+
+    def free(self, owner: str) -> int:
+        """Take all blocks of `owner` back and return how many they were."""
+        if owner not in self._count:
+            raise KvBlocksError(f"{owner} owns no blocks")
+        blocks = self._count.pop(owner)
+        self._free_count += blocks
+        return blocks

@@ -1,0 +1,109 @@
+"""Who is a member of the mesh, and how it is doing.
+
+Law: a member says of itself what it is and what it holds, counted at the moment it says so; nobody keeps count for another.
+That is a heartbeat on the bus and a registration in the store, and all that a restarted scheduler needs to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+#: Seconds between two heartbeats of a member at least. A worker beats besides its turn when it has computed prompts: who has an
+#: empty prompt queue is what a scheduler wants to know soonest. Short beside a prompt, and still no more than a message or so
+#: an iteration, from whoever computes prompts without a pause.
+NEWS_INTERVAL_S = 0.02
+
+
+class MemberKind(StrEnum):
+    """The six services."""
+
+    GATEWAY = "gateway"
+    CLUSTER_SCHEDULER = "cluster_scheduler"
+    PROMPT_WORKER = "prompt_worker"
+    TOKEN_WORKER = "token_worker"
+    MIGRATION_PLANNER = "migration_planner"
+    SPOT_WATCHER = "spot_watcher"
+
+
+class Pool(StrEnum):
+    """Which phase a worker computes: the prompt, the tokens, or both (Splitwise, section 4.1)."""
+
+    PROMPT = "prompt"
+    TOKEN = "token"
+    MIXED = "mixed"
+
+
+class MemberState(StrEnum):
+    """Whether a member takes work."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker's own count of what it holds, derived at the moment it is sent.
+
+    Attributes:
+        pending_prompt_tokens: prompt tokens not yet computed.
+        owed_tokens: new tokens that reserved and running sequences may still produce.
+        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each.
+        kv_blocks_kept: of the free ones, how many a new reservation must leave to those that wait or grow.
+        reserved_new_tokens: of a request's new tokens, how many a reservation has blocks for at most; `None` for all.
+        waiting, waiting_for_kv, running, preempted, migrating: sequences by state.
+        decoding: sequences in their token phase.
+        prompts_in_place: sequences whose prompt is still to be computed here, and whose token phase will be here too.
+        prompts_to_hand_off: sequences whose prompt is computed here for another worker, until that one has the KV.
+        preemptions: how many there were since the worker's start.
+        prompt_token_s: seconds that a prompt token takes here with nothing beside it; `None` until it was measured.
+        kv_push_token_s: seconds that handing KV off adds to a request, a prompt token; `None` until it was measured.
+        assignments_seen: (scheduler id, last assignment number received) pairs.
+    """
+
+    pending_prompt_tokens: int = 0
+    owed_tokens: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_kept: int = 0
+    kv_block_size: int = 16
+    reserved_new_tokens: int | None = None
+    waiting: int = 0
+    waiting_for_kv: int = 0
+    running: int = 0
+    preempted: int = 0
+    migrating: int = 0
+    decoding: int = 0
+    prompts_in_place: int = 0
+    prompts_to_hand_off: int = 0
+    preemptions: int = 0
+    prompt_token_s: float | None = None
+    kv_push_token_s: float | None = None
+    assignments_seen: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who a process is and how it is doing; sent as its heartbeat, kept in the registry.
+
+    Attributes:
+        incarnation: grows each time a member of this id starts.
+        grpc_address: `host:port` of health and engine control.
+        pool: of workers only: the home pool, which a scheduler's `ChangeHome` may change.
+        transfer_address: a worker's KV listener.
+        load: of workers only.
+    """
+
+    id: str
+    kind: MemberKind
+    incarnation: int
+    state: MemberState
+    host: str
+    pid: int
+    grpc_address: str
+    pool: Pool | None = None
+    transfer_address: str = ""
+    model: str = ""
+    load: WorkerLoad | None = None

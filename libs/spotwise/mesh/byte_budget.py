@@ -1,0 +1,58 @@
+"""Bytes that may be held at once.
+
+Law: who asks first is served first, so that a large request is not passed for ever by small ones; a request larger than the
+whole budget is served when nothing else is held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class ByteBudget:
+    """Bounds bytes on one event loop.
+
+    Args:
+        limit_bytes: held at once at most, unless a single holder has more.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        #: Bytes held now.
+        self.held_bytes = 0
+
+    async def take(self, num_bytes: int) -> None:
+        """Wait until there is room for so many bytes; `give` them back afterwards."""
+        if not self._waiting and self._has_room(num_bytes):
+            self.held_bytes += num_bytes
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, num_bytes))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._serve()  # who gave up may have been first
+            else:
+                self.give(num_bytes)  # granted in the same turn of the loop
+            raise
+
+    def give(self, num_bytes: int) -> None:
+        """Give bytes back."""
+        self.held_bytes -= num_bytes
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            turn, num_bytes = self._waiting[0]
+            if not turn.cancelled():
+                if not self._has_room(num_bytes):
+                    return
+                self.held_bytes += num_bytes
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return not self.held_bytes or self.held_bytes + num_bytes <= self._limit_bytes

@@ -1,0 +1,130 @@
+"""A role's journal: every event that it was fed, when, and every command that it gave.
+
+Law: a role is a function of its parameters and of the events and times that it was fed (`core`). A journal holds just those, so
+that whoever reads it can feed them to a fresh role and must get the commands that stand beside them (`journal_replay.py`).
+It is written where `SPOTWISE_JOURNAL` names a folder, one file for each life of a member, and never read by a service.
+
+A file is gzip over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the
+error's type, where the role raised. It is flushed about once a second: a process that is killed loses no more than that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import orjson
+import structlog
+
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.messages import Member, Send
+
+_log = structlog.get_logger(__name__)
+
+FORMAT = "spotwise-journal/1"
+SUFFIX = ".journal.gz"
+#: How much time, by the role's clock, may be lost with a process that is killed.
+FLUSH_S = 1.0
+#: Journals are written beside the work that they record.
+_COMPRESSION = 1
+
+P = ParamSpec("P")
+RoleT = TypeVar("RoleT")
+
+
+class Journal:
+    """Writes one role's journal.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, member: Member, role: str, parameters: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: gzip.GzipFile | None = gzip.GzipFile(
+            folder / f"{member.id}-{member.incarnation}{SUFFIX}", "wb", compresslevel=_COMPRESSION
+        )
+        self._flushed_s = 0.0
+        header = {
+            "format": FORMAT,
+            "role": role,
+            "member_id": member.id,
+            "incarnation": member.incarnation,
+            "parameters": parameters,
+        }
+        # Not by orjson: a limit may be infinite.
+        self._file.write(json.dumps(header, default=_plain).encode() + b"\n")
+        self._file.flush()
+
+    def note(self, event: Any, now: float, commands: Sequence[Any], error: Exception | None) -> None:
+        """Write one event and what came of it; a disk that is full ends the journal and not the service."""
+        if self._file is None:
+            return
+        line: list[Any] = [now, type(event).__name__, event, [*map(encoded, commands)]]
+        if error is not None:
+            line.append(type(error).__name__)
+        try:
+            self._file.write(dumped(line) + b"\n")
+            if now - self._flushed_s >= FLUSH_S:
+                self._flushed_s = now
+                self._file.flush()
+        except OSError as full:
+            _log.error("journal_ended", error=str(full))
+            self._file = None
+
+    def close(self) -> None:
+        """Write what is pending; idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as full:
+                _log.error("journal_ended", error=str(full))
+
+
+def encoded(command: Any) -> list[Any]:
+    """Return a command with its type, and that of the message that it sends."""
+    if isinstance(command, Send):
+        return ["Send", command.recipient_id, type(command.message).__name__, command.message]
+    return [type(command).__name__, command]
+
+
+def dumped(value: Any) -> bytes:
+    """Return events or commands as JSON."""
+    return orjson.dumps(value, default=_fields)
+
+
+def make_role(
+    folder: Path | None, member: Member, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
+) -> tuple[RoleT, Journal | None]:
+    """Make a member's role, and begin its journal where there is a folder for it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    journal = None
+    if folder is not None:
+        given = inspect.signature(role_type).bind(*args, **kwargs)
+        given.apply_defaults()
+        # Before the role is made, which may change what it is given.
+        journal = Journal(folder, member, getattr(role_type, "__name__", ""), dict(given.arguments))
+    return role_type(*args, **kwargs), journal
+
+
+def _fields(value: Any) -> list[Any]:
+    if isinstance(value, tuple):  # a named one
+        return [*value]
+    raise TypeError(f"a journal cannot hold a {type(value).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BlockPool):
+        return {"num_blocks": value.num_blocks, "block_size": value.block_size}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"a journal cannot hold a {type(value).__name__}")

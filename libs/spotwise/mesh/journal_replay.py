@@ -1,0 +1,242 @@
+"""Reads journals, and feeds what stands there to fresh roles.
+
+Law: a role that is fed a journal's events at the journal's times gives the journal's commands, one by one; the first that
+differs ends the replay and is shown. Nothing is performed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import typing
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from spotwise.core.gateway.commands import GatewayEvent
+from spotwise.core.gateway.role import GatewayRole
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.core.worker.commands import WorkerEvent
+from spotwise.core.worker.role import WorkerRole
+from spotwise.mesh.journal import FORMAT, SUFFIX, dumped, encoded
+from spotwise.mesh.role_loop import Role
+
+_ROLES: Mapping[str, tuple[type, Any]] = {
+    role.__name__: (role, events)
+    for role, events in (
+        (GatewayRole, GatewayEvent),
+        (SchedulerRole, SchedulerEvent),
+        (WorkerRole, WorkerEvent),
+    )
+}
+_READ_BYTES = 1 << 20
+
+
+class JournalError(Exception):
+    """A file is no journal, or a part of it cannot be read; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One event as recorded.
+
+    Attributes:
+        number: of its line, from 2: the header is the first.
+        now: when the role was fed it, Unix seconds.
+        event_type: its type's name.
+        event: its fields.
+        commands: what came of it, as `journal.encoded` says.
+        error: type of what the role raised, if it did.
+    """
+
+    number: int
+    now: float
+    event_type: str
+    event: dict[str, Any]
+    commands: list[Any]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRole:
+    """A journal's header, and its events.
+
+    Attributes:
+        path: the file.
+        role: type of the role.
+        member_id, incarnation: whose it was.
+        parameters: what it was made with.
+    """
+
+    path: Path
+    role: str
+    member_id: str
+    incarnation: int
+    parameters: dict[str, Any]
+
+    def entries(self) -> Iterator[JournalEntry]:
+        """Read the events in order, up to where the file is whole: a process that was killed leaves a line unfinished.
+
+        Raises:
+            JournalError: a line is damaged.
+        """
+        lines = _lines(self.path)
+        next(lines, None)
+        for number, line in enumerate(lines, start=2):
+            try:
+                now, event_type, event, commands, *error = orjson.loads(line)
+            except ValueError as damage:
+                raise JournalError(f"{self.path}, line {number}: {damage}") from damage
+            yield JournalEntry(number, now, event_type, event, commands, error[0] if error else None)
+
+    def make(self) -> Role:
+        """Make the role anew, as it was at its start.
+
+        Raises:
+            JournalError: this version has no such role, or it takes other parameters.
+        """
+        try:
+            role_type = _ROLES[self.role][0]
+            types = typing.get_type_hints(vars(role_type)["__init__"])
+            given = {name: _parameter(types[name], value) for name, value in self.parameters.items()}
+            role: Role = role_type(**given)
+        except (KeyError, TypeError, ValidationError) as error:
+            raise JournalError(f"{self.path}: a {self.role} cannot be made of it: {error!r}") from error
+        return role
+
+    def event_types(self) -> dict[str, type]:
+        """Return the types of the events that the role takes, by name."""
+        return {event.__name__: event for event in typing.get_args(_ROLES[self.role][1])}
+
+
+def find_journals(folder: Path) -> list[RecordedRole]:
+    """Return the journals of a folder in order of their names.
+
+    Raises:
+        JournalError: there are none, or one has no header.
+    """
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    if not paths:
+        raise JournalError(f"{folder} holds no journals (*{SUFFIX}); SPOTWISE_JOURNAL names the folder of a mesh's")
+    return [_header(path) for path in paths]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a replay left its journal.
+
+    Attributes:
+        entry: the event.
+        index: the first command that differs, from 0; `None` where the role raised, or did not, unlike then.
+        recorded, replayed: that command, then and now; `None` where there is none.
+    """
+
+    entry: JournalEntry
+    index: int | None
+    recorded: Any
+    replayed: Any
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a replay came to.
+
+    Attributes:
+        source: the journal.
+        events, commands: how many were the same.
+        difference: the first one; `None` where all were the same.
+        decision_s: seconds that the role took, by event type.
+    """
+
+    source: RecordedRole
+    events: int = 0
+    commands: int = 0
+    difference: Difference | None = None
+    decision_s: dict[str, array[float]] = field(default_factory=dict)
+
+
+def replay(source: RecordedRole) -> Replay:
+    """Feed a journal's events to a fresh role until a command differs.
+
+    Raises:
+        JournalError: a line is damaged, or this version does not know an event.
+    """
+    done = Replay(source)
+    role, types = source.make(), source.event_types()
+    for entry in source.entries():
+        try:
+            event = _adapter(types[entry.event_type]).validate_python(entry.event)
+        except (KeyError, ValidationError) as error:
+            raise JournalError(f"{source.path}, line {entry.number}: no {entry.event_type}: {error!r}") from error
+        given: Sequence[Any] = ()
+        raised = None
+        started_s = time.perf_counter()
+        try:
+            given = role.handle(event, entry.now)
+        except Exception as error:
+            # The edge of the event loop, as in the service: what a role raised then it shall raise now.
+            raised = type(error).__name__
+        done.decision_s.setdefault(entry.event_type, array("d")).append(time.perf_counter() - started_s)
+        commands = orjson.loads(dumped([*map(encoded, given)]))
+        done.difference = _difference(entry, commands, raised)
+        if done.difference is not None:
+            return done
+        done.events += 1
+        done.commands += len(commands)
+    return done
+
+
+def _difference(entry: JournalEntry, commands: list[Any], raised: str | None) -> Difference | None:
+    if raised != entry.error:
+        return Difference(entry, None, entry.error, raised)
+    if commands == entry.commands:
+        return None
+    both = list(zip(entry.commands, commands, strict=False))
+    index = next((number for number, (then, now) in enumerate(both) if then != now), len(both))
+    recorded = entry.commands[index] if index < len(entry.commands) else None
+    return Difference(entry, index, recorded, commands[index] if index < len(commands) else None)
+
+
+@cache
+def _adapter(event_type: type) -> TypeAdapter[Any]:
+    return TypeAdapter(event_type)
+
+
+def _parameter(wanted: Any, value: Any) -> Any:
+    if wanted is BlockPool:
+        return BlockPool(**value)
+    return TypeAdapter(wanted).validate_python(value)
+
+
+def _header(path: Path) -> RecordedRole:
+    line = next(_lines(path), b"")
+    try:
+        fields = json.loads(line)
+        if fields["format"] != FORMAT:
+            raise JournalError(f"{path} has the format {fields['format']!r}, not {FORMAT!r}")
+        return RecordedRole(
+            path, fields["role"], fields["member_id"], fields["incarnation"], dict(fields["parameters"])
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise JournalError(f"{path} is no journal: {error!r}") from error
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Return the whole lines of a gzip file that may end anywhere."""
+    unzip = zlib.decompressobj(wbits=31)
+    rest = b""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                *lines, rest = (rest + unzip.decompress(chunk)).split(b"\n")
+                yield from lines
+    except (OSError, zlib.error) as error:
+        raise JournalError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,86 @@
+"""What became of the requests of a recorded run: when they came, how large they were, how long their tokens took.
+
+Law: taken from the gateways' journals, which know when a request arrived and close its account; a request that was still
+open at the journal's end, or got no token, has no times and is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from spotwise.core.gateway.role import GatewayRole
+from spotwise.mesh.journal_replay import RecordedRole
+
+#: The first three are those of the Azure LLM inference traces, so that the file is a trace, too.
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens", "TtftS", "TpotS", "E2eS")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """One request that was answered.
+
+    Attributes:
+        arrived_s: at the gateway, Unix seconds.
+        prompt_tokens, output_tokens: its size.
+        ttft_s: from its arrival to its first token.
+        tpot_s: mean seconds of each further token; `None` where there was none.
+        e2e_s: from its arrival to its end.
+    """
+
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    tpot_s: float | None
+    e2e_s: float
+
+
+def recorded_requests(journals: Iterable[RecordedRole]) -> list[RecordedRequest]:
+    """Return the answered requests of all gateways among the journals, in order of arrival.
+
+    Raises:
+        JournalError: a line is damaged.
+    """
+    found = [request for journal in journals if journal.role == GatewayRole.__name__ for request in _of(journal)]
+    return sorted(found, key=lambda request: request.arrived_s)
+
+
+def write_requests(requests: Iterable[RecordedRequest], path: Path) -> None:
+    """Write them as a trace with times.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for request in requests:
+            at = datetime.fromtimestamp(request.arrived_s, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+            times = (request.ttft_s, request.tpot_s, request.e2e_s)
+            seconds = ("" if time_s is None else f"{time_s:.6f}" for time_s in times)
+            rows.writerow((at, request.prompt_tokens, request.output_tokens, *seconds))
+
+
+def _of(journal: RecordedRole) -> Iterable[RecordedRequest]:
+    arrivals_s: dict[str, float] = {}
+    for entry in journal.entries():
+        if entry.event_type == "RequestReceived":
+            arrivals_s[entry.event["request_id"]] = entry.now
+        for command in entry.commands:
+            if command[0] != "RecordLedger" or command[1]["entry"]["stage"] != "completed":
+                continue
+            request_id, facts = command[1]["entry"]["request_id"], dict(command[1]["entry"]["facts"])
+            arrived_s = arrivals_s.pop(request_id, None)
+            if arrived_s is not None and "ttft_s" in facts:
+                yield RecordedRequest(
+                    arrived_s,
+                    facts["prompt_tokens"],
+                    facts["output_tokens"],
+                    facts["ttft_s"],
+                    facts.get("tpot_s"),
+                    facts["e2e_s"],
+                )

@@ -1,0 +1,109 @@
+"""Several members of the mesh in one process, with one bus, one store and one gRPC endpoint among them.
+
+Law: each member has its id, its inbox, its heartbeats and its registration, joins and leaves by itself; what the members share
+closes when the last has left. A signal stops all of them; a member whose background work fails takes the process down, as it
+would one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+import structlog
+
+from spotwise.core.messages import MemberKind
+from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.registration import new_member, registration_ttl_s
+from spotwise.mesh.same_id import wait_until_free
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.stop_signals import call_on_stop_signals
+
+#: What a member does as long as it is in the mesh, given its host.
+Member = Callable[[ServiceHost], AbstractAsyncContextManager[None]]
+
+
+class ServiceGroup:
+    """The doors that some members share."""
+
+    def __init__(self, settings: ServiceSettings, bus: MessageBus, store: MeshStore, control: ControlServer) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._store = store
+        self._control = control
+        self._health = SharedHealth(control)
+        self._hosts: dict[str, ServiceHost] = {}
+        self._stopping = False
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, settings: ServiceSettings, engines: EngineView) -> AsyncIterator[ServiceGroup]:
+        """Connect to broker and store, and listen for health checks.
+
+        Raises:
+            MeshError: broker or store do not answer, or the port is taken.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            bus = await NatsBus.connect(settings.nats_url, settings.service_id)
+            stack.push_async_callback(bus.close)
+            store = await RedisStore.connect(settings.redis_url)
+            stack.push_async_callback(store.close)
+            control = ControlServer(settings.bind_host, settings.grpc_port, engines)
+            await control.start()
+            stack.push_async_callback(control.close)
+            yield cls(settings, bus, store, control)
+
+    async def run(self, member_ids: Sequence[str], kind: MemberKind, member: Member) -> None:
+        """Serve as all of these members until each has left.
+
+        Args:
+            member_ids: who they are.
+            kind: what each is.
+            member: entered for each once it has joined, before it says that it is ready; left before it says goodbye.
+
+        Raises:
+            MeshError: an id is in use, the doors do not answer, or a member failed; all have left then.
+        """
+        call_on_stop_signals(self.stop)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for member_id in member_ids:
+                    group.create_task(self._serve(member_id, kind, member), name=member_id)
+        except* MeshError as errors:
+            raise _first(errors) from None
+
+    def stop(self) -> None:
+        """Let every member leave; idempotent."""
+        self._stopping = True
+        for host in self._hosts.values():
+            host.stop()
+
+    async def _serve(self, member_id: str, kind: MemberKind, member: Member) -> None:
+        structlog.contextvars.bind_contextvars(member=member_id)
+        settings = self._settings.model_copy(update={"service_id": member_id})
+        await wait_until_free(self._store, member_id, registration_ttl_s(settings), settings.heartbeat_s)
+        registered = new_member(settings, kind, self._control.port)
+        host = ServiceHost(settings, self._bus, self._store, self._health, registered)
+        async with host.joined():
+            self._hosts[member_id] = host
+            if self._stopping:
+                return
+            try:
+                async with member(host):
+                    await host.serve()
+            finally:
+                del self._hosts[member_id]
+
+
+def _first(errors: BaseExceptionGroup[MeshError]) -> MeshError:
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, MeshError)  # nothing else was caught
+    return found

@@ -1,0 +1,279 @@
+"""One hand-off on its way to another worker.
+
+Law: cells leave as they are written, in the chunks that `KvStream` cuts, each once; a chunk that arrived damaged is sent
+again, a few times at most. A COMMIT follows when all chunks have left, and the receiver's ACK ends the push. A chunk is cut
+when the link has a slot for it and not before, so that one that has to wait grows; it is exported (`kv_exports.py`) while
+others travel.
+
+Invariants: when a push is over, however it ended, nothing reads its blocks any more; one that was not accepted ends with an
+ABORT, so that the receiver forgets it, and leaves the link usable; one that times out retires its link. Where the ABORT crosses
+the ACK the receiver keeps the hand-off: whoever called it off also forgets the reservation. The engine is never waited for:
+while there is nothing to send, no time runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Protocol
+
+import xxhash
+
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.kv_exports import KvExports
+from spotwise.mesh.ports import KvTransferError, TransferReport
+from spotwise.mesh.ucx_link import UcxLink
+from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame, NackReason, encode_frame, encode_handoff
+
+_REFUSALS = {
+    NackReason.NO_RESERVATION: "it holds no reservation for this attempt (released, already filled, or never made)",
+    NackReason.STALE_EPOCH: "a later attempt of the request holds the reservation",
+    NackReason.WRONG_INCARNATION: "the worker has restarted since it made the reservation",
+    NackReason.BUSY: "another push of this attempt is filling the blocks",
+    NackReason.BAD_SHAPE: "layers or blocks do not fit; both workers must serve one model with one block size and dtype",
+    NackReason.BAD_CHECKSUM: "the KV arrived damaged",
+    NackReason.INCOMPLETE: "chunks are missing",
+    NackReason.REFUSED: "it could not take the hand-off; its log says why",
+}
+
+
+class Links(Protocol):
+    """Where a push finds its link, and where it hears of the answer."""
+
+    async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
+        """Return the link to a peer, on which frames for the push are given to it from now on.
+
+        Raises:
+            KvTransferError: unreachable.
+        """
+
+    def leave(self, push: UcxPush, *, timed_out: bool) -> None:
+        """Note that the push is over; a link on which one timed out serves no other."""
+
+
+class UcxPush:
+    """Implements `spotwise.mesh.ports.KvPush`; to be made on the loop.
+
+    Attributes:
+        push_id: unique among this worker's pushes.
+    """
+
+    def __init__(
+        self,
+        exports: KvExports,
+        links: Links,
+        abort: KvFrame,
+        target: KvTarget,
+        block_ids: tuple[int, ...],
+        timeout_s: float,
+    ) -> None:
+        """Begin.
+
+        Args:
+            exports: shared.
+            links: shared.
+            abort: the frame that calls it off; the others are made from it.
+            target: where to.
+            block_ids: the source.
+            timeout_s: longest time without progress before the commit, connecting included; longest time after it.
+
+        Raises:
+            ValueError: no blocks, or more than the target reserved, or an id that fits no frame.
+        """
+        if not 0 < len(block_ids) <= len(target.block_ids):
+            raise ValueError(f"{len(block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        encode_frame(abort)
+        self.push_id = abort.push_id
+        self._exports = exports
+        self._links = links
+        self._abort_frame = abort
+        self._target = target
+        self._block_ids = block_ids
+        self._timeout_s = timeout_s
+        self._stream = exports.stream(len(block_ids))
+        self._news = asyncio.Event()
+        self._handoff: KvHandoff | None = None
+        self._committed_s = 0.0
+        self._is_called_off = False
+        self._cut: list[KvFrame] = []
+        self._again: deque[KvFrame] = deque()
+        self._resends = 0
+        self._kv_bytes = 0
+        self._exporting: set[asyncio.Task[None]] = set()
+        self._answer: asyncio.Future[KvFrame] = asyncio.get_running_loop().create_future()
+        self._answer.add_done_callback(lambda _: self._news.set())
+        self._task = asyncio.create_task(self._run(), name="kv-push")
+
+    # --- for its owner --------------------------------------------------------------------------------------------
+
+    def wrote(self, layers: int, blocks: int) -> None:
+        """See `KvPush`."""
+        self._stream.wrote(layers, blocks)
+        self._news.set()
+
+    def commit(self, handoff: KvHandoff) -> None:
+        """See `KvPush`."""
+        if not self._stream.is_written:
+            raise ValueError(f"the KV of {handoff.request_id} is not all written")
+        self._handoff = handoff
+        self._committed_s = time.perf_counter()
+        self._news.set()
+
+    def abort(self) -> None:
+        """See `KvPush`."""
+        if not self._task.done():
+            self._is_called_off = True
+            self._task.cancel()
+
+    async def delivered(self) -> TransferReport:
+        """See `KvPush`; one that is cancelled here is called off."""
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if self._is_called_off and self._task.done():
+                raise KvTransferError(f"{self._where}: called off") from None
+            raise
+
+    # --- for its link ---------------------------------------------------------------------------------------------
+
+    def answered(self, frame: KvFrame) -> None:
+        """Take an ACK or NACK; only the first counts."""
+        if not self._answer.done():
+            self._answer.set_result(frame)
+
+    def lost(self, reason: str) -> None:
+        """Note that the link is gone."""
+        self._fail(KvTransferError(f"connection lost: {reason}"))
+
+    def resend(self, frame: KvFrame) -> None:
+        """Send a chunk again that came damaged."""
+        self._resends += 1
+        if self._resends > MAX_RESENDS or frame.chunk_index >= len(self._cut):
+            self._fail(KvTransferError(f"refused: {_REFUSALS[NackReason.BAD_CHECKSUM]}"))
+            return
+        self._again.append(self._cut[frame.chunk_index])
+        self._news.set()
+
+    # --- the push -------------------------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        frame, target = self._abort_frame, self._target
+        return f"KV of {frame.request_id} epoch {frame.epoch} to {target.worker_id} at {target.address}"
+
+    async def _run(self) -> TransferReport:
+        timed_out = False
+        try:
+            async with asyncio.timeout(self._timeout_s) as patience:
+                link = await self._links.join(self, self._target.address, self._timeout_s)
+                if link.peer.worker_id != self._target.worker_id:
+                    raise KvTransferError(f"{link.peer.worker_id} answers at that address")
+                return await self._push(link, patience)
+        except TimeoutError:
+            timed_out = True
+            raise KvTransferError(f"{self._where}: not done within {self._timeout_s:g} s") from None
+        except KvTransferError as error:
+            raise KvTransferError(f"{self._where}: {error}") from None
+        finally:
+            self._links.leave(self, timed_out=timed_out)
+            if self._answer.done() and not self._answer.cancelled():
+                self._answer.exception()  # seen, even where something else is being raised
+
+    async def _push(self, link: UcxLink, patience: asyncio.Timeout) -> TransferReport:
+        """Send what comes, then the COMMIT, and wait for the answer."""
+        started_s = time.perf_counter()
+        try:
+            await self._send_until_answered(link, patience)
+        finally:
+            for export in self._exporting:
+                export.cancel()
+            if self._exporting:
+                await asyncio.wait(self._exporting)
+            if link.alive and not self._is_accepted:
+                link.send(self._abort_frame)
+        verdict = self._answer.result()
+        if verdict.reason is not None:
+            raise KvTransferError(f"refused: {_REFUSALS[verdict.reason]}")
+        ended_s = time.perf_counter()
+        return TransferReport(self._kv_bytes, ended_s - started_s, link.transport, ended_s - self._committed_s)
+
+    @property
+    def _is_accepted(self) -> bool:
+        answer = self._answer
+        return answer.done() and answer.exception() is None and answer.result().reason is None
+
+    async def _send_until_answered(self, link: UcxLink, patience: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        commit_sent = False
+        counts_from_commit = False
+        while not self._answer.done():
+            self._news.clear()
+            if self._handoff is not None and not counts_from_commit:
+                counts_from_commit = True
+                patience.reschedule(loop.time() + self._timeout_s - (time.perf_counter() - self._committed_s))
+            if self._again or self._stream.has_chunk:
+                if not counts_from_commit:
+                    patience.reschedule(loop.time() + self._timeout_s)
+                commit_sent = commit_sent and not self._again
+                await self._start_chunk(link)
+            elif self._handoff is not None and not self._exporting and not commit_sent:
+                commit_sent = True
+                self._send_commit(link, self._handoff)
+            else:
+                if not counts_from_commit:
+                    patience.reschedule(None)
+                await self._news.wait()
+
+    async def _start_chunk(self, link: UcxLink) -> None:
+        """Cut a chunk, or take one that is due again, once the link has a slot; export and send it in the background."""
+        await link.slots.acquire()
+        frame = self._again.popleft() if self._again else self._next_frame()
+        if frame is None:
+            link.slots.release()  # what there was waits for more of it, which came meanwhile
+            return
+        export = await self._exports.start(link, frame, self._block_ids)
+        self._exporting.add(export)
+        export.add_done_callback(self._exported)
+
+    def _next_frame(self) -> KvFrame | None:
+        """Cut the next chunk and return its header; `None` where nothing may leave now."""
+        chunk = self._stream.next_chunk()
+        if chunk is None:
+            return None
+        frame = replace(
+            self._abort_frame,
+            kind=FrameKind.CHUNK,
+            first_layer=chunk.first_layer,
+            num_layers=chunk.num_layers,
+            first_block=chunk.first_block,
+            num_blocks=chunk.num_blocks,
+            chunk_index=len(self._cut),
+        )
+        self._cut.append(frame)
+        self._kv_bytes += self._exports.bytes_of(frame)
+        return frame
+
+    def _exported(self, export: asyncio.Task[None]) -> None:
+        self._exporting.discard(export)
+        if not export.cancelled() and (error := export.exception()) is not None:
+            self._fail(error)
+        self._news.set()
+
+    def _send_commit(self, link: UcxLink, handoff: KvHandoff) -> None:
+        payload = encode_handoff(handoff)
+        commit = replace(
+            self._abort_frame,
+            kind=FrameKind.COMMIT,
+            num_layers=self._exports.memory.num_layers,
+            num_blocks=len(self._block_ids),
+            chunk_total=len(self._cut),
+            payload_bytes=len(payload),
+            payload_checksum=xxhash.xxh3_64_intdigest(payload),
+        )
+        link.send(commit, payload)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)

@@ -1,0 +1,187 @@
+"""The clients of a simulated mesh, and as much of a gateway as they need.
+
+Law: a client asks once, at its time, and waits for every token of its answer; a token counts from when it arrives here. The
+live gateway's other half, attempts that are made again, has no work in a world where nobody dies.
+
+Invariants: a stream's tokens arrive in order, each once; a request ends once: answered, or told why not; whatever is known of
+it is forgotten then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import FinishReason, StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.simulator.control_plane import ControlPlane
+from spotwise.simulator.events import EventQueue
+from spotwise.simulator.observation import Arrival, CompletedRequest, Observer
+from spotwise.simulator.token_times import TOKEN_ID, Progress
+from spotwise.simulator.world_settings import WorldSettings
+
+_EPOCH = 1
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+class SimulationError(RuntimeError):
+    """The mesh did what a mesh must not do: a bug in a role, or in the world around it."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended."""
+
+    arrival: Arrival
+    record: RequestRecord
+    progress: Progress
+    started_s: float | None = None
+    first_token_s: float | None = None
+    delivered: int = 0  #: tokens, those included that were only counted
+    prompt_machine: str | None = None
+    token_machine: str | None = None
+
+
+class Client:
+    """Everybody who asks.
+
+    Attributes:
+        arrived, completed, failed: requests so far.
+        most_live: requests that were waiting for tokens at once at most.
+        ended_s: when the last one ended.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        scheduler_id: str,
+        queue: EventQueue,
+        control: ControlPlane,
+        observer: Observer,
+        settings: WorldSettings,
+    ) -> None:
+        self.id = client_id
+        self.arrived = self.completed = self.failed = self.most_live = 0
+        self.ended_s = 0.0
+        self._scheduler_id = scheduler_id
+        self._queue = queue
+        self._control = control
+        self._observer = observer
+        self._settings = settings
+        self._live: dict[int, _Live] = {}
+        self._receivers: dict[type, Any] = {
+            m.RequestAccepted: lambda message: None,
+            m.RequestAssigned: self._assigned,
+            m.RequestRejected: self._rejected,
+            m.TokenBatch: self._tokens_came,
+        }
+        control.open_inbox(client_id, lambda message: self._receivers[type(message)](message))
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    def ask(self, arrival: Arrival) -> None:
+        """Send a request now."""
+        number, settings = self.arrived, self._settings
+        self.arrived += 1
+        stop = StopCriteria(max_new_tokens=arrival.output_tokens)
+        prompt = _prompt(arrival.prompt_tokens)
+        record = RequestRecord(
+            str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
+        )
+        self._live[number] = _Live(arrival, record, Progress(arrival.prompt_tokens))
+        self.most_live = max(self.most_live, len(self._live))
+        asked_tokens = settings.asked_tokens(arrival.output_tokens)
+        stream = m.StreamRef(self.id, number)
+        order = m.SubmitRequest(record.request_id, _EPOCH, stream, arrival.prompt_tokens, asked_tokens)
+        self._control.send(self._scheduler_id, order)
+
+    # --- the store ----------------------------------------------------------------------------------------------------
+
+    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
+        """Return what a worker must know of a request, as long as that is live."""
+        live = self._live.get(int(request_id))
+        return None if live is None else live.record
+
+    def progress(self, request_id: str) -> Progress:
+        """Return how far a live request is."""
+        return self._live[int(request_id)].progress
+
+    def prefill_started(self, request_id: str) -> None:
+        """Note when a request's prompt began to be computed; later beginnings are parts, or after a preemption."""
+        live = self._live.get(int(request_id))
+        if live is not None and live.started_s is None:
+            live.started_s = self._queue.now
+
+    # --- the gateway's inbox ------------------------------------------------------------------------------------------
+
+    def _assigned(self, message: m.RequestAssigned) -> None:
+        live = self._live.get(int(message.request_id))
+        if live is not None:
+            live.prompt_machine, live.token_machine = message.prompt_worker, message.token_worker
+
+    def _rejected(self, message: m.RequestRejected) -> None:
+        self._fail(int(message.request_id), f"{message.code.value}: {message.message}")
+
+    def _tokens_came(self, batch: m.TokenBatch) -> None:
+        for delta in batch.deltas:
+            live = self._live.get(delta.stream_id)
+            if live is None:
+                raise SimulationError(f"a token for stream {delta.stream_id}, which has ended")
+            if delta.finish_reason is FinishReason.ERROR:
+                self._fail(delta.stream_id, delta.error)
+                continue
+            # an ending after tokens that were only counted says how many they are; all else is a token by its index
+            is_ending = delta.token_id is None and delta.finish_reason is not None
+            tokens = delta.token_index if is_ending else delta.token_index + 1
+            if live.first_token_s is None:
+                live.first_token_s = self._queue.now
+                if tokens != 1:
+                    raise SimulationError(f"stream {delta.stream_id} begins with token {tokens}")
+            if tokens <= live.delivered:
+                raise SimulationError(f"stream {delta.stream_id} got token {tokens} after token {live.delivered}")
+            live.delivered = tokens
+            if delta.finish_reason is not None:
+                self._complete(delta.stream_id, live, live.first_token_s, delta.finish_reason)
+
+    def _complete(self, number: int, live: _Live, first_token_s: float, reason: FinishReason) -> None:
+        arrival, progress = live.arrival, live.progress
+        if reason is not FinishReason.LENGTH or not live.delivered == progress.output_tokens == arrival.output_tokens:
+            raise SimulationError(
+                f"request {number} ended by {reason.value} with {live.delivered} of {arrival.output_tokens} tokens, "
+                f"{progress.output_tokens} of which were made"
+            )
+        self.completed += 1
+        self._observer.request_completed(
+            CompletedRequest(
+                arrival,
+                first_token_s,
+                self._queue.now,
+                queue_s=None if live.started_s is None else live.started_s - arrival.at_s,
+                longest_gap_s=progress.longest_gap_s,
+                prompt_machine=live.prompt_machine,
+                token_machine=live.token_machine,
+            )
+        )
+        self._close(number, finished=True)
+
+    def _fail(self, number: int, reason: str) -> None:
+        self.failed += 1
+        self._observer.request_failed(self._live[number].arrival, reason)
+        self._close(number, finished=False)
+
+    def _close(self, number: int, *, finished: bool) -> None:
+        del self._live[number]
+        self.ended_s = self._queue.now
+        self._control.send(self._scheduler_id, m.CloseRequest(str(number), _EPOCH, finished))
+
+
+@lru_cache(maxsize=16_384)
+def _prompt(tokens: int) -> tuple[int, ...]:
+    """Return a prompt of that length: one for all that have it, because hundreds of thousands may be live at once."""
+    return (TOKEN_ID,) * tokens

@@ -1,0 +1,52 @@
+"""Simulated time.
+
+Law: what is going to happen is a heap of (time, sequence number); it happens in that order, and nothing else moves the clock.
+What is due at the same moment happens in the order in which it was scheduled, so two runs of the same world are the same run.
+
+Invariants: the clock never goes back; nothing is scheduled in the past; only the future is kept, so memory does not grow with
+what has happened.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+class EventQueue:
+    """The clock, and what is going to happen.
+
+    Attributes:
+        now: simulated seconds since the start.
+        happened: events so far.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.happened = 0
+        self._scheduled = 0
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+        """Let `action(argument)` happen at `time_s`.
+
+        Raises:
+            ValueError: that is in the past, or no time at all.
+        """
+        if not time_s >= self.now:
+            raise ValueError(f"it is {self.now} s already, nothing can happen at {time_s} s")
+        self._scheduled += 1
+        heapq.heappush(self._heap, (time_s, self._scheduled, action, argument))
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Let everything happen up to `until_s`, or until nothing is left."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until_s:
+            self.now, _, action, argument = pop(heap)
+            self.happened += 1
+            action(argument)

@@ -1,0 +1,82 @@
+"""What a simulated machine and a language model are: numbers with their units.
+
+Prices and power are in units of one DGX-A100 wherever designs are compared, as in the paper (Splitwise, table V).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.cost_model import IterationCost
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """As much of a language model as memory and links must know.
+
+    Attributes:
+        name: as profiles have it.
+        weight_bytes: of all weights.
+        layers, heads, kv_heads, head_size: of the attention; several heads of queries may share one of keys and values.
+        value_bytes: of one number in the KV cache.
+    """
+
+    name: str
+    weight_bytes: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_bytes: int = 2
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in a token's queries, all heads of a layer."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size * self.value_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    """A machine that serves one model with all its GPUs.
+
+    Attributes:
+        name: `dgx-a100`, for instance.
+        cost: what its iterations take with the model.
+        memory_bytes: of all its GPUs.
+        link_bytes_per_s: of its network, each way.
+        price_per_hour: US dollars.
+        power: drawn at most, in units of a DGX-A100's.
+    """
+
+    name: str
+    cost: IterationCost
+    memory_bytes: int
+    link_bytes_per_s: float
+    price_per_hour: float
+    power: float
+
+    def kv_tokens(self, model: LanguageModel, memory_share: float = 1.0) -> int:
+        """Tokens whose KV fits beside the model's weights in that share of the memory.
+
+        Raises:
+            ValueError: not even the weights fit.
+        """
+        tokens = int((self.memory_bytes * memory_share - model.weight_bytes) // model.kv_token_bytes)
+        if tokens < 1:
+            raise ValueError(f"{model.name} does not fit a {self.name}: its weights leave no memory for KV")
+        return tokens
+
+
+#: 329 and 135 GiB are what the paper's simulator takes up for the weights of both.
+BLOOM_176B = LanguageModel("bloom-176b", 329 * GIB, layers=70, heads=112, kv_heads=112, head_size=128)
+#: Grouped queries: 8 heads of keys and values for 64 of queries.
+LLAMA2_70B = LanguageModel("llama2-70b", 135 * GIB, layers=80, heads=64, kv_heads=8, head_size=128)
+
+LANGUAGE_MODELS = {model.name: model for model in (BLOOM_176B, LLAMA2_70B)}

@@ -1,0 +1,174 @@
+"""The figures of a simulated run, gathered while it runs.
+
+Law: memory does not grow with the run; what is lost for that is a quarter of a percent of a percentile (`percentiles.py`).
+Every request that arrived counts: one that failed keeps the objectives from holding, since its latency is unknown and not
+small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from spotwise.core.cost_model import BatchShape
+from spotwise.simulator.observation import Arrival, CompletedRequest
+from spotwise.simulator.percentiles import Percentiles
+from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES, Latencies, Objectives, Uncontended
+
+METRICS = ("ttft", "tbt", "e2e")
+
+
+def pool_of(machine_id: str) -> str:
+    """Return the pool in a machine's id: `prompt-3` belongs to `prompt`."""
+    return machine_id.rpartition("-")[0]
+
+
+@dataclass(slots=True)
+class PoolFigures:
+    """What the machines of one pool did.
+
+    Attributes:
+        busy_s: seconds in iterations, all machines together.
+        seconds_by_tokens: of these, by the tokens that the iteration computed: prompt tokens and decodes.
+        iterations, decode_tokens, prompt_tokens: counts.
+    """
+
+    busy_s: float = 0.0
+    seconds_by_tokens: dict[int, float] = field(default_factory=dict)
+    iterations: int = 0
+    decode_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+class RunMetrics:
+    """Hears of a run (`Observer`) and keeps its figures.
+
+    Args:
+        uncontended: what slowdowns are measured against.
+        group_of: by which machines are grouped, of their ids.
+
+    Attributes:
+        latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
+        slowdowns: by metric.
+        pools: by group, in order of their first iteration.
+        completed, failed: requests.
+        output_tokens: of completed requests.
+        finishes: when requests were answered, seconds from the start.
+    """
+
+    def __init__(self, uncontended: Uncontended, group_of: Callable[[str], str] = pool_of) -> None:
+        self._uncontended = uncontended
+        self._group_of = group_of
+        self.latencies = {metric: Percentiles() for metric in (*METRICS, "itl")}
+        self.slowdowns = {metric: Percentiles() for metric in METRICS}
+        self.pools: dict[str, PoolFigures] = {}
+        self.completed = 0
+        self.failed: Counter[str] = Counter()
+        self.output_tokens = 0
+        self.finishes = Percentiles()
+
+    # --- what it hears ------------------------------------------------------------------------------------------------
+
+    def request_completed(self, request: CompletedRequest) -> None:
+        """Count a request's latencies."""
+        self.completed += 1
+        self.output_tokens += request.arrival.output_tokens
+        self.finishes.add(request.finished_s)
+        took = Latencies(request.ttft_s, request.tbt_s, request.e2e_s)
+        alone = self._uncontended.latencies(request.arrival)
+        self._count("ttft", took.ttft_s, alone.ttft_s)
+        self._count("e2e", took.e2e_s, alone.e2e_s)
+        if took.tbt_s is not None and alone.tbt_s is not None:
+            self._count("tbt", took.tbt_s, alone.tbt_s)
+
+    def request_failed(self, arrival: Arrival, reason: str) -> None:
+        """Count a request that was not answered."""
+        self.failed[reason] += 1
+
+    def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
+        """Count what a machine computed."""
+        pool = self.pools.setdefault(self._group_of(machine_id), PoolFigures())
+        pool.busy_s += seconds
+        tokens = shape.prompt_tokens + shape.decodes
+        pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds
+        pool.iterations += iterations
+        pool.decode_tokens += shape.decodes * iterations
+        pool.prompt_tokens += shape.prompt_tokens * iterations
+
+    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+        """Count gaps between tokens."""
+        self.latencies["itl"].add(gap_s, tokens)
+
+    def _count(self, metric: str, seconds: float, alone_s: float) -> None:
+        self.latencies[metric].add(seconds)
+        self.slowdowns[metric].add(seconds / alone_s)
+
+    # --- what it tells ------------------------------------------------------------------------------------------------
+
+    @property
+    def steady_requests_per_s(self) -> float | None:
+        """Answers a second between a quarter and three quarters of all; `None` where these came at one moment.
+
+        At the start a cluster fills and at the end it empties, which in a short run is most of it.
+        """
+        first_s, last_s = self.finishes.at(25), self.finishes.at(75)
+        if first_s is None or last_s is None or first_s == last_s:
+            return None
+        return 0.5 * self.finishes.count / (last_s - first_s)
+
+    def verdict(self, objectives: Objectives = SPLITWISE_OBJECTIVES) -> Verdict:
+        """Hold the slowdowns against objectives."""
+        return Verdict(
+            {
+                metric: tuple(
+                    (self.slowdowns[metric].at(percent) or 0.0, bound)
+                    for percent, bound in zip(PERCENTS, bounds, strict=True)
+                )
+                for metric, bounds in objectives.bounds.items()
+            },
+            self.failed.total(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether objectives hold.
+
+    Attributes:
+        slowdowns: by metric and at each of `PERCENTS`, what it is and what it must be below.
+        failed: requests without an answer.
+    """
+
+    slowdowns: Mapping[str, tuple[tuple[float, float], ...]]
+    failed: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether all of them hold."""
+        return not self.failed and not self.broken
+
+    @property
+    def broken(self) -> list[str]:
+        """Those that do not, like `tbt p99`."""
+        return [
+            f"{metric} p{percent}"
+            for metric, figures in self.slowdowns.items()
+            for percent, (slowdown, bound) in zip(PERCENTS, figures, strict=True)
+            if not slowdown < bound
+        ]
+
+    @property
+    def tightest(self) -> float:
+        """How near the nearest bound is: the largest share of its bound that a slowdown has; 1 and more breaks it."""
+        return max(slowdown / bound for figures in self.slowdowns.values() for slowdown, bound in figures)
+
+
+def time_shares(pool: PoolFigures) -> tuple[list[int], list[float]]:
+    """Return tokens of an iteration, ascending, and the share of the busy time with at most so many (Splitwise, figure 17)."""
+    tokens = sorted(pool.seconds_by_tokens)
+    passed, shares = 0.0, []
+    for number in tokens:
+        passed += pool.seconds_by_tokens[number]
+        shares.append(passed / pool.busy_s)
+    return tokens, shares

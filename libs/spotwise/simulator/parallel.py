@@ -1,0 +1,117 @@
+"""Many searches at once, over the processors.
+
+Law: each search goes on as soon as the runs are there that it asked for, whatever the others do; the answers do not depend
+on how many processors there are. A run that two searches ask for happens once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from typing import Generic, TypeVar
+
+from spotwise.simulator.experiment import Case, RunSummary, simulate
+from spotwise.simulator.search import Search
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Result = TypeVar("_Result")
+
+
+def drive(
+    searches: Mapping[_Key, Search[_Result]],
+    jobs: int,
+    finished: Callable[[RunSummary], None] = lambda run: None,
+    run: Callable[[Case], RunSummary] = simulate,
+) -> dict[_Key, _Result]:
+    """Carry searches to their ends.
+
+    Args:
+        searches: by any name, under which results come back, in the same order.
+        jobs: processes; with 1 everything happens in this one.
+        finished: is told of each run when it is over, in this process.
+        run: what makes a summary of a case; in another process unless `jobs` is 1, so a function of a module.
+
+    Raises:
+        Exception: whatever a run or a search raised; the other processes are stopped first.
+    """
+    if jobs == 1:
+        return _drive_here(searches, finished, run)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return _Driver(searches, pool, finished, run).results()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _drive_here(
+    searches: Mapping[_Key, Search[_Result]],
+    finished: Callable[[RunSummary], None],
+    run: Callable[[Case], RunSummary],
+) -> dict[_Key, _Result]:
+    known: dict[Case, RunSummary] = {}
+    results: dict[_Key, _Result] = {}
+    for key, search in searches.items():
+        answer: Sequence[RunSummary] | None = None
+        while key not in results:
+            try:
+                cases = search.send(answer)  # type: ignore[arg-type]  # the first answer is None
+            except StopIteration as end:
+                results[key] = end.value
+                break
+            for case in cases:
+                if case not in known:
+                    known[case] = run(case)
+                    finished(known[case])
+            answer = [known[case] for case in cases]
+    return results
+
+
+class _Driver(Generic[_Key, _Result]):
+    """Searches whose runs happen in other processes."""
+
+    def __init__(
+        self,
+        searches: Mapping[_Key, Search[_Result]],
+        pool: ProcessPoolExecutor,
+        finished: Callable[[RunSummary], None],
+        run: Callable[[Case], RunSummary],
+    ) -> None:
+        self._searches = searches
+        self._pool = pool
+        self._finished = finished
+        self._run = run
+        self._runs: dict[Case, Future[RunSummary]] = {}
+        self._told: dict[Case, None] = {}
+        self._wanted: dict[_Key, Sequence[Case]] = {}
+        self._results: dict[_Key, _Result] = {}
+
+    def results(self) -> dict[_Key, _Result]:
+        for key in self._searches:
+            self._go_on(key, None)
+        while self._wanted:
+            wait([run for run in self._runs.values() if not run.done()], return_when=FIRST_COMPLETED)
+            self._tell()
+            for key, cases in list(self._wanted.items()):
+                if all(self._runs[case].done() for case in cases):
+                    del self._wanted[key]
+                    self._go_on(key, [self._runs[case].result() for case in cases])
+        return {key: self._results[key] for key in self._searches}
+
+    def _go_on(self, key: _Key, answer: Sequence[RunSummary] | None) -> None:
+        try:
+            cases = self._searches[key].send(answer)  # type: ignore[arg-type]  # the first answer is None
+        except StopIteration as end:
+            self._results[key] = end.value
+            return
+        self._wanted[key] = cases
+        for case in cases:
+            if case not in self._runs:
+                self._runs[case] = self._pool.submit(self._run, case)
+
+    def _tell(self) -> None:
+        for case, run in self._runs.items():
+            if run.done() and case not in self._told:
+                self._told[case] = None
+                self._finished(run.result())

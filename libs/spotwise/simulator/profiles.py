@@ -1,0 +1,135 @@
+"""Profiles of machines: rows of a CSV, and which of them are measurements to build on.
+
+Law: a row is used unless one of the reasons in here speaks against it, and each that is left out is counted with its reason.
+
+Source: the columns and their units are those of the published profile (Patel et al., Splitwise, ISCA 2024, `perf_model.csv` of
+its simulator); the reasons come from looking at its 1,260 rows.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Runs for longer answers ended early, at an end-of-sequence token: their mean decode time is one of unknown context.
+LONGEST_TRUE_OUTPUT = 128
+_DOUBTFUL = {("h100-80gb", 64), ("a100-80gb", 64), ("a100-80gb", 32)}
+
+
+class ProfileError(ValueError):
+    """A file is no profile, or says too little; the message names file, line and fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One measurement.
+
+    Attributes:
+        model, hardware: names.
+        tensor_parallel: GPUs.
+        prompt_size: tokens of each request's prompt.
+        batch_size: requests that ran together.
+        token_size: output tokens asked for.
+        prompt_s: seconds of the batch's whole prompt phase.
+        token_s: mean seconds of an iteration of its token phase.
+        peak_power, average_power: shares of the GPUs' rated power; `None` where nobody measured it.
+    """
+
+    model: str
+    hardware: str
+    tensor_parallel: int
+    prompt_size: int
+    batch_size: int
+    token_size: int
+    prompt_s: float
+    token_s: float
+    peak_power: float | None
+    average_power: float | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts of the batch."""
+        return self.prompt_size * self.batch_size
+
+
+_COLUMNS: Mapping[str, type] = {
+    "model": str,
+    "hardware": str,
+    "prompt_size": int,
+    "batch_size": int,
+    "token_size": int,
+    "peak_power": float,
+    "average_power": float,
+    "prompt_time": float,
+    "token_time": float,
+    "tensor_parallel": int,
+}
+
+
+def read_profile(path: Path) -> list[ProfileRow]:
+    """Read all rows, good or doubtful.
+
+    Raises:
+        ProfileError: the file cannot be read, or a line is wrong.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.DictReader(file)
+            missing = [column for column in _COLUMNS if column not in (lines.fieldnames or ())]
+            if missing:
+                raise ProfileError(f"{path}, line 1: no column {', '.join(missing)}")
+            return [_row(path, lines.line_num, line) for line in lines]
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ProfileError(f"{path} is no CSV file: {error}") from error
+
+
+def measured(rows: Iterable[ProfileRow]) -> tuple[list[ProfileRow], Counter[str]]:
+    """Return the rows to build on, and how many were left out for which reason."""
+    kept: list[ProfileRow] = []
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        reason = _reason_against(row)
+        if reason is None:
+            kept.append(row)
+        else:
+            left_out[reason] += 1
+    return kept, left_out
+
+
+def _reason_against(row: ProfileRow) -> str | None:
+    if row.hardware.endswith("-pcap"):
+        return "power-capped rows are other rows with the prompt time times 1.3, not measurements"
+    if row.tensor_parallel == 2 and (row.hardware, row.batch_size) in _DOUBTFUL:
+        return "with 2 GPUs the largest batches did not fit and waited"
+    if row.token_size > LONGEST_TRUE_OUTPUT:
+        return f"answers of more than {LONGEST_TRUE_OUTPUT} tokens ended early"
+    return None
+
+
+def _row(path: Path, line: int, fields: Mapping[str, str]) -> ProfileRow:
+    values: dict[str, str | int | float] = {}
+    for column, kind in _COLUMNS.items():
+        try:
+            values[column] = kind(fields[column])
+        except (TypeError, ValueError) as error:
+            raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not a number") from error
+    for column in ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time", "tensor_parallel"):
+        if not float(values[column]) > 0:
+            raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not above 0")
+    return ProfileRow(
+        str(values["model"]),
+        str(values["hardware"]),
+        int(values["tensor_parallel"]),
+        int(values["prompt_size"]),
+        int(values["batch_size"]),
+        int(values["token_size"]),
+        float(values["prompt_time"]) / 1000,
+        float(values["token_time"]) / 1000,
+        float(values["peak_power"]) or None,
+        float(values["average_power"]) or None,
+    )

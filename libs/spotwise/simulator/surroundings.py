@@ -1,0 +1,56 @@
+"""What a machine of the simulated cluster has around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spotwise.core.record import RequestRecord
+from spotwise.simulator.control_plane import ControlPlane
+from spotwise.simulator.events import EventQueue
+from spotwise.simulator.network import Link, Network
+from spotwise.simulator.observation import Observer
+from spotwise.simulator.results import MachineResult
+from spotwise.simulator.token_times import Progress
+from spotwise.simulator.world_settings import WorldSettings
+
+
+class RequestStore(Protocol):
+    """Where the records of requests are, and who likes to know when a prompt begins."""
+
+    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
+        """Return an attempt's record, if it is still there."""
+
+    def progress(self, request_id: str) -> Progress:
+        """Return how far a request is whose record is there."""
+
+    def prefill_started(self, request_id: str) -> None:
+        """Note that the first part of a prompt is computed from now on."""
+
+
+class Neighbour(Protocol):
+    """A machine, as others see it."""
+
+    receive_link: Link
+    result: MachineResult
+
+    def receive(self, event: Any) -> None:
+        """Take in what happened to it."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What all machines of a world share.
+
+    Attributes:
+        machines: by id.
+    """
+
+    queue: EventQueue
+    network: Network
+    control: ControlPlane
+    store: RequestStore
+    observer: Observer
+    settings: WorldSettings
+    scheduler_id: str
+    machines: dict[str, Neighbour] = field(default_factory=dict)

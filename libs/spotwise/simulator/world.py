@@ -1,0 +1,123 @@
+"""A cluster that serves a trace, in simulated time.
+
+Law: one `SchedulerRole` and as many `WorkerRole`s as there are machines, the classes of the live mesh, decide everything;
+this world carries their messages, takes the time that their commands take, and counts. Nobody dies in it and no message is
+lost, so leases and time-outs never run out (`PATIENT`), and workers need no ticks.
+
+A heartbeat goes out at a multiple of the period after something happened on a machine, or when it has computed prompts, and
+only if its load changed since the last: the scheduler's view is a report and what was ordered since, and the same report again
+changes neither.
+
+Source: an event-driven simulator of the cluster, Splitwise section 5.
+
+Invariants: every request that arrives ends, once; the next arrival is read when the one before it has come, so memory holds
+what is live and what is counted, whatever the length of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from spotwise.core import messages as m
+from spotwise.core.scheduler import SchedulerRole
+from spotwise.simulator.client import Client, SimulationError
+from spotwise.simulator.control_plane import ControlPlane
+from spotwise.simulator.events import EventQueue
+from spotwise.simulator.machine import Machine
+from spotwise.simulator.network import Network
+from spotwise.simulator.observation import Arrival, Observer
+from spotwise.simulator.results import WorldResult
+from spotwise.simulator.surroundings import Surroundings
+from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
+
+_SCHEDULER = "scheduler"
+_CLIENT = "client"
+
+
+class World:
+    """Machines, their scheduler and their clients.
+
+    Args:
+        machines: what there is; the cluster does not change.
+        settings: how the world behaves.
+        observer: hears of every request and iteration.
+    """
+
+    def __init__(self, machines: Sequence[SimulatedMachine], settings: WorldSettings, observer: Observer) -> None:
+        if not machines:
+            raise ValueError("a world needs a machine")
+        self._settings = settings
+        self._queue = EventQueue()
+        self._control = ControlPlane(self._queue, settings.control_latency_s)
+        self._scheduler = SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
+        self._control.open_inbox(_SCHEDULER, self._tell_scheduler)
+        self._client = Client(_CLIENT, _SCHEDULER, self._queue, self._control, observer, settings)
+        network = Network(self._queue, settings.private_link_bytes_per_s)
+        around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
+        self._machines: dict[str, Machine] = {}
+        digits = len(str(len(machines) - 1))
+        for number, kind in enumerate(machines):
+            machine_id = f"m{number:0{digits}}"
+            machine = Machine(machine_id, kind, number / len(machines), around)
+            self._machines[machine_id] = around.machines[machine_id] = machine
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._awaited: Arrival | None = None
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return self._queue.now
+
+    @property
+    def kv_blocks_held(self) -> int:
+        """KV blocks in use on all machines."""
+        return sum(machine.pool.used_blocks for machine in self._machines.values())
+
+    def run(self, arrivals: Iterable[Arrival]) -> WorldResult:
+        """Serve a trace to its last token. A world is run once.
+
+        Args:
+            arrivals: in order of time; read one by one.
+
+        Raises:
+            SimulationError: a request was neither answered nor refused, or the mesh broke another promise.
+            ValueError: arrivals go back in time.
+        """
+        for machine in self._machines.values():
+            machine.beat()
+        self._arrivals = iter(arrivals)
+        self._await_next()
+        self._tick()
+        self._queue.run()
+        client = self._client
+        if client.live:
+            raise SimulationError(f"nothing happens any more, and {client.live} requests wait for tokens")
+        return WorldResult(
+            ended_s=client.ended_s,
+            arrived=client.arrived,
+            completed=client.completed,
+            failed=client.failed,
+            most_live=client.most_live,
+            machines=tuple(machine.finish() for machine in self._machines.values()),
+            events=self._queue.happened,
+        )
+
+    def _await_next(self) -> None:
+        self._awaited = next(self._arrivals, None)
+        if self._awaited is not None:
+            self._queue.at(self._awaited.at_s, self._arrive, self._awaited)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._client.ask(arrival)
+        self._await_next()
+
+    def _tick(self, _: None = None) -> None:
+        """Let the scheduler look at the time, as long as somebody waits or is still to come."""
+        self._tell_scheduler(m.Tick())
+        if self._client.live or self._awaited is not None:
+            self._queue.at(self._queue.now + self._settings.tick_s, self._tick)
+
+    def _tell_scheduler(self, event: m.SubmitRequest | m.CloseRequest | m.Member | m.Tick) -> None:
+        for command in self._scheduler.handle(event, self._queue.now):
+            if isinstance(command, m.Send):
+                self._control.send(command.recipient_id, command.message)

@@ -1,0 +1,34 @@
+"""What a process of workers answers to engine control."""
+
+from __future__ import annotations
+
+from spotwise.mesh.grpc_control import EngineDescription, RecentIterations
+from spotwise.worker.runtime import WorkerRuntime
+
+
+class RuntimeView:
+    """The runtimes of a process by member id; an `EngineView`. A member without one still loads, or has left."""
+
+    def __init__(self) -> None:
+        self._runtimes: dict[str, WorkerRuntime] = {}
+
+    def add(self, member_id: str, runtime: WorkerRuntime) -> None:
+        """Answer for a worker from now on."""
+        self._runtimes[member_id] = runtime
+
+    def remove(self, member_id: str) -> None:
+        """Answer for it no more; idempotent."""
+        self._runtimes.pop(member_id, None)
+
+    def describe(self, member_id: str) -> EngineDescription | None:
+        """Say what a worker holds."""
+        runtime = self._find(member_id)
+        return None if runtime is None else runtime.description()
+
+    def iterations(self, member_id: str, after: int) -> RecentIterations | None:
+        """Say how long a worker's iterations behind number `after` took."""
+        runtime = self._find(member_id)
+        return None if runtime is None else runtime.times.since(after)
+
+    def _find(self, member_id: str) -> WorkerRuntime | None:
+        return self._runtimes.get(member_id) if member_id else next(iter(self._runtimes.values()), None)

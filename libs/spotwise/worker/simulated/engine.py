@@ -1,0 +1,177 @@
+"""An engine that computes nothing and takes the time that computing would.
+
+Law: an iteration ends when its cost says; one is under way at a time, as on a real worker's engine
+thread, and those that are ordered meanwhile follow. What a sequence answers is a function of its seed and the token's index
+alone, so that a request that goes on elsewhere after its worker was lost gets the tokens it would have had.
+
+Invariants: no token is one of the sequence's stop tokens; every token is a word of the vocabulary; iterations end in the order
+in which they were ordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from spotwise.core.batching import Batch
+from spotwise.core.cost_model import BatchShape, IterationCost
+from spotwise.core.record import RequestRecord
+from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
+from spotwise.worker.simulated.kv import NUM_LAYERS
+
+#: The loop's timers know milliseconds. What one came early or late is made good by the next iteration, up to this much: a
+#: process that has fallen behind further is too slow for what it simulates, and shall not catch up in a burst.
+_TIMER_S = 0.002
+#: The one token that could have come.
+_CERTAIN = TokenLogprobs(0.0)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What the engine keeps of a sequence."""
+
+    seed: int
+    words: Sequence[int]
+    prompt_length: int
+    length: int
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+
+    def next_token(self) -> int:
+        """Return the token that comes at the sequence's end, and append it."""
+        index = self.length - self.prompt_length
+        self.length += 1
+        return self.words[int(counter_uniform(self.seed, index) * len(self.words))]
+
+
+_Work = tuple[Batch, Callable[[tuple[SampledToken, ...]], None], Callable[[Exception], None]]
+
+
+class SimulatedEngine:
+    """A `WorkerEngine` whose iterations last as long as a cost model says.
+
+    Args:
+        cost: seconds of an iteration.
+        words: ids to answer with; shared by all engines of a process.
+        num_blocks, block_size: its KV cache, of which nothing exists.
+        name: of what it simulates, for people.
+    """
+
+    def __init__(
+        self, cost: IterationCost, words: tuple[int, ...], num_blocks: int, block_size: int, name: str
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_layers = NUM_LAYERS
+        self.computes_with = f"simulated: {name}"
+        self._cost = cost
+        self._vocabulary = words
+        self._loop = asyncio.get_running_loop()
+        self._sequences: dict[str, _Sequence] = {}
+        self._waiting: deque[_Work] = deque()
+        self._due_s: float | None = None  # of the iteration under way
+        self._carried_s = 0.0  # what the last timer came too late, or too early where below 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences known here."""
+        return len(self._sequences)
+
+    async def add_sequence(self, record: RequestRecord) -> None:
+        """Learn a sequence.
+
+        Raises:
+            ValueError: it is known, has no prompt, or may answer with nothing: all words are stop tokens.
+        """
+        if record.sequence_id in self._sequences:
+            raise ValueError(f"sequence {record.sequence_id} is here already")
+        if not record.prompt_token_ids:
+            raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
+        words: tuple[int, ...] = self._vocabulary
+        stops = frozenset(record.stop.stop_token_ids)
+        if not stops.isdisjoint(words):
+            words = tuple(token_id for token_id in words if token_id not in stops)
+            if not words:
+                raise ValueError("every token of the simulated vocabulary is a stop token of this request")
+        prompt_length = len(record.prompt_token_ids)
+        # As the real engine: an attempt that goes on after committed outputs has reported its prompt already.
+        scores_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
+        self._sequences[record.sequence_id] = _Sequence(
+            seed=record.sampling.seed,
+            words=words,
+            prompt_length=prompt_length,
+            length=prompt_length + len(record.output_token_ids),
+            logprobs=None if record.sampling.logprobs is None else _CERTAIN,
+            prompt_logprobs=(None, *[_CERTAIN] * (prompt_length - 1)) if scores_prompt else None,
+        )
+
+    def append_token(self, sequence_id: str, token_id: int) -> None:
+        """Learn a token that another worker drew; which one is no news, since it had no choice."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            sequence.length += 1
+            sequence.prompt_logprobs = None
+
+    def drop_sequence(self, sequence_id: str) -> None:
+        """Forget a sequence, known or not."""
+        self._sequences.pop(sequence_id, None)
+
+    def run_iteration(
+        self,
+        batch: Batch,
+        on_finished: Callable[[tuple[SampledToken, ...]], None],
+        on_failed: Callable[[Exception], None],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> None:
+        """Let a batch take its time behind those ordered before; of its layers it tells nothing before they are all done."""
+        self._waiting.append((batch, on_finished, on_failed))
+        if self._due_s is None:
+            self._begin(time.monotonic())
+
+    def close(self) -> None:
+        """End nothing that has begun: nobody waits for it any more."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self, now_s: float) -> None:
+        work = self._waiting.popleft()
+        self._due_s = now_s - self._carried_s + self._cost.iteration_s(BatchShape.of(work[0]))
+        self._timer = self._loop.call_later(max(0.0, self._due_s - now_s), partial(self._end, work))
+
+    def _end(self, work: _Work) -> None:
+        batch, on_finished, on_failed = work
+        now_s = time.monotonic()
+        assert self._due_s is not None  # only what began ends
+        self._carried_s = min(max(now_s - self._due_s, -_TIMER_S), _TIMER_S)
+        self._due_s = self._timer = None
+        try:
+            sampled = self._sample(batch)
+        except ValueError as error:
+            on_failed(error)
+        else:
+            on_finished(sampled)
+        if self._due_s is None:
+            if self._waiting:
+                self._begin(now_s)
+            else:
+                self._carried_s = 0.0
+
+    def _sample(self, batch: Batch) -> tuple[SampledToken, ...]:
+        sampled = []
+        for row in batch.rows:
+            sequence = self._sequences.get(row.sequence_id)
+            if sequence is None:
+                raise ValueError(f"sequence {row.sequence_id} is not here")
+            end = row.first_position + row.num_tokens
+            if end > sequence.length:
+                raise ValueError(f"row {row.sequence_id}: {end} tokens of a sequence of {sequence.length}")
+            if end == sequence.length:
+                scores, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+                sampled.append(SampledToken(row.sequence_id, sequence.next_token(), sequence.logprobs, scores))
+        return tuple(sampled)

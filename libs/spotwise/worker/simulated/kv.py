@@ -1,0 +1,249 @@
+"""KV hand-offs of workers that have no KV: by the clock, or with real bytes of no meaning.
+
+Law: by the clock, a hand-off takes as long as its link's cost says and one message each way over the bus: the COMMIT frame of
+the real protocol, answered by its ACK or NACK, for the reasons for which the real inbox refuses one. A worker's pushes share
+its link, one after the other. With real bytes the transport is the real one, and `NoKv` the memory behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.ports import (
+    BusMessage,
+    HandoffHandler,
+    KvTransferError,
+    MeshError,
+    MessageBus,
+    Subscription,
+    TransferReport,
+)
+from spotwise.mesh.whole_push import WholePush
+from spotwise.wire import subjects
+from spotwise.wire.kv_frames import (
+    FRAME_BYTES,
+    FrameKind,
+    KvFrame,
+    KvFrameError,
+    NackReason,
+    decode_frame,
+    decode_handoff,
+    encode_frame,
+    encode_handoff,
+)
+
+_SCHEME = "simulated:"
+_TRANSPORT = "simulated"
+#: As many layers as a large model has, so that real pushes are cut into chunks as its would be.
+NUM_LAYERS = 32
+
+
+class NoKv:
+    """A `KvMemory` of which nothing is kept: what is exported is new, what is imported is dropped.
+
+    Args:
+        block_bytes: of one block, all layers.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self.num_layers = NUM_LAYERS
+        self.layer_block_bytes = max(1, block_bytes // NUM_LAYERS)
+
+    @property
+    def layout(self) -> str:
+        """Simulated blocks of one size may be exchanged."""
+        return f"simulated {self.num_layers} x {self.layer_block_bytes}"
+
+    def export_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
+    ) -> NDArray[np.uint8]:
+        """Return as many bytes as the blocks have, the first block's number in each; `into` is used where given."""
+        size = num_layers * len(block_ids) * self.layer_block_bytes
+        payload = np.empty(size, dtype=np.uint8) if into is None else into
+        payload.fill(block_ids[0] % 256 if block_ids else 0)
+        return payload
+
+    def import_layers(
+        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Take blocks in and forget them.
+
+        Raises:
+            ValueError: `data` has not the size that the arguments say.
+        """
+        size = num_layers * len(block_ids) * self.layer_block_bytes
+        if data.nbytes != size:
+            raise ValueError(f"{data.nbytes} bytes where {size} are due")
+
+
+class TimedKvTransport:
+    """A `KvTransport` that moves no bytes.
+
+    Args:
+        bus: the mesh's.
+        worker_id, incarnation: this worker.
+        on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
+        link: seconds of a hand-off; at the simulation's speed.
+        block_bytes: of one block, all layers.
+        push_timeout_s: a push takes no longer than this.
+    """
+
+    def __init__(
+        self,
+        bus: MessageBus,
+        worker_id: str,
+        incarnation: int,
+        on_handoff: HandoffHandler,
+        link: LinkCost,
+        block_bytes: int,
+        push_timeout_s: float,
+    ) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._on_handoff = on_handoff
+        self._link = link
+        self._block_bytes = block_bytes
+        self._push_timeout_s = push_timeout_s
+        self._windows: dict[str, int] = {}
+        self._push_ids = itertools.count(1)
+        self._free_s = 0.0  # when the link is, on the monotonic clock
+        self._subscription: Subscription | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """What peers put behind the scheme: this worker's id."""
+        return f"{_SCHEME}{self._worker_id}"
+
+    async def start(self) -> None:
+        """Hear pushes."""
+        self._subscription = await self._bus.subscribe(subjects.simulated_kv(self._worker_id), self._on_push)
+
+    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+        """Accept that attempt's hand-off; replaces an earlier attempt's window."""
+        self._windows[request_id] = epoch
+
+    def forget(self, request_id: str) -> None:
+        """Refuse what still comes for the request. Idempotent."""
+        self._windows.pop(request_id, None)
+
+    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+        """Begin a hand-off, which will take its time once it is committed.
+
+        Raises:
+            ValueError: no blocks, or more than the target reserved.
+        """
+        if not 0 < len(source_block_ids) <= len(target.block_ids):
+            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
+        where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
+        num_blocks = len(source_block_ids)
+
+        async def move(handoff: KvHandoff) -> int:
+            return await self._move(target, handoff, num_blocks)
+
+        return WholePush(where, NUM_LAYERS, num_blocks, _TRANSPORT, move)
+
+    async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
+        """Let the bytes take their time, then hand the request over.
+
+        Raises:
+            KvTransferError: unreachable, refused or timed out; the text says which and why.
+            ValueError: no blocks, or more than the target reserved.
+        """
+        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push.wrote(NUM_LAYERS, len(source_block_ids))
+        push.commit(handoff)
+        return await push.delivered()
+
+    async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int) -> int:
+        payload = encode_handoff(handoff)
+        frame = KvFrame(
+            kind=FrameKind.COMMIT,
+            request_id=handoff.request_id,
+            epoch=handoff.epoch,
+            push_id=next(self._push_ids),
+            sender_incarnation=self._incarnation,
+            target_incarnation=target.incarnation,
+            num_blocks=num_blocks,
+            payload_bytes=len(payload),
+        )
+        kv_bytes = num_blocks * self._block_bytes
+        try:
+            async with asyncio.timeout(self._push_timeout_s):
+                await self._take_time(kv_bytes)
+                answer = await self._ask(target, encode_frame(frame) + payload)
+        except TimeoutError:
+            raise KvTransferError(f"not done within {self._push_timeout_s:g} s") from None
+        except (MeshError, KvFrameError) as error:
+            raise KvTransferError(str(error)) from None
+        if answer.reason is not None:
+            raise KvTransferError(f"refused: {answer.reason.name.lower().replace('_', ' ')}")
+        return kv_bytes
+
+    async def close(self) -> None:
+        """Hear no more; idempotent."""
+        self._closed = True
+        self._windows.clear()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    async def _take_time(self, kv_bytes: int) -> None:
+        """Wait for the link, then as long as the bytes need."""
+        now_s = time.monotonic()
+        begins_s = max(now_s, self._free_s)
+        # The latency of one push does not keep the next one from the link.
+        self._free_s = begins_s + kv_bytes / self._link.bytes_per_s
+        await asyncio.sleep(begins_s - now_s + self._link.transfer_s(kv_bytes))
+
+    async def _ask(self, target: KvTarget, message: bytes) -> KvFrame:
+        if self._closed:
+            raise KvTransferError("this transport is closed")
+        if target.address != f"{_SCHEME}{target.worker_id}":
+            raise KvTransferError("it moves real KV; a mesh is simulated as a whole or not at all")
+        reply = await self._bus.request(subjects.simulated_kv(target.worker_id), message, self._push_timeout_s)
+        return decode_frame(reply)
+
+    async def _on_push(self, message: BusMessage) -> None:
+        frame = decode_frame(message.payload[:FRAME_BYTES])
+        handoff = decode_handoff(frame, message.payload[FRAME_BYTES:])
+        reason = self._take(frame, handoff)
+        if message.respond is not None:
+            answer = KvFrame(
+                kind=FrameKind.ACK if reason is None else FrameKind.NACK,
+                request_id=frame.request_id,
+                epoch=frame.epoch,
+                push_id=frame.push_id,
+                sender_incarnation=self._incarnation,
+                target_incarnation=frame.sender_incarnation,
+                reason=reason,
+            )
+            await message.respond(encode_frame(answer))
+
+    def _take(self, frame: KvFrame, handoff: KvHandoff) -> NackReason | None:
+        """Check a push against its window and announce it; `None` where it was taken."""
+        if frame.target_incarnation != self._incarnation:
+            return NackReason.WRONG_INCARNATION
+        epoch = self._windows.get(frame.request_id)
+        if epoch is None or frame.epoch > epoch:
+            return NackReason.NO_RESERVATION
+        if frame.epoch < epoch:
+            return NackReason.STALE_EPOCH
+        del self._windows[frame.request_id]
+        report = TransferReport(frame.num_blocks * self._block_bytes, 0.0, _TRANSPORT)
+        try:
+            self._on_handoff(handoff, report)
+        except Exception as error:
+            # The edge, as in the real inbox: the sender must learn that nobody took its hand-off.
+            context = {"message": "a hand-off was not taken", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return NackReason.REFUSED
+        return None

@@ -1,0 +1,212 @@
+"""`up --engine simulated`: the whole mesh with workers that compute nothing, and the real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotwise.cli.run_state import ServiceState
+from tests.live.mesh import MODEL, LiveMesh, wait_for
+
+WORKERS = ("--prompt-workers", "12", "--token-workers", "12")
+QUESTION = "Tell me what you see from where you are."
+
+
+class SimulatedMesh(LiveMesh):
+    """A mesh of simulated workers."""
+
+    def up(self) -> None:
+        """Start it."""
+        done = self.command("up", "--detach", "--port", "0", "--engine", "simulated", *self.options)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    async def answers(self, count: int, tokens: int) -> list[str]:
+        """Stream so many chats at once; the text of each."""
+        async with self.async_client() as client:
+
+            async def ask(seed: int) -> str:
+                stream = await client.chat.completions.create(
+                    model=MODEL,
+                    messages=[{"role": "user", "content": f"{seed}: {QUESTION}"}],
+                    max_tokens=tokens,
+                    seed=seed,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                )
+                text = ""
+                usage = None
+                async for chunk in stream:
+                    text += "".join(choice.delta.content or "" for choice in chunk.choices)
+                    usage = chunk.usage or usage
+                assert usage is not None
+                assert usage.completion_tokens == tokens
+                return text
+
+            return list(await asyncio.gather(*map(ask, range(count))))
+
+
+@pytest.fixture(scope="module")
+def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the shared mesh writes its journals."""
+    return tmp_path_factory.mktemp("journals")
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory, journals: Path) -> Iterator[SimulatedMesh]:
+    """A mesh of two dozen workers that keeps journals."""
+    mesh = SimulatedMesh(
+        tmp_path_factory.mktemp("simulated"), *WORKERS, "--speed", "5", env={"SPOTWISE_JOURNAL": str(journals)}
+    )
+    mesh.up()
+    yield mesh
+    mesh.down()
+
+
+def test_two_dozen_workers_are_two_processes(simulated: SimulatedMesh) -> None:
+    """Every worker is a member with a load of its own; none of the processes has loaded torch or transformers."""
+    members = [each for each in simulated.members() if each.engine is not None]
+    assert len(members) == 24
+    assert all(each.serving and each.member_now.load is not None for each in members)
+    assert {each.member.id for each in members} == {f"{kind}-{n}" for kind in ("prompt", "token") for n in range(12)}
+    pids = Counter(each.member.pid for each in members)
+    assert sorted(pids.values()) == [12, 12]
+    assert set(pids) == {simulated.pid("prompt-0-to-11"), simulated.pid("token-0-to-11")}
+    for pid in pids:
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "libtorch" not in mapped
+
+
+def test_answers_are_words_and_the_same_for_a_seed(simulated: SimulatedMesh) -> None:
+    """Sixty streams over all workers: whole, readable, and again the same."""
+    first = asyncio.run(simulated.answers(60, 12))
+    assert all(len(text.split()) >= 12 for text in first)
+    assert all(text.replace(" ", "").isalpha() for text in first)
+    assert len(set(first)) > 50
+    assert asyncio.run(simulated.answers(60, 12)) == first
+    simulated.wait_until_idle()
+    busy = [each.member.id for each in simulated.members() if each.engine is not None and each.engine.iterations]
+    assert len(busy) > 12
+
+
+def test_hand_offs_are_in_the_ledger(simulated: SimulatedMesh) -> None:
+    """With the bytes that would have travelled, and how."""
+    answer = simulated.client().completions.create(model=MODEL, prompt=QUESTION, max_tokens=3)
+    stages = simulated.ledger(answer.id, "assigned", "prefilled", "handed_off", "kv_received", "decoded", "completed")
+    assert stages["handed_off"]["transport"] == "simulated"
+    assert stages["handed_off"]["kv_bytes"] == stages["kv_received"]["kv_bytes"] > 0
+    assert stages["handed_off"]["member"].startswith("prompt-")
+    assert stages["decoded"]["member"].startswith("token-")
+
+
+async def _leave_early(mesh: SimulatedMesh, count: int) -> None:
+    async with mesh.async_client() as client:
+
+        async def leave(number: int) -> None:
+            stream = await client.completions.create(
+                model=MODEL, prompt=f"{number} {QUESTION}", max_tokens=2000, stream=True
+            )
+            async for _ in stream:
+                break
+            await stream.close()
+
+        await asyncio.gather(*map(leave, range(count)))
+
+
+def test_a_drained_member_leaves_alone_and_the_journal_is_decided_again(
+    simulated: SimulatedMesh, journals: Path, tmp_path: Path
+) -> None:
+    """Clients that leave, a drain, and streams beside them: every role's commands come out the same; a lie is noticed."""
+    asyncio.run(_leave_early(simulated, 8))
+    pid = simulated.pid("token-0-to-11")
+    simulated.drain("token-3", seconds=20.0)
+    assert len(asyncio.run(simulated.answers(30, 8))) == 30
+
+    def gone() -> bool:
+        return "token-3" not in {each.member.id for each in simulated.members()}
+
+    wait_for(gone, lambda: "token-3 to leave")
+    assert simulated.pid("token-0-to-11") == pid
+    assert simulated.state.services["token-0-to-11"].state is ServiceState.HEALTHY
+    simulated.wait_until_idle()
+
+    written = tmp_path / "replay.json"
+    requests = tmp_path / "requests.csv"
+    done = simulated.command("replay", str(journals), "--json", str(written), "--requests", str(requests))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {each["member"]: each for each in json.loads(written.read_text())}
+    assert set(found) >= {"gateway-0", "scheduler-0", "token-3", "prompt-0"}
+    assert len(found) == 26
+    assert all(each["identical"] for each in found.values())
+    assert found["scheduler-0"]["decision_us"]["SubmitRequest"]["count"] >= 30
+    assert {"CancelRequest", "Drain"} <= set().union(*(each["decision_us"] for each in found.values()))
+    lines = requests.read_text().splitlines()
+    assert len(lines) > 30
+
+
+def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Path) -> None:
+    """The supervisor starts it again; a stream that was on it goes on elsewhere, with the words it would have had."""
+    mesh = SimulatedMesh(tmp_path, "--prompt-workers", "4", "--token-workers", "4", "--mixed-workers", "2")
+    mesh.up()
+    try:
+        expected = asyncio.run(mesh.answers(6, 80))
+        pid = mesh.pid("token-0-to-3")
+
+        async def kill_meanwhile() -> list[str]:
+            answers = asyncio.create_task(mesh.answers(6, 80))
+            await asyncio.sleep(0.8)
+            os.kill(pid, signal.SIGKILL)
+            return await answers
+
+        assert asyncio.run(kill_meanwhile()) == expected
+
+        def back() -> bool:
+            ids = {each.member.id for each in mesh.members() if each.serving}
+            return ids >= {f"token-{number}" for number in range(4)} and mesh.pid("token-0-to-3") != pid
+
+        wait_for(back, lambda: "the killed process to be back")
+        mesh.wait_until_idle()
+    finally:
+        mesh.down()
+
+
+def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
+    """Over UCX between two processes of simulated workers, with a profile of the user's and its speed."""
+    profile = {
+        "format": "spotwise-cost-profile/1",
+        "name": "tiny",
+        "iteration": {
+            "kind": "linear",
+            "fixed_s": 0.001,
+            "prompt_token_s": 1e-5,
+            "prompt_context_s": 0.0,
+            "decode_s": 1e-4,
+            "decode_context_s": 0.0,
+        },
+        "link": {"latency_s": 0.0, "bytes_per_s": 1e9},
+        "kv_bytes_per_token": 4096,
+        "kv_tokens": 4096,
+    }
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile))
+    mesh = SimulatedMesh(tmp_path, "--simulated-kv", "real", "--profile", str(path), "--speed", "2")
+    mesh.up()
+    try:
+        answer = mesh.client().completions.create(model=MODEL, prompt=list(range(100, 140)), max_tokens=5)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 5
+        stages = mesh.ledger(answer.id, "handed_off", "kv_received")
+        assert stages["kv_received"]["kv_bytes"] == 3 * 16 * 4096
+        assert "simulated" not in stages["kv_received"]["transport"]
+        mesh.wait_until_idle()
+        worker = next(each for each in mesh.members() if each.member.id == "token-0")
+        assert worker.engine is not None
+        assert worker.engine.engine == "simulated: tiny at 2x speed, real KV"
+    finally:
+        mesh.down()

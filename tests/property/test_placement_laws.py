@@ -1,0 +1,224 @@
+"""Any mesh, any request: the choice keeps to its laws, and is the one that a look at every worker would make."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.cluster.pools import Pools
+from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
+from spotwise.core.cluster.views import Assignment, WorkerView
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+
+BLOCK = 16
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> WorkerLoad:
+    total = draw(st.sampled_from([0, 4, 20, 20, 20]))
+    return WorkerLoad(
+        pending_prompt_tokens=draw(st.sampled_from([0, 0, 10, 60, 95, 200])),
+        owed_tokens=draw(st.sampled_from([0, 0, 20, 45, 300])),
+        kv_blocks_total=total,
+        kv_blocks_free=draw(st.integers(0, total)),
+        kv_blocks_kept=draw(st.sampled_from([0, 0, 2])),
+        kv_block_size=BLOCK,
+        reserved_new_tokens=draw(st.sampled_from([None, 1])),
+        decoding=draw(st.sampled_from([0, 0, 3])),
+        waiting=draw(st.sampled_from([0, 1])),
+        preempted=draw(st.sampled_from([0, 0, 1])),
+        prompts_in_place=draw(st.sampled_from([0, 0, 1])),
+        prompts_to_hand_off=draw(st.sampled_from([0, 0, 1])),
+        prompt_token_s=draw(st.sampled_from([None, 0.001, 0.002])),
+        kv_push_token_s=draw(st.sampled_from([None, 0.0, 0.001, 0.1])),
+    )
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> list[Member]:
+    states = st.sampled_from([MemberState.READY] * 4 + [MemberState.DRAINING, MemberState.STARTING])
+    return [
+        Member(
+            f"w{number}",
+            MemberKind.TOKEN_WORKER,
+            1,
+            draw(states),
+            "host",
+            1,
+            "",
+            draw(st.sampled_from(Pool)),
+            load=draw(loads()),
+        )
+        for number in range(draw(st.integers(0, 7)))
+    ]
+
+
+DEMANDS = st.builds(
+    Demand,
+    st.integers(1, 120),
+    st.integers(1, 120),
+    st.dictionaries(st.sampled_from([f"w{number}" for number in range(8)]), st.integers(1, 128), max_size=3),
+)
+POLICIES = st.builds(
+    PoolPolicy,
+    st.sampled_from([0, 100, 8192]),
+    st.sampled_from([None, 50, 1000]),
+    st.booleans(),
+    decode_queue=st.sampled_from(DecodeQueue),
+)
+
+
+def placed(members: list[Member], demand: Demand, policy: PoolPolicy) -> tuple[Pools, Placement | None]:
+    pools = Pools(policy.decode_queue)
+    for member in members:
+        pools.join(member)
+    return pools, Placer(pools, policy).place(demand)
+
+
+@settings(max_examples=500, deadline=None)
+@given(meshes(), DEMANDS, POLICIES)
+def test_who_is_chosen_can_serve(members: list[Member], demand: Demand, policy: PoolPolicy) -> None:
+    """READY, with room now and a cache that could hold everything ever; KV flows from the prompt pool only."""
+    _, found = placed(members, demand, policy)
+    if found is None:
+        return
+    prompt_worker, token_worker = found.prompt_worker, found.token_worker
+    assert prompt_worker.is_ready
+    assert token_worker.is_ready
+    assert token_worker.has_room(demand.prompt_tokens, demand.max_new_tokens)
+    assert prompt_worker.could_ever_hold(demand.prompt_tokens)
+    if prompt_worker is not token_worker:
+        assert prompt_worker.home is Pool.PROMPT
+        assert token_worker.home in (Pool.TOKEN, Pool.MIXED)
+
+
+@settings(max_examples=500, deadline=None)
+@given(meshes(), DEMANDS, POLICIES)
+def test_a_request_waits_only_while_nobody_has_room(members: list[Member], demand: Demand, policy: PoolPolicy) -> None:
+    """Thresholds say who, and never whether."""
+    pools, found = placed(members, demand, policy)
+    anybody = any(view.is_ready and view.has_room(demand.prompt_tokens, demand.max_new_tokens) for view in pools)
+    assert (found is not None) == anybody
+
+
+@settings(max_examples=500, deadline=None)
+@given(meshes(), DEMANDS, POLICIES)
+def test_the_order_in_which_workers_are_heard_of_changes_nothing(
+    members: list[Member], demand: Demand, policy: PoolPolicy
+) -> None:
+    """Ties go to the smaller id."""
+
+    def outcome(listed: list[Member]) -> tuple[str, str, PlacedBy] | None:
+        _, found = placed(listed, demand, policy)
+        return None if found is None else (found.prompt_worker.id, found.token_worker.id, found.by)
+
+    assert outcome(members) == outcome(members[::-1])
+
+
+@settings(max_examples=500, deadline=None)
+@given(meshes(), DEMANDS, POLICIES)
+def test_pools_that_are_within_their_thresholds_do_their_own_work(
+    members: list[Member], demand: Demand, policy: PoolPolicy
+) -> None:
+    """Then each side gets the shortest queue of its home pool: no other that qualifies has a shorter one."""
+    pools, found = placed(members, demand, policy)
+    if found is None:
+        return
+    fit_prompt = [view for view in pools if view.pool is view.home is Pool.PROMPT and is_within(view, demand, policy)]
+    fit_tokens = [view for view in pools if view.pool is view.home is Pool.TOKEN and owes_within(view, demand, policy)]
+    if not fit_prompt or not fit_tokens:
+        return
+    assert found.by in (PlacedBy.HOME, PlacedBy.BREAK_EVEN)
+    assert found.token_worker is min(fit_tokens, key=lambda view: (view.owed_tokens, view.id))
+    if found.by is PlacedBy.HOME:
+        assert found.prompt_worker is min(
+            fit_prompt, key=lambda view: (view.pending_prompt_tokens + demand.uncomputed(view), view.id)
+        )
+
+
+def is_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
+    """A scan's word for a prompt queue within its threshold."""
+    somebody_waits = view.load.waiting or view.load.preempted
+    queue = view.pending_prompt_tokens + demand.uncomputed(view)
+    is_short = not somebody_waits or queue <= policy.max_pending_prompt_tokens
+    return view.is_ready and is_short and view.could_ever_hold(demand.prompt_tokens)
+
+
+def owes_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
+    """A scan's word for a token queue within its threshold."""
+    owed, bound = view.owed_tokens, policy.max_owed_tokens
+    is_short = bound is None or owed == 0 or owed + demand.max_new_tokens <= bound
+    return view.is_ready and is_short and view.has_room(demand.prompt_tokens, demand.max_new_tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_work_of_the_other_pool_makes_a_worker_mixed_and_its_end_brings_it_home(data: st.DataObject) -> None:
+    """Whatever is ordered and reported, in any order; nothing but the last report and unseen orders counts."""
+    home = data.draw(st.sampled_from([Pool.PROMPT, Pool.TOKEN]))
+    empty = WorkerLoad(kv_blocks_total=20, kv_blocks_free=20)
+    pools = Pools()
+    member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", home, load=empty)
+    pools.join(member)
+    foreign = False
+    for number in range(1, data.draw(st.integers(1, 6)) + 1):
+        prompt, owed = data.draw(st.sampled_from([(5, 0), (0, 5)]))
+        pools.assign("w", Assignment(number, 1000.0, prompt, owed, 1 if owed else 0))
+        foreign |= bool(owed if home is Pool.PROMPT else prompt)
+    assert pools["w"].pool is (Pool.MIXED if foreign else home)
+    done = WorkerLoad(kv_blocks_total=20, kv_blocks_free=20, assignments_seen=(("s", 6),))
+    pools.heard(Member("w", member.kind, 1, member.state, "host", 1, "", home, load=done), "s", 1000.0)
+    assert pools["w"].pool is home
+
+
+# --- rankings ---------------------------------------------------------------------------------------------------------
+
+NEEDS = st.builds(
+    Need,
+    st.integers(1, 200),
+    st.integers(1, 200),
+    st.booleans(),
+    st.none() | st.integers(-20, 200),
+    st.none() | st.integers(-20, 300),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 12 * RUN_LENGTH), NEEDS)
+def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> None:
+    """After any entries, changes and departures, over many runs."""
+    rng = random.Random(seed)
+    ranking = Ranking(lambda view: view.owed_tokens)
+    here: dict[str, WorkerView] = {}
+    for _ in range(changes):
+        worker_id = f"w{rng.randrange(4 * RUN_LENGTH)}"
+        if rng.random() < 0.2:
+            ranking.remove(worker_id)
+            here.pop(worker_id, None)
+        else:
+            here[worker_id] = view_of(worker_id, rng)
+            ranking.put(here[worker_id])
+    in_order = sorted(here.values(), key=lambda view: (view.owed_tokens, view.id))
+    assert list(ranking) == in_order
+    assert len(ranking) == len(in_order)
+    assert ranking.first(need) is next((view for view in in_order if need.is_met_by(view)), None)
+    assert ranking.most_capacity() == max((view.kv_tokens for view in in_order), default=0)
+
+
+def view_of(worker_id: str, rng: random.Random) -> WorkerView:
+    """A worker of which a need asks something now and then."""
+    total = rng.choice([4, 20, 20, 20])
+    load = WorkerLoad(
+        pending_prompt_tokens=rng.choice([0, 10, 100, 200]),
+        waiting=rng.choice([0, 1, 1]),
+        owed_tokens=rng.randrange(300),
+        kv_blocks_total=total,
+        kv_blocks_free=rng.randint(0, total),
+        kv_block_size=BLOCK,
+        reserved_new_tokens=rng.choice([None, 1]),
+    )
+    return WorkerView(Member(worker_id, MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", load=load))

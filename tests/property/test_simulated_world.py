@@ -1,0 +1,188 @@
+"""What holds in every simulated world, however small its machines and however its requests come."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cost_model import BatchShape
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.simulator.events import EventQueue
+from spotwise.simulator.network import Link, Network, Transfer
+from spotwise.simulator.observation import Arrival
+from spotwise.simulator.results import WorldResult
+from spotwise.simulator.world import World
+from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
+from tests.unit.simulator import worlds
+
+TRACES = st.lists(
+    st.builds(
+        Arrival,
+        st.floats(min_value=0.0, max_value=3.0),
+        st.integers(min_value=1, max_value=150),
+        st.integers(min_value=1, max_value=40),
+    ),
+    min_size=1,
+    max_size=25,
+).map(lambda arrivals: sorted(arrivals, key=lambda arrival: arrival.at_s))
+POLICIES = st.builds(
+    WorkerPolicy,
+    st.builds(
+        BatchLimits,
+        max_num_seqs=st.sampled_from([2, 8]),
+        max_prompt_tokens=st.sampled_from([100, 2048]),
+        max_num_batched_tokens=st.sampled_from([None, 24]),
+    ),
+    prefix_caching=st.just(False),
+    watermark=st.sampled_from([0.0, 0.1]),
+    preempt_after_s=st.sampled_from([0.0, 0.3]),
+    max_preemptions=st.sampled_from([1, 3]),
+)
+POOLS = st.builds(
+    PoolPolicy,
+    max_pending_prompt_tokens=st.sampled_from([0, 200, 8192]),
+    break_even=st.booleans(),
+    repurpose_share=st.just(0.5),
+    repurpose_window_s=st.sampled_from([None, 0.5]),
+    prefix_spans=st.just(0),
+)
+SETTINGS = st.builds(
+    worlds.settings,
+    POLICIES,
+    pools=POOLS,
+    max_new_tokens=st.sampled_from([40, 80]),
+    knows_output=st.booleans(),
+    control_latency_s=st.sampled_from([0.0, 0.001]),
+    link_latency_s=st.sampled_from([0.0, 0.002]),
+    overlap=st.sampled_from([Overlap(None), Overlap(20)]),
+    counted_steps=st.sampled_from([1, 64]),
+)
+CLUSTERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)).filter(
+    lambda counts: counts[1] + counts[2] > 0
+)
+#: Room for the largest request and little more.
+SMALL = worlds.machine_type(kv_tokens=256, link_bytes_per_s=1e6)
+
+
+@dataclass
+class Watch(worlds.Diary):
+    """A diary that looks at the clock, too: single iterations are told of when they end, several some time later."""
+
+    world: World | None = None
+    counted: bool = False
+    busy_until_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
+        assert self.world is not None
+        begin_s = self.world.now - seconds
+        assert begin_s >= self.busy_until_s[machine_id] - 1e-9, "two iterations at once"
+        self.busy_until_s[machine_id] = self.busy_until_s[machine_id] + seconds if self.counted else self.world.now
+        super().iterations_ended(machine_id, shape, seconds, iterations)
+
+
+def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[Arrival]) -> tuple[WorldResult, Watch]:
+    watch = Watch(counted=chosen.counted_steps > 1)
+    watch.world = World(cluster, chosen, watch)
+    return watch.world.run(arrivals), watch
+
+
+@given(TRACES, CLUSTERS, SETTINGS)
+@settings(max_examples=80, deadline=None)
+def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
+    arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
+) -> None:
+    """No iteration overlaps another one, no block is left behind, and a machine's account is that of its iterations."""
+    cluster = worlds.machines(*counts, kind=SMALL)
+    result, watch = run(cluster, chosen, arrivals)
+    assert (result.arrived, result.completed, result.failed) == (len(arrivals), len(arrivals), 0)
+    key = Arrival.__repr__
+    assert sorted((request.arrival for request in watch.completed), key=key) == sorted(arrivals, key=key)
+    assert sum(count for _, count in watch.gaps) == sum(arrival.output_tokens - 1 for arrival in arrivals)
+    for request in watch.completed:
+        assert request.queue_s is not None
+        assert 0 <= request.queue_s < request.ttft_s <= request.e2e_s
+        assert request.longest_gap_s <= request.e2e_s - request.ttft_s + 1e-9
+    for machine in result.machines:
+        mine = [entry for entry in watch.iterations if entry[0] == machine.machine_id]
+        assert abs(machine.busy_s - sum(entry[2] for entry in mine)) < 1e-6
+        assert machine.iterations == sum(entry[3] for entry in mine)
+        assert machine.kv_blocks_peak <= machine.kv_blocks
+    assert watch.world is not None
+    assert watch.world.kv_blocks_held == 0
+    sent, received = (sum(getattr(m, name) for m in result.machines) for name in ("sent_bytes", "received_bytes"))
+    assert abs(sent - received) < 1e-3
+
+
+@given(TRACES, CLUSTERS, SETTINGS)
+@settings(max_examples=20, deadline=None)
+def test_the_same_world_is_the_same_run(
+    arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
+) -> None:
+    """To the last bit."""
+    first, second = (run(worlds.machines(*counts, kind=SMALL), chosen, arrivals) for _ in range(2))
+    assert first[0] == second[0]
+    assert first[1].completed == second[1].completed
+    assert first[1].iterations == second[1].iterations
+
+
+@given(TRACES, CLUSTERS, SETTINGS, st.integers(2, 40))
+@settings(max_examples=80, deadline=None)
+def test_orders_of_several_iterations_change_no_decision(
+    arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
+) -> None:
+    """Every request has the same times on the same machines, and every machine does the same.
+
+    In which order two machines do what they do at the same moment is no decision of theirs.
+    """
+    single = run(worlds.machines(*counts, kind=SMALL), replace(chosen, counted_steps=1), arrivals)
+    counted = run(worlds.machines(*counts, kind=SMALL), replace(chosen, counted_steps=steps), arrivals)
+    assert sorted(single[1].completed, key=repr) == sorted(counted[1].completed, key=repr)
+    for one, many in zip(single[0].machines, counted[0].machines, strict=True):
+        assert (one.iterations, one.preemptions, one.sent) == (many.iterations, many.preemptions, many.sent)
+        assert abs(one.busy_s - many.busy_s) < 1e-9
+
+
+TRANSFERS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.floats(min_value=0.0, max_value=5.0),
+        st.floats(min_value=0.0, max_value=300.0),
+        st.floats(min_value=0.0, max_value=100.0),
+    ),
+    max_size=15,
+)
+
+
+@given(TRANSFERS)
+def test_links_carry_all_that_they_are_given_and_never_more_than_they_can(
+    transfers: list[tuple[int, int, float, float, float]],
+) -> None:
+    """Each transfer comes in two parts, the second a second later."""
+    queue = EventQueue()
+    network = Network(queue)
+    senders, receivers = [Link(100.0), Link(60.0), Link(30.0)], [Link(50.0), Link(100.0), Link(70.0)]
+    sent: list[str] = []
+
+    def look(_: object = None) -> None:
+        for link in (*senders, *receivers):
+            assert link.rate_bytes_per_s <= link.bytes_per_s * (1 + 1e-9)
+
+    for number, (sender, receiver, at_s, first, second) in enumerate(transfers):
+        transfer = Transfer(str(number), senders[sender], receivers[receiver], lambda t: sent.append(t.label))
+        queue.at(at_s, lambda a: network.add(a[0], a[1], is_last=False), (transfer, first))
+        queue.at(at_s + 1.0, lambda a: network.add(a[0], a[1], is_last=True), (transfer, second))
+        for later_s in (0.0, 0.5, 1.0, 1.5, 3.0):
+            queue.at(at_s + later_s, look)
+    queue.run()
+    assert sorted(sent) == sorted(str(number) for number in range(len(transfers)))
+    for links, end in ((senders, 0), (receivers, 1)):
+        for number, link in enumerate(links):
+            given_bytes = sum(part for t in transfers if t[end] == number for part in t[3:])
+            assert not link.transfers
+            assert abs(link.carried_bytes - given_bytes) < 1e-3

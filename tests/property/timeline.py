@@ -1,0 +1,197 @@
+"""One worker role on a timeline of whole ticks: an engine that counts iterations, a store and a mesh that answer after a while.
+
+What the role is told follows from what it said and from the script, never from how many iterations an order was, so that two
+timelines of one script may be compared.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spotwise.core import messages as m
+from spotwise.core.batching import Batch
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.role import WorkerRole
+
+BLOCK_SIZE = 4
+TICKS_PER_S = 10
+#: Ticks of an iteration of decodes; a prompt token is one more.
+DECODE_TICKS = 4
+LEASE_S = 60.0
+OTHER = KvTarget("other", 7, "other:2", (0, 1, 2))
+HERE = KvTarget("w", 1, "w:2", ())
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, and what becomes of it.
+
+    Attributes:
+        kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one)
+            or `in_place` (both phases are here).
+        alike: the first tokens of prompts with the same number are the same.
+        load_ticks: until its record is loaded.
+        then_ticks: until its KV comes, or its hand-off is delivered.
+        cancel_ticks: until its client leaves, if that comes first.
+    """
+
+    kind: str
+    prompt: int
+    new: int
+    alike: int
+    load_ticks: int
+    then_ticks: int
+    cancel_ticks: int | None
+
+
+@dataclass
+class Order:
+    """In flight at the engine."""
+
+    batch: Batch
+    steps: int
+    ticks: int
+    counted: int
+    began: int  #: of the iteration that runs
+
+    @property
+    def ends(self) -> int:
+        return self.began + (self.steps - self.counted) * self.ticks
+
+
+class Timeline:
+    """Runs scripts.
+
+    Attributes:
+        iterations: rows of each, in order: sequence, first position, tokens.
+        tables: of those iterations that began an order: the block tables of their rows.
+        said: (tick, command) pairs, but for the engine's orders.
+        free: (tick, free blocks) after each event that is no iteration.
+        order_at: by tick, the iteration with which the order of that tick began.
+        orders: how many there were.
+    """
+
+    def __init__(self, num_blocks: int, policy: WorkerPolicy, pool_of: type[BlockPool] = BlockPool) -> None:
+        self.pool = pool_of(num_blocks, BLOCK_SIZE)
+        self.role = WorkerRole("w", 1, "w:2", self.pool, policy)
+        self.tick = 0
+        self.iterations: list[tuple[tuple[str, int, int], ...]] = []
+        self.tables: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self.said: list[tuple[int, c.WorkerCommand]] = []
+        self.free: list[tuple[int, int]] = []
+        self.order_at: dict[int, int] = {}
+        self.orders = 0
+        self.live: dict[str, Arrival] = {}
+        self._order: Order | None = None
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._entered = 0
+
+    # --- the script ---------------------------------------------------------------------------------------------------
+
+    def at(self, tick: int, action: Callable[[], None]) -> None:
+        self._entered += 1
+        heapq.heappush(self._events, (tick, self._entered, action))
+
+    def arrive(self, name: str, arrival: Arrival) -> None:
+        """A request comes now."""
+        self.live[name] = arrival
+        stream = m.StreamRef("g", self._entered)
+        if arrival.kind == "decode":
+            tokens = arrival.prompt + arrival.new
+            self.tell(m.ReserveKv(name, 1, stream, "s", 1, tokens, arrival.new, LEASE_S))
+        else:
+            target = OTHER if arrival.kind == "hand_off" else HERE
+            self.tell(m.StartPrefill(name, 1, stream, "s", 1, arrival.prompt, target, LEASE_S, arrival.new))
+        if arrival.cancel_ticks is not None:
+            self.at(self.tick + arrival.cancel_ticks, lambda: self.tell(m.CancelRequest(name, 1)))
+
+    def stop_early(self) -> None:
+        """The engine ends its order at the next boundary, for reasons of its own."""
+        if self._order is not None:
+            self._order.steps = min(self._order.steps, self._order.counted + 1)
+
+    def run(self, until: int) -> None:
+        """Let time pass up to a tick, or until nothing happens any more."""
+        while self._events or self._order:
+            order = self._order
+            if order is not None and (not self._events or order.ends <= self._events[0][0]):
+                if order.ends > until:
+                    return
+                self.tick = order.ends
+                self._count(order.steps - order.counted, ended=True)
+                continue
+            tick, _, action = self._events[0]
+            if tick > until:
+                return
+            heapq.heappop(self._events)
+            if order is not None and (steps := (tick - order.began) // order.ticks):
+                self.tick = order.began + steps * order.ticks
+                self._count(steps, ended=False)
+            self.tick = tick
+            action()
+            self.free.append((tick, self.pool.free_blocks))
+
+    # --- the engine ---------------------------------------------------------------------------------------------------
+
+    def _count(self, steps: int, *, ended: bool) -> None:
+        order = self._order
+        assert order is not None
+        for step in range(order.counted, order.counted + steps):
+            self.iterations.append(
+                tuple((row.sequence_id, row.first_position + step, row.num_tokens) for row in order.batch.rows)
+            )
+        order.counted += steps
+        order.began += steps * order.ticks
+        if ended:
+            self._order = None
+        self.tell(c.IterationsCounted(steps, ended=ended))
+
+    def _run_iteration(self, batch: Batch, steps: int) -> None:
+        assert self._order is None
+        self.orders += 1
+        self.order_at[self.tick] = len(self.iterations)
+        self.tables[len(self.iterations)] = tuple(row.block_ids for row in batch.rows)
+        self._order = Order(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
+
+    # --- what the role says -------------------------------------------------------------------------------------------
+
+    def tell(self, event: c.WorkerEvent) -> None:
+        for command in self.role.handle(event, self.tick / TICKS_PER_S):
+            match command:
+                case c.RunIteration(batch, steps):
+                    self._run_iteration(batch, steps)
+                    continue
+                case c.EndRun():
+                    assert self._order is not None
+                    self._order.steps = self._order.counted + 1
+                    continue
+                case c.LoadRecord(name):
+                    self._later(self.live[name].load_ticks, c.RecordLoaded(self._record(name)))
+                case m.Send("s", m.KvReserved(name)):
+                    arrival = self.live[name]
+                    handoff = KvHandoff(name, 1, arrival.prompt, 0)
+                    self._later(arrival.then_ticks, c.KvArrived(handoff, 1, 0.1, "shm"))
+                case m.Send("s", m.KvRefused(name)):
+                    self.live.pop(name)
+                case c.PushKv(handoff):
+                    name = handoff.request_id
+                    self._later(self.live[name].then_ticks, c.HandoffDelivered(name, 1, 1, 0.1, "shm"))
+                case c.DropSequence(attempt):
+                    self.live.pop(attempt.split("@")[0], None)
+            self.said.append((self.tick, command))
+
+    def _later(self, ticks: int, event: c.WorkerEvent) -> None:
+        self.at(self.tick + ticks, lambda: self.tell(event))
+
+    def _record(self, name: str) -> RequestRecord:
+        arrival = self.live[name]
+        prompt = tuple((arrival.alike * 7 + position // 9) % 50 for position in range(arrival.prompt))
+        stop = StopCriteria(arrival.new)
+        return RequestRecord(name, 1, "g", 1, "model", prompt, (), SamplingParams(), stop, 0.0)

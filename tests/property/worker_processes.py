@@ -1,0 +1,200 @@
+"""What a worker's process does in the mesh of one process: engine, windows and transfers, as its role commands.
+
+An engine's writes take effect when its iteration ends. A push reads and writes now and then, as far as it was told, and once
+more when it ends, however it ends: a block given away too early would show.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from spotwise.core import messages as m
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.record import RequestRecord, sequence_id
+from spotwise.core.sampling import SampledToken
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import PushCosts
+from tests.property.fake_worker import FakePush, FakeWorker
+
+
+def expected_token(request_id: str, index: int) -> int:
+    """The token that a correct mesh delivers at `index`."""
+    return hash((request_id, index)) % 1000
+
+
+class Surroundings(Protocol):
+    """What workers have around them."""
+
+    rng: random.Random
+    policy: WorkerPolicy
+    iteration_s: float
+    push_s: float
+    records: dict[str, RequestRecord]
+
+    @property
+    def workers(self) -> Mapping[str, FakeWorker]:
+        """Those that live."""
+
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Let something happen later."""
+
+    def delay(self, most: float = 0.02) -> float:
+        """A random one."""
+
+    def tokens(self, request_id: str, count: int) -> tuple[int, ...]:
+        """The first tokens of a request's prompt and right answer."""
+
+    def feed_worker(self, worker: FakeWorker, event: Any) -> None:
+        """Tell a role."""
+
+
+class WorkerProcesses:
+    """Performs the commands of all roles."""
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+
+    def perform(self, worker: FakeWorker, command: Any) -> None:
+        world = self._world
+        match command:
+            case c.LoadRecord(request_id, epoch):
+                world.at(world.delay(), lambda r=request_id, e=epoch: self._load(worker, r, e))
+            case c.DropSequence(attempt):
+                worker.engine.pop(attempt, None)
+            case c.AppendToken(attempt, token_id):
+                index = worker.outputs[attempt]
+                assert token_id == expected_token(worker.engine[attempt].request_id, index)
+                worker.outputs[attempt] += 1
+            case c.ExpectKv(request_id, epoch, block_ids):
+                worker.windows[request_id] = (epoch, block_ids)
+            case c.ForgetKv(request_id):
+                worker.windows.pop(request_id, None)
+            case c.RunIteration(batch):
+                running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
+                assert len(running) == len(set(running)), "a sequence in two iterations at once"
+                worker.batches.append(batch)
+                assert len(worker.batches) <= world.policy.max_in_flight
+                world.at(0.001 + world.delay(world.iteration_s), lambda: self._iterate(worker))
+            case c.PushKv(handoff, target, blocks):
+                tokens = handoff.num_tokens
+                push = FakePush(handoff.request_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
+                self._start_push(worker, push)
+            case c.OpenPush(request_id, epoch, target, blocks, tokens, written):
+                self._start_push(worker, FakePush(request_id, epoch, target, blocks, tokens, written))
+            case c.CommitPush(handoff):
+                push = worker.pushes.get(sequence_id(handoff.request_id, handoff.epoch))
+                if push is not None:
+                    assert push.written == push.num_tokens == handoff.num_tokens
+                    push.handoff = handoff
+            case c.AbortPush(request_id, epoch):
+                push = worker.pushes.get(sequence_id(request_id, epoch))
+                if push is not None and not push.over:
+                    push.over = True
+                    world.at(world.delay(world.push_s), lambda p=push: self._push_failed(worker, p, "called off"))
+            case m.RecordLedger():
+                pass
+            case _:
+                raise AssertionError(f"nobody performs {command}")
+
+    def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
+        if worker.stalled:
+            worker.waiting.append(lambda: self._load(worker, request_id, epoch))
+            return
+        record = self._world.records.get(request_id)
+        if record is None or record.epoch != epoch:
+            self._world.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone", retryable=True))
+            return
+        assert record.sequence_id not in worker.engine, "loaded twice"
+        worker.engine[record.sequence_id] = record
+        worker.outputs[record.sequence_id] = len(record.output_token_ids)
+        self._world.feed_worker(worker, c.RecordLoaded(record))
+
+    def _iterate(self, worker: FakeWorker) -> None:
+        """The oldest batch ends."""
+        if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._iterate(worker))
+            return
+        sampled = []
+        for row in worker.batches.popleft().rows:
+            record = worker.engine.get(row.sequence_id)
+            assert record is not None, "a row of a sequence that the engine forgot"
+            known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]
+            end = row.first_position + row.num_tokens
+            assert row.num_tokens > 0
+            assert end <= known
+            tokens = self._world.tokens(record.request_id, end)
+            worker.check(row.block_ids, tokens[: row.first_position])
+            worker.write(row.block_ids, tokens, row.first_position)
+            if row.sequence_id in worker.pushes:
+                worker.pushes[row.sequence_id].written = end
+            if end < known:
+                continue
+            index = worker.outputs[row.sequence_id]
+            worker.outputs[row.sequence_id] += 1
+            sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
+        self._world.feed_worker(worker, c.IterationFinished(tuple(sampled)))
+
+    def _start_push(self, worker: FakeWorker, push: FakePush) -> None:
+        attempt = sequence_id(push.request_id, push.epoch)
+        assert attempt not in worker.pushes, "two pushes of one attempt"
+        worker.pushes[attempt] = push
+        self._world.at(0.001 + self._world.delay(self._world.push_s), lambda: self._push(worker, push))
+
+    def _push(self, worker: FakeWorker, push: FakePush) -> None:
+        """Send what may leave; end the push if it is committed and nothing is left."""
+        if not worker.alive or push.over:
+            return
+        target = self._world.workers.get(push.target.worker_id)
+        for end in (worker, target):
+            if end is not None and end.stalled:
+                end.waiting.append(lambda: self._push(worker, push))
+                return
+        tokens = self._world.tokens(push.request_id, push.whole)
+        worker.check(push.block_ids, tokens)
+        assert sequence_id(push.request_id, push.epoch) in worker.engine
+        refused = (
+            target is None
+            or target.member.incarnation != push.target.incarnation
+            or target.windows.get(push.request_id) != (push.epoch, push.target.block_ids)
+        )
+        if refused or target is None:
+            push.over = True
+            self._push_failed(worker, push, "refused")
+            return
+        target.write(push.target.block_ids, tokens, push.sent)
+        push.sent = len(tokens)
+        if push.handoff is None:
+            self._world.at(0.001 + self._world.delay(self._world.push_s), lambda: self._push(worker, push))
+            return
+        assert push.sent == push.num_tokens
+        push.over = True
+        del target.windows[push.request_id]
+        self._world.feed_worker(target, c.KvArrived(push.handoff, push.num_tokens, 0.0, "memory"))
+        self._world.at(self._world.delay(), lambda: self._delivered(worker, push))
+
+    def _push_failed(self, worker: FakeWorker, push: FakePush, reason: str) -> None:
+        if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._push_failed(worker, push, reason))
+            return
+        worker.check(push.block_ids, self._world.tokens(push.request_id, push.whole))
+        del worker.pushes[sequence_id(push.request_id, push.epoch)]
+        self._world.feed_worker(worker, c.HandoffFailed(push.request_id, push.epoch, reason))
+
+    def _delivered(self, worker: FakeWorker, push: FakePush) -> None:
+        if not worker.alive:
+            return
+        if worker.stalled:
+            worker.waiting.append(lambda: self._delivered(worker, push))
+            return
+        del worker.pushes[sequence_id(push.request_id, push.epoch)]
+        costs = PushCosts(*(LinkCost(self._world.rng.random(), 1.0 + self._world.rng.random()) for _ in range(2)))
+        self._world.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
+        tokens = push.num_tokens
+        self._world.feed_worker(worker, c.HandoffDelivered(push.request_id, push.epoch, tokens, 0.0, "memory"))

@@ -1,0 +1,75 @@
+"""A gateway that answers as it is told to, right or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+TOKEN = b'data: {"choices":[{"text":" a"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunk(data: bytes) -> bytes:
+    """One part of a chunked body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@asynccontextmanager
+async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
+    """A gateway that gives these answers, one after the other; its URL, and the bodies that it was sent."""
+    bodies: list[dict[str, object]] = []
+    left = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while left:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                break
+            length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+            bodies.append(orjson.loads(await reader.readexactly(length)))
+            await left.pop(0)(writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", bodies
+
+
+async def whole(writer: asyncio.StreamWriter) -> None:
+    """Two tokens, the usage, the end; in pieces that fit no border."""
+    data = HEAD + chunk(TOKEN) + chunk(TOKEN) + chunk(USAGE) + chunk(DONE) + b"0\r\n\r\n"
+    for start in range(0, len(data), 37):
+        writer.write(data[start : start + 37])
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
+async def failing(writer: asyncio.StreamWriter) -> None:
+    """A token, then an error."""
+    error = b'data: {"error":{"message":"lost"}}\n\n'
+    writer.write(HEAD + chunk(TOKEN) + chunk(error) + chunk(DONE) + b"0\r\n\r\n")
+
+
+async def short(writer: asyncio.StreamWriter) -> None:
+    """An answer without usage."""
+    writer.write(HEAD + chunk(TOKEN) + chunk(DONE) + b"0\r\n\r\n")
+
+
+async def refusing(writer: asyncio.StreamWriter) -> None:
+    """Another status."""
+    writer.write(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n")
+
+
+async def breaking(writer: asyncio.StreamWriter) -> None:
+    """A token, and nobody there any more."""
+    writer.write(HEAD + chunk(TOKEN))
+    await writer.drain()
+    writer.transport.abort()

@@ -1,0 +1,60 @@
+"""Headlines as a table, and as a part of a document."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from spotwise.cli.simulate.paper_tables import headline_table, headlines_document, limits_table
+from spotwise.simulator.designs import DESIGNS, Split
+from spotwise.simulator.machine_costs import DecodeModel
+from spotwise.simulator.provisioning import Provisioned
+from spotwise.simulator.search import Limit
+from spotwise.simulator.splitwise_headlines import headlines
+from spotwise.simulator.splitwise_paper import AA_COST, HH_CODE, HHCAP_POWER, Findings, clusters
+
+
+def findings(rate: float) -> Findings:
+    """All clusters but Baseline-A100's carry so much, with two seeds; that one carries 100 requests a second."""
+    limits = {
+        cluster: Limit((100.0, 100.0) if cluster.design == "Baseline-A100" else (rate, rate), ())
+        for cluster in clusters()
+    }
+    provisioned = Provisioned(Split(27, 3), ())
+    return Findings(limits, dict.fromkeys(DESIGNS, rate), dict.fromkeys((HHCAP_POWER, AA_COST, HH_CODE), provisioned))
+
+
+def shown(table: object) -> str:
+    console = Console(width=250)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+FOUND = {DecodeModel.PUBLISHED: findings(215.0), DecodeModel.HONEST: findings(150.0)}
+
+
+def test_a_headline_has_the_papers_number_both_of_ours_and_a_reason() -> None:
+    """In one row."""
+    text = shown(headline_table(headlines(FOUND), list(FOUND)))
+    for heading in ("headline", "paper", "ours, published", "ours, honest", "where they differ, why"):
+        assert heading in text
+    row = next(line for line in text.splitlines() if "throughput of AA over Baseline-A100" in line)
+    assert "2.15" in row
+    assert "1.5 (1.50–1.50)" in row
+    assert "honest: decodes slow down" in row
+
+
+def test_limits_say_by_which_model_of_time_they_are() -> None:
+    """And have a row a question."""
+    text = shown(limits_table(FOUND[DecodeModel.HONEST].limits, DecodeModel.HONEST))
+    assert "honest times" in text
+    assert "iso-power, code, asked conv" in text
+
+
+def test_a_document_has_every_figure_of_every_model() -> None:
+    """With what it rests on."""
+    document = headlines_document(FOUND)
+    first = document["headlines"][0]
+    assert {model: ours["value"] for model, ours in first["ours"].items()} == {"published": 2.15, "honest": 1.5}
+    assert first["ours"]["honest"]["about"] == "150 over 100 requests/s"
+    assert {limit["decode_model"] for limit in document["limits"]} == {"published", "honest"}

@@ -1,0 +1,169 @@
+"""`spotwise simulate`, on clusters so small that they take no time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from command_line import CommandLine
+
+from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
+
+TINY = "--workload code --seconds 5 --jobs 1"
+
+
+def test_a_run_reports_all_its_figures(spotwise: CommandLine, tmp_path: Path) -> None:
+    """For people, and for programs in a file."""
+    file = tmp_path / "run.json"
+    ended = spotwise(*f"simulate run --design HA --machines 2,1 --rates 2 {TINY} --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    for heading in ("Splitwise-HA (2, 1)", "TTFT", "TBT", "E2E", "ITL", "prompt", "token", "hand-offs"):
+        assert heading in ended.stdout
+    (run,) = orjson.loads(file.read_bytes())["runs"]
+    assert (run["design"], run["prompt_machines"], run["token_machines"], run["rate"]) == ("Splitwise-HA", 2, 1, 2.0)
+    assert run["requests"]["completed"] > 0
+    assert set(run["slowdowns"]) == {"ttft", "tbt", "e2e"}
+    assert run["slowdowns"]["ttft"]["p99"]["bound"] == 6.0
+    assert run["pools"]["token"]["busy_time_by_tokens"][-1][1] == pytest.approx(1.0)
+
+
+def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Path) -> None:
+    """All of it, without a rate."""
+    trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
+    lines = "".join(f"2024-01-01 00:00:{second:02},500,20\n" for second in range(30))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
+    arguments = f"simulate run --design AA --machines 1,1 --trace {trace} --arrivals trace --jobs 1 --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    (run,) = orjson.loads(file.read_bytes())["runs"]
+    assert (run["workload"], run["arrivals"], run["rate"]) == ("mine", "trace", None)
+    assert run["requests"]["completed"] == 30
+
+
+@pytest.mark.parametrize(("machines", "homes"), [("2,1", {"prompt", "token"}), ("3", {"mixed"})])
+def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, machines: str, homes: set[str]) -> None:
+    """As many as are asked for, in two pools or mixed; held against one that is alone, and priced as was said."""
+    profile, file = tmp_path / "machine.json", tmp_path / "run.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    arguments = f"simulate run --profile {profile} --machines {machines} --price 3.5 --rates 2 {TINY} --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert f"Recorded ({', '.join(machines.split(','))})" in ended.stdout
+    (run,) = orjson.loads(file.read_bytes())["runs"]
+    assert set(run["pools"]) <= homes
+    assert run["price_per_hour"] == 10.5
+    assert 0.9 < run["slowdowns"]["ttft"]["p50"]["ours"] < 2.0
+    assert "DGX-A100" not in ended.stdout
+
+
+@pytest.mark.parametrize(("rates", "name"), [("1", "batches.svg"), ("1,2", "latencies.png")])
+def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name: str) -> None:
+    """Batch sizes of one rate, latencies of several."""
+    plot = tmp_path / "plots" / name
+    ended = spotwise(*f"simulate run --design HH --machines 1,1 --rates {rates} {TINY} --plot {plot}".split())
+    assert ended.status == 0, ended.stderr
+    assert plot.stat().st_size > 1000
+
+
+def test_provisioning_finds_the_fewest_machines(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Design by design, the best first; with every split that was tried in the file."""
+    file = tmp_path / "provision.json"
+    arguments = (
+        f"simulate provision --objective machines --rate 2 --designs Baseline-H100,HH --most 4,2 {TINY} --json {file}"
+    )
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    document = orjson.loads(file.read_bytes())
+    assert set(document["designs"]) == {"Baseline-H100", "Splitwise-HH"}
+    assert document["designs"]["Splitwise-HH"]["token machines"] >= 1
+    assert all("holds" in tried for tried in document["tried"]["Splitwise-HH"])
+
+
+def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None:
+    """Requests per second, and what they cost."""
+    arguments = f"simulate provision --objective throughput --max-machines 2 --designs HH --step 2 {TINY}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "Splitwise-HH" in ended.stdout
+    assert "per $/h" in ended.stdout
+
+
+def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Of each of its clusters, at its arrival times; with a verdict."""
+    folder, file = tmp_path / "profiles", tmp_path / "published.json"
+    folder.mkdir()
+    runs = ["as_shipped,code,Splitwise-AA,3,1,10,1192" + ",9.0" * 9 + ",False"]
+    columns = ",".join(f"{metric}_p{percent}" for metric in ("ttft", "tbt", "e2e") for percent in (50, 90, 99))
+    header = f"mode,workload,design,prompt_machines,token_machines,rate_rps,requests,{columns},all_slos_met"
+    (folder / "splitwise_sim_replay.csv").write_text("\n".join([header, *runs]))
+    arguments = f"simulate paper splitwise --data {tmp_path} --published-runs --no-headlines --jobs 1 --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "1 of 1 limits agree" in ended.stdout
+    (cluster,) = orjson.loads(file.read_bytes())["published_runs"]["clusters"]
+    assert (cluster["design"], cluster["published_breaks"], cluster["ours"]) == ("Splitwise-AA", 10.0, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("run --design XX", "--design"),
+        ("run --design HA --machines 40", "--machines"),
+        ("run --design A100 --machines 20,20", "--machines"),
+        ("run --design HA --machines 0,1", "--machines"),
+        ("run --rates 5,x", "--rates"),
+        ("run --rates 0", "--rates"),
+        ("run --model gpt-5", "--model"),
+        ("run --workload poems", "--workload"),
+        ("run --arrivals trace", "--arrivals"),
+        ("run --decode-model guessed", "--decode-model"),
+        ("run --plot drawing.txt", "--plot"),
+        ("run --profile nowhere.json --machines 2", "--profile"),
+        ("provision --objective cost", "--rate"),
+        ("provision --objective throughput --rate 5", "--rate"),
+        ("provision --objective throughput", "--max-cost"),
+        ("provision --objective throughput --max-cost 5 --max-power 5", "--max-cost"),
+        ("provision --objective throughput --max-cost 5 --designs HH", "--max-cost"),
+        ("provision --objective cost --rate 5 --max-power 7", "--max-power"),
+        ("provision --objective cost --rate 5 --designs HH,XX", "--design"),
+        ("provision --objective cost --rate 5 --most 7", "--most"),
+        ("paper splitwise --published-runs", "--published-runs"),
+        ("paper splitwise --data nowhere", "--data"),
+        ("paper splitwise --no-headlines", "--no-headlines"),
+        ("paper orca", "splitwise"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    """With status 2, before anything is simulated."""
+    monkeypatch.delenv("SPOTWISE_DATA", raising=False)
+    ended = spotwise("simulate", *command.split())
+    assert ended.status == 2, ended.stderr
+    assert option in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_file_that_is_no_trace_is_told_of(spotwise: CommandLine, tmp_path: Path) -> None:
+    """With its line, in one sentence, and status 1."""
+    trace = tmp_path / "mine.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,0,20\n")
+    ended = spotwise("simulate", "run", "--trace", str(trace), "--jobs", "1")
+    assert ended.status == 1
+    assert "line 2: ContextTokens is '0'" in " ".join(ended.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [("--design HA --machines 2", "--design"), ("", "--machines"), ("--machines 0,2", "--machines")],
+)
+def test_of_a_recorded_machine_only_the_number_is_said(
+    spotwise: CommandLine, tmp_path: Path, options: str, named: str
+) -> None:
+    """A design has machines of its own."""
+    profile = tmp_path / "machine.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    ended = spotwise("simulate", "run", "--profile", str(profile), *options.split())
+    assert ended.status == 2, ended.stderr
+    assert named in ended.stderr

@@ -1,0 +1,397 @@
+"""Which prompt worker and which token worker serve a request."""
+
+from __future__ import annotations
+
+from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.cluster.pools import Pools
+from spotwise.core.members import Member, MemberState, Pool
+from tests.unit.core.builders import worker_member
+
+#: A queue of 100 prompt tokens is full.
+TIGHT = PoolPolicy(max_pending_prompt_tokens=100)
+
+
+def placed(
+    *members: Member,
+    prompt_tokens: int = 16,
+    kv_tokens: int = 32,
+    policy: PoolPolicy = TIGHT,
+    held: dict[str, int] | None = None,
+    intended: dict[str, int] | None = None,
+) -> Placement | None:
+    pools = Pools(policy.decode_queue)
+    for member in members:
+        pools.join(member)
+    for worker_id, tokens in (intended or {}).items():
+        pools.intend(worker_id, "another", tokens)
+    return Placer(pools, policy).place(Demand(prompt_tokens, kv_tokens - prompt_tokens, held or {}))
+
+
+def choice(*members: Member, **demand: object) -> tuple[str, str] | None:
+    """Ids of the workers chosen."""
+    found = placed(*members, **demand)  # type: ignore[arg-type]
+    return None if found is None else (found.prompt_worker.id, found.token_worker.id)
+
+
+def chosen(*members: Member, **demand: object) -> tuple[str, str, PlacedBy] | None:
+    """Ids of the workers chosen, and by which rule."""
+    found = placed(*members, **demand)  # type: ignore[arg-type]
+    return None if found is None else (found.prompt_worker.id, found.token_worker.id, found.by)
+
+
+def prompt_worker(worker_id: str, **fields: object) -> Member:
+    return worker_member(worker_id, Pool.PROMPT, **fields)  # type: ignore[arg-type]
+
+
+def mixed_worker(worker_id: str, **fields: object) -> Member:
+    return worker_member(worker_id, Pool.MIXED, **fields)  # type: ignore[arg-type]
+
+
+class TestShortestQueue:
+    """Join the shortest queue, on both sides at once."""
+
+    def test_prompts_go_where_fewest_prompt_tokens_wait(self) -> None:
+        """Tokens count, not requests; the token side's length says nothing about prompts."""
+        busy = prompt_worker("p1", pending=50)
+        idle = prompt_worker("p2", pending=49, owed=500)
+        assert choice(busy, idle, worker_member("t")) == ("p2", "t")
+
+    def test_tokens_go_where_fewest_are_owed(self) -> None:
+        """The prompt side's length says nothing about tokens."""
+        busy = worker_member("t1", owed=100)
+        idle = worker_member("t2", owed=99, pending=50)
+        assert choice(prompt_worker("p"), busy, idle) == ("p", "t2")
+
+    def test_ties_go_to_the_smaller_id(self) -> None:
+        """In whatever order the workers are listed."""
+        workers = [prompt_worker("p2"), worker_member("t2"), worker_member("t1"), prompt_worker("p1")]
+        assert choice(*workers) == ("p1", "t1")
+
+    def test_prompts_meant_for_a_worker_count_before_they_are_sent(self) -> None:
+        """Otherwise a burst would choose one prompt worker for all its requests."""
+        workers = [prompt_worker("p1"), prompt_worker("p2", pending=5), worker_member("t")]
+        assert choice(*workers, intended={"p1": 6}) == ("p2", "t")
+
+
+class TestPrefixes:
+    """A worker that holds the prompt's beginning has less of it to compute."""
+
+    def test_what_is_held_shortens_the_queue(self) -> None:
+        """70 tokens wait there and 10 are to be computed: fewer than 100 elsewhere; with 71 to be computed they are more."""
+        holder, other = prompt_worker("p2", pending=70), prompt_worker("p1")
+        assert choice(holder, other, worker_member("t"), prompt_tokens=100, kv_tokens=110, held={"p2": 90}) == (
+            "p2",
+            "t",
+        )
+        assert choice(holder, other, worker_member("t"), prompt_tokens=100, kv_tokens=110, held={"p2": 29}) == (
+            "p1",
+            "t",
+        )
+
+    def test_ties_go_to_the_smaller_id_whoever_holds_what(self) -> None:
+        """A queue is a queue."""
+        workers = [prompt_worker("p1"), prompt_worker("p2", pending=10), worker_member("t")]
+        assert choice(*workers, held={"p2": 10}) == ("p1", "t")
+
+    def test_the_last_token_is_computed_always(self) -> None:
+        """The first new token is sampled from it; a worker cannot hold more than the rest."""
+        workers = [prompt_worker("p1"), prompt_worker("p2", pending=15), worker_member("t")]
+        assert choice(*workers, held={"p2": 64}) == ("p1", "t")
+
+    def test_a_queue_in_which_nobody_waits_is_never_over(self) -> None:
+        """The worker computes 90 tokens, and the next prompt is its next iteration."""
+        assert choice(prompt_worker("p", pending=90, waiting=0), worker_member("t")) == ("p", "t")
+        assert choice(prompt_worker("p", pending=90), worker_member("t")) == ("t", "t")
+
+    def test_the_threshold_counts_what_would_be_computed(self) -> None:
+        """100 tokens are over it behind 50, 40 are not."""
+        workers = [prompt_worker("p", pending=50), worker_member("t")]
+        assert chosen(*workers, prompt_tokens=100, kv_tokens=110, held={"p": 60}) == ("p", "t", PlacedBy.HOME)
+        assert chosen(*workers, prompt_tokens=100, kv_tokens=110) == ("t", "t", PlacedBy.CONVERSION)
+
+    def test_a_holder_that_is_gone_or_not_of_the_group_is_passed_over(self) -> None:
+        """What it holds helps nobody."""
+        workers = [prompt_worker("p"), worker_member("t")]
+        assert choice(*workers, held={"gone": 16, "t": 16}) == ("p", "t")
+
+    def test_a_request_served_in_place_goes_where_its_prefix_is(self) -> None:
+        """The same count on workers of both phases."""
+        workers = [mixed_worker("m1"), mixed_worker("m2", pending=5)]
+        assert choice(*workers, held={"m2": 10}) == ("m2", "m2")
+
+
+class TestMeshesOfFewPools:
+    """Where a pool has nobody, the others do its work."""
+
+    def test_the_mixed_pool_takes_tokens_where_there_is_no_token_pool(self) -> None:
+        """Its workers take KV in as those of the token pool do."""
+        assert choice(prompt_worker("p"), mixed_worker("m")) == ("p", "m")
+
+    def test_the_mixed_pool_serves_in_place_where_there_is_no_prompt_pool(self) -> None:
+        """It is what it is for; token workers come next."""
+        assert choice(worker_member("t"), mixed_worker("m", owed=50)) == ("m", "m")
+        assert choice(worker_member("t"), mixed_worker("m", pending=90)) == ("t", "t")
+
+    def test_a_mesh_of_one_pool_serves_both_phases_in_place(self) -> None:
+        """Prompt workers alone, token workers alone, mixed workers alone: each is a mesh, and both queues count."""
+        for pool in Pool:
+            assert choice(worker_member("w1", pool, owed=5), worker_member("w2", pool)) == ("w2", "w2")
+            assert choice(worker_member("w1", pool, pending=9), worker_member("w2", pool, owed=8)) == ("w2", "w2")
+
+    def test_decodes_in_place_may_count_by_sequence(self) -> None:
+        """Then one long answer is no longer a queue than one short one, and prompts make the difference."""
+        by_sequence = PoolPolicy(decode_queue=DecodeQueue.SEQUENCES)
+        long, short = (
+            mixed_worker("m1", decoding=1, owed=900, pending=9),
+            mixed_worker("m2", decoding=2, owed=20, pending=9),
+        )
+        assert choice(long, short, policy=by_sequence) == ("m1", "m1")
+        assert choice(long, short) == ("m2", "m2")
+        busy = mixed_worker("m3", decoding=1, owed=900, pending=11)
+        assert choice(short, busy, policy=by_sequence) == ("m2", "m2")
+
+    def test_in_a_mesh_of_one_pool_those_with_work_of_both_phases_are_not_preferred(self) -> None:
+        """A mixed pool that takes up what spills over makes sense only beside another pool."""
+        for pool in (Pool.PROMPT, Pool.TOKEN):
+            mixed = worker_member("w1", pool, pending=50, owed=50, prompts_in_place=1, decoding=1)
+            assert choice(mixed, worker_member("w2", pool)) == ("w2", "w2")
+
+    def test_a_pool_none_of_whose_members_is_ready_counts_as_empty(self) -> None:
+        """Starting and draining workers take nothing, nor does one that reports no blocks."""
+        for state in (MemberState.STARTING, MemberState.DRAINING):
+            assert choice(worker_member("t", state=state), prompt_worker("p")) == ("p", "p")
+        assert choice(worker_member("t", blocks=0), prompt_worker("p")) == ("p", "p")
+        assert choice(prompt_worker("p", state=MemberState.DRAINING), worker_member("t")) == ("t", "t")
+
+    def test_no_workers_no_choice(self) -> None:
+        """An empty mesh has no room."""
+        assert choice() is None
+
+
+class TestPromptsSpillOver:
+    """A prompt pool over its threshold: the mixed pool, a converted token worker, the shortest queue."""
+
+    FULL = prompt_worker("p", pending=85)
+
+    def test_a_queue_that_is_empty_is_never_over(self) -> None:
+        """A prompt longer than the threshold must go somewhere."""
+        long = {"prompt_tokens": 500, "kv_tokens": 510}
+        assert chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), **long) == ("p", "t", PlacedBy.HOME)
+
+    def test_the_threshold_itself_is_within(self) -> None:
+        """84 and 16 are 100."""
+        workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
+        assert chosen(*workers) == ("p", "t", PlacedBy.HOME)
+
+    def test_the_mixed_pool_comes_first_and_serves_in_place(self) -> None:
+        """KV never leaves a worker whose home is not the prompt pool."""
+        workers = [self.FULL, mixed_worker("m", owed=900), worker_member("t")]
+        assert chosen(*workers) == ("m", "m", PlacedBy.MIXED_POOL)
+
+    def test_a_token_worker_with_a_prompt_in_place_is_in_the_mixed_pool(self) -> None:
+        """So that one of them is disturbed rather than two."""
+        away = worker_member("t2", owed=900, pending=40, prompts_in_place=1)
+        assert chosen(self.FULL, worker_member("t1"), away) == ("t2", "t2", PlacedBy.MIXED_POOL)
+
+    def test_a_prompt_worker_that_decodes_is_in_the_mixed_pool_and_hands_off(self) -> None:
+        """Its home is the prompt pool still."""
+        away = prompt_worker("p2", decoding=1)
+        assert chosen(self.FULL, away, worker_member("t")) == ("p2", "t", PlacedBy.MIXED_POOL)
+        assert chosen(self.FULL, away, mixed_worker("m", pending=1), worker_member("t")) == (
+            "p2",
+            "t",
+            PlacedBy.MIXED_POOL,
+        )
+
+    def test_a_prompt_worker_that_decodes_does_not_stand_in_the_prompt_pool(self) -> None:
+        """One without decodes comes first, though its queue is longer."""
+        workers = [prompt_worker("p1", pending=60), prompt_worker("p2", decoding=1), worker_member("t")]
+        assert chosen(*workers) == ("p1", "t", PlacedBy.HOME)
+
+    def test_else_the_token_worker_that_owes_least_is_converted(self) -> None:
+        """It computes the prompt in place, if it has room for all of it."""
+        over = mixed_worker("m", pending=90)
+        workers = [self.FULL, over, worker_member("t1", owed=5), worker_member("t2"), worker_member("t3", owed=9)]
+        assert chosen(*workers) == ("t2", "t2", PlacedBy.CONVERSION)
+        small = worker_member("t2", free=1)
+        assert chosen(self.FULL, over, worker_member("t1", owed=5), small) == ("t1", "t1", PlacedBy.CONVERSION)
+
+    def test_all_over_the_shortest_queue_of_the_home_pool(self) -> None:
+        """Whatever its length; one that is away from home is of that pool, too."""
+        workers = [self.FULL, prompt_worker("p2", pending=95), worker_member("t", pending=90, prompts_in_place=1)]
+        assert chosen(*workers) == ("p", "t", PlacedBy.ALL_OVER)
+        away = prompt_worker("p2", pending=84, decoding=1)
+        busy = worker_member("t", pending=90, prompts_in_place=1)
+        assert chosen(self.FULL, away, busy, prompt_tokens=20) == ("p2", "t", PlacedBy.ALL_OVER)
+
+    def test_a_prompt_that_no_prompt_worker_could_ever_hold_spills_over(self) -> None:
+        """A busy one may wait for blocks; a small one would wait for ever."""
+        small = prompt_worker("p1", blocks=1)
+        busy = prompt_worker("p2", blocks=2, free=0, pending=80)
+        assert choice(small, busy, worker_member("t"), prompt_tokens=17) == ("p2", "t")
+        assert chosen(small, worker_member("t"), prompt_tokens=17) == ("t", "t", PlacedBy.CONVERSION)
+
+
+class TestTokensSpillOver:
+    """A token pool over its threshold: the mixed pool, a converted prompt worker, wherever there is room."""
+
+    FULL = worker_member("t", free=1)
+
+    def test_the_mixed_pool_comes_first(self) -> None:
+        """It takes the KV in as a token worker does."""
+        workers = [prompt_worker("p"), self.FULL, mixed_worker("m", owed=900)]
+        assert chosen(*workers) == ("p", "m", PlacedBy.MIXED_POOL)
+
+    def test_token_workers_with_prompts_in_place_are_in_the_mixed_pool(self) -> None:
+        """One of them without comes first, though it owes more."""
+        away = worker_member("t2", prompts_in_place=1)
+        assert chosen(prompt_worker("p"), worker_member("t1", owed=50), away) == ("p", "t1", PlacedBy.HOME)
+        assert chosen(prompt_worker("p"), self.FULL, away) == ("p", "t2", PlacedBy.MIXED_POOL)
+
+    def test_a_prompt_worker_that_decodes_serves_in_place(self) -> None:
+        """No KV goes to a worker whose home is the prompt pool."""
+        away = prompt_worker("p2", decoding=1, pending=50)
+        assert chosen(prompt_worker("p1"), self.FULL, away) == ("p2", "p2", PlacedBy.MIXED_POOL)
+        owes_less = mixed_worker("m", owed=5)
+        assert chosen(prompt_worker("p1"), self.FULL, prompt_worker("p2", decoding=1, owed=9), owes_less) == (
+            "p1",
+            "m",
+            PlacedBy.MIXED_POOL,
+        )
+
+    def test_else_the_prompt_worker_with_the_shortest_queue_is_converted(self) -> None:
+        """It decodes what it has computed, if it has room for all of it."""
+        workers = [prompt_worker("p1", pending=50), prompt_worker("p2", pending=40), self.FULL]
+        assert chosen(*workers) == ("p2", "p2", PlacedBy.CONVERSION)
+        assert chosen(prompt_worker("p1", free=1), prompt_worker("p2", pending=40), self.FULL) == (
+            "p2",
+            "p2",
+            PlacedBy.CONVERSION,
+        )
+
+    def test_owed_tokens_count_where_a_bound_is_set(self) -> None:
+        """An empty queue is never over; without a bound memory alone decides."""
+        bound = PoolPolicy(max_owed_tokens=50)
+        workers = [prompt_worker("p"), worker_member("t", owed=35), mixed_worker("m", owed=30)]
+        assert chosen(*workers, policy=bound) == ("p", "m", PlacedBy.MIXED_POOL)
+        assert chosen(*workers) == ("p", "t", PlacedBy.HOME)
+        assert chosen(prompt_worker("p"), worker_member("t"), kv_tokens=99, policy=bound) == ("p", "t", PlacedBy.HOME)
+
+    def test_all_over_the_token_worker_that_owes_least(self) -> None:
+        """Before the mixed pool, where it has room."""
+        bound = PoolPolicy(max_pending_prompt_tokens=100, max_owed_tokens=50)
+        full = prompt_worker("p", pending=90)
+        over = mixed_worker("m", owed=41)
+        workers = [full, over, worker_member("t1", owed=44), worker_member("t2", owed=43)]
+        assert chosen(*workers, policy=bound) == ("p", "t2", PlacedBy.ALL_OVER)
+        assert chosen(full, over, worker_member("t", free=0), policy=bound) == ("p", "m", PlacedBy.ALL_OVER)
+
+    def test_nobody_waits_while_anybody_has_room(self) -> None:
+        """Not even for a prompt worker whose own queue is over."""
+        assert chosen(prompt_worker("p", pending=90), self.FULL) == ("p", "p", PlacedBy.ALL_OVER)
+        assert choice(prompt_worker("p", free=1), self.FULL, mixed_worker("m", free=1)) is None
+
+
+class TestRoom:
+    """A token worker is chosen only with room for what it reserves."""
+
+    def test_the_shortest_queue_without_room_is_passed_over(self) -> None:
+        """33 tokens fill 3 blocks of 16."""
+        workers = [prompt_worker("p", free=0), worker_member("t1", free=2), worker_member("t2", free=3, owed=900)]
+        assert choice(*workers, kv_tokens=33) == ("p", "t2")
+        assert choice(*workers, kv_tokens=49) is None
+
+    def test_a_worker_that_reserves_on_demand_needs_room_for_the_first_token_only(self) -> None:
+        """16 prompt tokens and one more fill 2 blocks of 16, whatever comes later; its whole cache must hold all of it."""
+        assert choice(worker_member("t", free=2, reserved_new_tokens=1), kv_tokens=900) == ("t", "t")
+        assert choice(worker_member("t", free=1, reserved_new_tokens=1), kv_tokens=900) is None
+        assert choice(worker_member("t", blocks=3, reserved_new_tokens=1), kv_tokens=49) is None
+
+    def test_what_a_worker_keeps_for_those_it_has_is_no_room(self) -> None:
+        """Sequences that wait there for blocks, or grow, come before a newcomer."""
+        assert choice(worker_member("t", free=4, kept=2)) == ("t", "t")
+        assert choice(worker_member("t", free=4, kept=3)) is None
+
+
+class TestBreakEven:
+    """Both phases on one machine where that delays everybody less, if it was measured."""
+
+    @staticmethod
+    def by(prompt: dict[str, object], token: dict[str, object], **demand: object) -> PlacedBy:
+        found = chosen(prompt_worker("p", **prompt), worker_member("t", **token), **demand)
+        assert found is not None
+        return found[2]
+
+    def test_an_idle_token_worker_computes_a_prompt_whose_push_costs_more_than_nothing(self) -> None:
+        """Nobody is held up there."""
+        assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.1}, {}) is PlacedBy.BREAK_EVEN
+        assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.0}, {}) is PlacedBy.HOME
+
+    def test_those_that_decode_there_are_each_held_up_by_the_whole_prompt(self) -> None:
+        """16 tokens of 1 s for two sequences against a push of 2 s a token: 32 s are not fewer than 32 s, 16 s are."""
+        figures = {"prompt_token_s": 1.0, "kv_push_token_s": 2.0}
+        assert self.by(figures, {"decoding": 2}) is PlacedBy.HOME
+        assert self.by(figures, {"decoding": 1}) is PlacedBy.BREAK_EVEN
+
+    def test_both_prompt_queues_count(self) -> None:
+        """The request would wait in one or the other."""
+        waits = {"prompt_token_s": 1.0, "kv_push_token_s": 0.0, "pending": 20}
+        assert self.by(waits, {"decoding": 1}) is PlacedBy.BREAK_EVEN
+        assert self.by(waits, {"decoding": 1, "pending": 5}) is PlacedBy.HOME
+
+    def test_each_worker_has_its_own_pace(self) -> None:
+        """One that has computed no prompt yet is taken for as fast as the other."""
+        figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.5}
+        assert self.by(figures, {"prompt_token_s": 1.4}) is PlacedBy.BREAK_EVEN
+        assert self.by(figures, {"prompt_token_s": 1.6}) is PlacedBy.HOME
+
+    def test_what_is_held_on_either_side_need_not_be_computed(self) -> None:
+        """The push is of the whole prompt all the same."""
+        figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
+        assert self.by(figures, {}, held={"p": 15}) is PlacedBy.HOME
+        assert self.by(figures, {"decoding": 3}, held={"t": 15}) is PlacedBy.BREAK_EVEN
+
+    def test_without_both_figures_phases_are_split(self) -> None:
+        """Nothing is guessed."""
+        assert self.by({"prompt_token_s": 1.0}, {}) is PlacedBy.HOME
+        assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME
+
+    def test_it_can_be_switched_off(self) -> None:
+        """To measure what a split costs, for instance."""
+        figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
+        assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME
+
+    def test_a_token_worker_over_its_threshold_of_prompts_gets_none(self) -> None:
+        """Whatever the figures say."""
+        figures = {"prompt_token_s": 1.0, "kv_push_token_s": 100.0}
+        assert self.by(figures, {"pending": 85}) is PlacedBy.HOME
+
+    def test_it_is_looked_at_in_the_mixed_pool_too(self) -> None:
+        """Wherever a request would be split."""
+        figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
+        away = worker_member("t", prompts_in_place=1)
+        assert chosen(prompt_worker("p", **figures), away) == ("t", "t", PlacedBy.BREAK_EVEN)
+
+
+class TestShortPools:
+    """Which pools had nobody within the threshold, for whoever plans homes."""
+
+    @staticmethod
+    def short(*members: Member) -> tuple[Pool, ...]:
+        found = placed(*members)
+        assert found is not None
+        return found.short
+
+    def test_none_while_both_pools_do_their_work(self) -> None:
+        """Away from home or not."""
+        assert self.short(prompt_worker("p"), worker_member("t")) == ()
+        assert self.short(prompt_worker("p", decoding=1), worker_member("t")) == ()
+        assert self.short(prompt_worker("p"), worker_member("t", prompts_in_place=1)) == ()
+
+    def test_the_one_that_sent_work_to_others(self) -> None:
+        """Either, or both."""
+        full_p, full_t = prompt_worker("p", pending=90), worker_member("t", free=1)
+        assert self.short(full_p, worker_member("t")) == (Pool.PROMPT,)
+        assert self.short(prompt_worker("p"), full_t) == (Pool.TOKEN,)
+        assert self.short(full_p, full_t) == (Pool.PROMPT, Pool.TOKEN)

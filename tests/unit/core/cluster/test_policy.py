@@ -1,0 +1,26 @@
+"""What a scheduler may be told of pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotwise.core.cluster.policy import PoolPolicy
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_pending_prompt_tokens": -1},
+        {"max_owed_tokens": -1},
+        {"repurpose_share": 0.0},
+        {"repurpose_share": 1.1},
+        {"repurpose_window_s": 0.0},
+        {"prefix_spans": -1},
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    """By its name."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PoolPolicy(**wrong)

@@ -1,0 +1,105 @@
+"""All workers, by the pool that they belong to and the one that they are in."""
+
+from __future__ import annotations
+
+from spotwise.core.cluster.pools import MIXED, PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, Pools, Queue
+from spotwise.core.cluster.ranking import Need
+from spotwise.core.cluster.views import Assignment
+from spotwise.core.members import Member, MemberState, Pool
+from tests.unit.core.builders import worker_member
+
+ANY = Need(1, 1, reserves=True)
+
+
+def pools_of(*members: Member) -> Pools:
+    pools = Pools()
+    for member in members:
+        pools.join(member)
+    return pools
+
+
+class TestGroups:
+    """One place a worker, and it follows what the worker holds."""
+
+    def test_everybody_stands_where_home_and_work_put_it(self) -> None:
+        """Home first, then whether it is there."""
+        pools = pools_of(
+            worker_member("p", Pool.PROMPT),
+            worker_member("pd", Pool.PROMPT, decoding=1),
+            worker_member("t"),
+            worker_member("tp", prompts_in_place=1),
+            worker_member("m", Pool.MIXED),
+        )
+        groups = [pools.group_of(worker_id) for worker_id in ("p", "pd", "t", "tp", "m")]
+        assert groups == [PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED]
+        assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN, Pool.MIXED), pools.ready) == (2, 3, 5)
+
+    def test_orders_reports_and_intents_move_a_worker(self) -> None:
+        """There and back, without a word from it."""
+        pools = pools_of(worker_member("t"))
+        pools.intend("t", "r", 10)
+        assert pools.group_of("t") == TOKEN_AWAY
+        pools.intend_no_more("t", "r")
+        assert pools.group_of("t") == TOKEN_AT_HOME
+        pools.assign("t", Assignment(1, 1000.0, prompt_tokens=10))
+        assert pools.group_of("t") == TOKEN_AWAY
+        pools.heard(worker_member("t", seen=(("s", 1),)), "s", 1000.0)
+        assert pools.group_of("t") == TOKEN_AT_HOME
+
+    def test_a_new_home_is_what_the_worker_says(self) -> None:
+        """Nothing else changes it."""
+        pools = pools_of(worker_member("w"))
+        pools.heard(worker_member("w", Pool.PROMPT), "s", 1000.0)
+        assert pools.group_of("w") == PROMPT_AT_HOME
+        assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN)) == (1, 0)
+
+    def test_who_takes_no_requests_stands_nowhere(self) -> None:
+        """It is known all the same, and comes back by its report."""
+        pools = pools_of(worker_member("t", state=MemberState.DRAINING))
+        assert (pools.group_of("t"), pools.ready, "t" in pools) == (None, 0, True)
+        pools.heard(worker_member("t"), "s", 1000.0)
+        assert pools.group_of("t") == TOKEN_AT_HOME
+        pools.heard(worker_member("t", state=MemberState.DRAINING), "s", 1000.0)
+        assert (pools.group_of("t"), pools.ready) == (None, 0)
+
+    def test_a_lost_worker_is_forgotten(self) -> None:
+        """What was intended for it concerns nobody any more."""
+        pools = pools_of(worker_member("t"))
+        pools.intend("t", "r", 10)
+        pools.lose("t")
+        pools.intend_no_more("t", "r")
+        assert (list(pools), pools.ready, "t" in pools) == ([], 0, False)
+
+    def test_members_are_listed_by_id(self) -> None:
+        """Of any groups."""
+        pools = pools_of(
+            worker_member("c", prompts_in_place=1), worker_member("b"), worker_member("a", Pool.PROMPT, decoding=1)
+        )
+        assert [view.id for view in pools.members(PROMPT_AWAY, TOKEN_AWAY)] == ["a", "c"]
+
+
+class TestQuestions:
+    """What a choice asks."""
+
+    def test_the_first_of_each_group(self) -> None:
+        """By the queue asked for; groups without anybody are left out."""
+        pools = pools_of(
+            worker_member("t1", owed=9), worker_member("t2", owed=8, pending=5), worker_member("m", Pool.MIXED)
+        )
+        groups = (TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
+        assert [view.id for view in pools.first_of(Queue.HOME, groups, ANY)] == ["t2", "m"]
+        assert [view.id for view in pools.first_of(Queue.BOTH, groups, ANY)] == ["t1", "m"]
+
+    def test_room_anywhere(self) -> None:
+        """In any group."""
+        for pool in Pool:
+            pools = pools_of(worker_member("w", pool, free=1))
+            assert pools.have_room(Need(15, 1, reserves=True))
+            assert not pools.have_room(Need(16, 1, reserves=True))
+
+    def test_the_largest_cache(self) -> None:
+        """Of ready workers, free or not."""
+        draining = worker_member("t3", blocks=900, state=MemberState.DRAINING)
+        pools = pools_of(worker_member("t1", blocks=5), worker_member("t2", Pool.PROMPT, blocks=7, free=0), draining)
+        assert pools.most_kv_tokens() == 7 * 16
+        assert pools_of().most_kv_tokens() == 0

@@ -1,0 +1,134 @@
+"""A worker as the scheduler sees it: its last report, and what was ordered since."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
+from spotwise.core.members import Member, Pool
+from tests.unit.core.builders import worker_member
+
+SENT_S = 1000.0
+
+
+def counts(view: WorkerView) -> tuple[int, int, int]:
+    return view.pending_prompt_tokens, view.owed_tokens, view.free_blocks
+
+
+class TestCounts:
+    """A queue is the last report plus what was assigned since."""
+
+    def test_assignments_count_until_a_report_includes_them(self) -> None:
+        """They are matched by number, for this scheduler alone."""
+        view = WorkerView(worker_member("w", blocks=50, free=40, pending=7, owed=9))
+        view.assign(Assignment(3, SENT_S, prompt_tokens=10))
+        view.assign(Assignment(4, SENT_S, owed_tokens=20, kv_blocks=5))
+        assert counts(view) == (17, 29, 35)
+
+        report = worker_member("w", blocks=50, free=40, pending=16, owed=9, seen=(("other", 9), ("s", 3)))
+        view.heard(report, "s", SENT_S)
+        assert counts(view) == (16, 29, 35)
+
+        view.heard(worker_member("w", blocks=50, free=35, pending=2, owed=29, seen=(("s", 4),)), "s", SENT_S)
+        assert counts(view) == (2, 29, 35)
+
+    def test_a_report_that_has_seen_nothing_forgets_nothing(self) -> None:
+        """A worker that has not heard of this scheduler yet includes none of its orders."""
+        view = WorkerView(worker_member("w"))
+        view.assign(Assignment(1, SENT_S, kv_blocks=5))
+        view.heard(worker_member("w", seen=(("other", 9),)), "s", SENT_S)
+        assert view.free_blocks == 95
+
+    def test_an_order_that_no_report_shows_in_time_was_lost_and_counts_no_more(self) -> None:
+        """Its blocks would else be promised for ever; orders sent since still count."""
+        view = WorkerView(worker_member("w"))
+        view.assign(Assignment(1, SENT_S, kv_blocks=5))
+        view.assign(Assignment(2, SENT_S + 1.0, kv_blocks=7))
+        view.heard(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S - 0.1)
+        assert view.free_blocks == 88
+        view.heard(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S)
+        assert view.free_blocks == 93
+
+    def test_a_prompt_that_is_computed_now_does_not_wait(self) -> None:
+        """Nor does the first that is sent to a worker without any; the next one does, and so does who was preempted."""
+        assert WorkerView(worker_member("w", pending=7, waiting=0)).tokens_to_wait_behind == 0
+        assert WorkerView(worker_member("w", pending=7, waiting=1)).tokens_to_wait_behind == 7
+        assert WorkerView(worker_member("w", pending=7, waiting=0, preempted=1)).tokens_to_wait_behind == 7
+        idle, busy = WorkerView(worker_member("w")), WorkerView(worker_member("w", pending=7, waiting=0))
+        for view, lengths in ((idle, [0, 20]), (busy, [17, 27])):
+            for number, expected in enumerate(lengths, start=1):
+                view.intend(f"r{number}", 10)
+                assert view.tokens_to_wait_behind == expected
+
+    def test_intended_prompts_count_until_they_are_ordered_or_given_up(self) -> None:
+        """Over reports, which know nothing of them; meant twice is meant once."""
+        view = WorkerView(worker_member("w", pending=7))
+        view.intend("r", 10)
+        view.intend("r", 12)
+        view.heard(worker_member("w", pending=5), "s", SENT_S)
+        assert view.pending_prompt_tokens == 17
+        view.intend_no_more("r")
+        view.intend_no_more("r")
+        assert view.pending_prompt_tokens == 5
+
+    def test_reservations_under_way_count_as_sequences_that_decode(self) -> None:
+        """They will."""
+        view = WorkerView(worker_member("w", decoding=2))
+        view.assign(Assignment(1, SENT_S, owed_tokens=20, kv_blocks=5))
+        assert view.decoding == 3
+
+
+class TestPool:
+    """The pool that a worker is in follows from what it holds."""
+
+    @pytest.mark.parametrize(
+        ("home", "native", "foreign"),
+        [
+            (Pool.PROMPT, {"prompts_to_hand_off": 1, "pending": 9}, {"decoding": 1}),
+            (Pool.PROMPT, {"prompts_to_hand_off": 1, "pending": 9}, {"waiting_for_kv": 1}),
+            (Pool.PROMPT, {"prompts_to_hand_off": 1, "pending": 9}, {"prompts_in_place": 1}),
+            (Pool.TOKEN, {"decoding": 1, "waiting_for_kv": 1, "preempted": 1, "pending": 9}, {"prompts_in_place": 1}),
+            (Pool.TOKEN, {"decoding": 1, "waiting_for_kv": 1}, {"prompts_to_hand_off": 1}),
+        ],
+    )
+    def test_a_worker_is_in_the_mixed_pool_while_it_reports_foreign_work(
+        self, home: Pool, native: dict[str, int], foreign: dict[str, int]
+    ) -> None:
+        """And at home with any amount of its own."""
+        view = WorkerView(worker_member("w", home, **native))
+        assert view.pool is home
+        view.heard(worker_member("w", home, **native, **foreign), "s", SENT_S)
+        assert (view.home, view.pool) == (home, Pool.MIXED)
+        view.heard(worker_member("w", home, **native), "s", SENT_S)
+        assert view.pool is home
+
+    def test_a_token_worker_is_in_it_from_the_moment_that_a_prompt_is_meant_for_it(self) -> None:
+        """Before it can say so itself: the next request must not convert another."""
+        view = WorkerView(worker_member("w"))
+        view.intend("r", 10)
+        assert view.pool is Pool.MIXED
+        view.intend_no_more("r")
+        assert view.pool is Pool.TOKEN
+        view.assign(Assignment(2, SENT_S, prompt_tokens=10))
+        assert view.pool is Pool.MIXED
+        view.heard(worker_member("w", seen=(("s", 2),)), "s", SENT_S)
+        assert view.pool is Pool.TOKEN
+
+    def test_a_prompt_worker_is_in_it_from_the_moment_that_tokens_are_owed_there(self) -> None:
+        """Prompts for others are its own work."""
+        view = WorkerView(worker_member("w", Pool.PROMPT))
+        view.intend("r", 10)
+        view.assign(Assignment(1, SENT_S, prompt_tokens=10))
+        assert view.pool is Pool.PROMPT
+        view.assign(Assignment(2, SENT_S, owed_tokens=10, kv_blocks=2))
+        assert view.pool is Pool.MIXED
+        view.heard(worker_member("w", Pool.PROMPT, seen=(("s", 2),)), "s", SENT_S)
+        assert view.pool is Pool.PROMPT
+
+    def test_workers_at_home_in_the_mixed_pool_stay_there(self) -> None:
+        """Nothing is foreign to them; one that names no home is one of them."""
+        member = worker_member("w", Pool.MIXED)
+        homeless = Member("w", member.kind, 1, member.state, "host", 1, "", load=member.load)
+        for of_both in (member, homeless):
+            view = WorkerView(of_both)
+            assert (view.home, view.pool) == (Pool.MIXED, Pool.MIXED)

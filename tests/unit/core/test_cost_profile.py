@@ -1,0 +1,92 @@
+"""A worker's costs as a document."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.cost_profile import BUILT_IN, CostProfile, ScaledCost, profile_as_dict, profile_from_dict
+
+TABLE = TableIterationCost(
+    prompt=PiecewiseLinear((1, 512, 2048), (0.01, 0.05, 0.2)),
+    decode=PiecewiseLinear((1, 64), (0.02, 0.04)),
+    prompt_context_s=1e-8,
+    decode_context_s=2e-8,
+)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [BUILT_IN, replace(BUILT_IN, iteration=TABLE), replace(BUILT_IN, iteration=replace(TABLE, mixed_factor=1.1))],
+)
+def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
+    """Whatever kind of cost it has; what a file tells besides is passed over."""
+    document = json.loads(json.dumps({**profile_as_dict(profile), "fit": {"mape": 0.02}}))
+    assert profile_from_dict(document) == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"format": "other/1"}, "format"),
+        ({"iteration": None}, "iteration"),
+        ({"iteration": {"kind": "cubic"}}, "iteration.kind"),
+        ({"iteration": {"kind": "linear", "fixed_s": 1}}, "iteration.prompt_token_s"),
+        ({"iteration": {"kind": "linear", "fixed_ms": 1}}, "fixed_ms"),
+        ({"iteration": {"kind": "table", "prompt": {"at": [1, 2]}}}, "iteration.prompt.seconds"),
+        ({"iteration": {"kind": "table", "prompt": 3}}, "iteration.prompt"),
+        ({"link": {"latency_s": 0.0, "bytes_per_s": "fast"}}, "link.bytes_per_s"),
+        ({"link": {"latency_s": 0.0, "bytes_per_s": True}}, "link.bytes_per_s"),
+        ({"kv_tokens": 1.5}, "kv_tokens"),
+        ({"kv_tokens": 0}, "kv_tokens"),
+        ({"kv_bytes_per_token": None}, "kv_bytes_per_token"),
+    ],
+)
+def test_what_is_wrong_with_a_document_is_named(change: dict[str, Any], named: str) -> None:
+    """Field by field."""
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
+        profile_from_dict({**profile_as_dict(BUILT_IN), **change})
+
+
+def test_what_is_no_object_is_no_profile() -> None:
+    """A list, for instance."""
+    with pytest.raises(ValueError, match="the profile is no object"):
+        profile_from_dict([])
+
+
+def test_context_weighs_what_the_cost_says() -> None:
+    """As many tokens of context as cost a prompt token as much as itself; where nobody knows, none do."""
+    linear = LinearIterationCost(0.01, prompt_token_s=1e-4, prompt_context_s=1e-7, decode_s=0.0, decode_context_s=0.0)
+    assert replace(BUILT_IN, iteration=linear).context_parity == pytest.approx(1000)
+    assert replace(BUILT_IN, iteration=replace(linear, prompt_context_s=0.0)).context_parity == math.inf
+    assert replace(BUILT_IN, iteration=TABLE).context_parity == math.inf
+
+
+def test_the_built_in_profile_is_about_what_was_published() -> None:
+    """TTFT of 1,500 tokens and TBT of one sequence behind them."""
+    prompt = BatchShape(1500, 1500 * 750.0, 0, 0)
+    assert BUILT_IN.iteration.iteration_s(prompt) == pytest.approx(0.095, rel=0.05)
+    assert BUILT_IN.iteration.iteration_s(BatchShape(0, 0.0, 1, 1500)) == pytest.approx(0.03, rel=0.1)
+
+
+def test_a_speed_divides_the_time() -> None:
+    """And must be one."""
+    shape = BatchShape(0, 0.0, 4, 100)
+    cost = BUILT_IN.iteration
+    assert ScaledCost(cost, 10.0).iteration_s(shape) == pytest.approx(cost.iteration_s(shape) / 10)
+    for speed in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="speed"):
+            ScaledCost(cost, speed)
+
+
+def test_a_profile_needs_room_for_kv() -> None:
+    """At least a token, of at least a byte."""
+    link = LinkCost(0.0, 1.0)
+    for kv_bytes, kv_tokens in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="at least 1"):
+            CostProfile("x", BUILT_IN.iteration, link, kv_bytes, kv_tokens)

@@ -1,0 +1,34 @@
+"""A worker's home is what it says of itself, and no restriction."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.worker import commands as c
+from tests.unit.core.builders import only
+from tests.unit.core.worker.bench import WorkerBench, rows
+
+
+def test_an_order_to_change_home_is_passed_on_to_who_speaks_for_the_worker() -> None:
+    """It may come again."""
+    bench = WorkerBench()
+    for pool in (m.Pool.PROMPT, m.Pool.PROMPT, m.Pool.TOKEN):
+        assert bench.feed(m.ChangeHome("w", pool)) == [c.TakeHome(pool)]
+
+
+def test_an_order_to_another_worker_is_none() -> None:
+    """Even in this one's inbox."""
+    assert WorkerBench().feed(m.ChangeHome("w2", m.Pool.PROMPT)) == []
+
+
+def test_what_is_here_goes_on_over_a_change_of_home() -> None:
+    """Sequences of every phase, and those that come after it."""
+    bench = WorkerBench(blocks=40)
+    bench.decode("d")
+    bench.prefill("h")
+    bench.in_place("p")
+    bench.feed(m.ChangeHome("w", m.Pool.PROMPT))
+    ordered = rows(bench.iterate(d=50))
+    bench.decode("e")
+    ordered += rows(bench.iterate(d=50, h=50, p=50))
+    assert {"d@1", "h@1", "p@1", "e@1"} <= set(ordered)
+    assert only(bench.tick(), c.Leave) == []

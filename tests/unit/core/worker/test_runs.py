@@ -1,0 +1,201 @@
+"""Orders of several iterations, for engines whose tokens carry no ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.request import FinishReason
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from tests.unit.core.builders import ledger, only
+from tests.unit.core.worker.bench import WorkerBench, deltas, rows
+
+
+def bench_of(blocks: int = 100, counted_steps: int = 1000, **policy: object) -> WorkerBench:
+    chosen = WorkerPolicy(watermark=0.0, prefix_caching=False, counted_steps=counted_steps, **policy)  # type: ignore[arg-type]
+    return WorkerBench(blocks=blocks, policy=chosen)
+
+
+def counted(bench: WorkerBench, steps: int = 1, *, ended: bool = True) -> list[c.WorkerCommand]:
+    return bench.feed(c.IterationsCounted(steps, ended))
+
+
+def steps(commands: list[c.WorkerCommand]) -> int:
+    """Of the one order."""
+    (order,) = only(commands, c.RunIteration)
+    return order.steps
+
+
+def test_a_sequence_alone_is_ordered_up_to_its_end() -> None:
+    """Its first token here comes by itself, because a client waits for it; the rest is one order."""
+    bench = bench_of()
+    assert steps(bench.in_place("a", max_new=50)) == 1
+    commands = counted(bench)
+    assert [(d.token_index, d.token_id, d.finish_reason) for d in deltas(commands)] == [(0, None, None)]
+    assert steps(commands) == 49
+    commands = counted(bench, 49)
+    assert [(d.token_index, d.token_id, d.finish_reason) for d in deltas(commands)] == [(50, None, FinishReason.LENGTH)]
+    assert ledger(commands, "decoded")[0]["tokens"] == 49
+    assert bench.role.iterations == 50
+    bench.assert_empty()
+
+
+def test_one_token_that_is_the_first_and_the_last_is_told_once() -> None:
+    """A stream has one delta a message."""
+    bench = bench_of()
+    bench.in_place("a", max_new=1)
+    (delta,) = deltas(counted(bench))
+    assert (delta.token_index, delta.finish_reason, delta.cached_tokens) == (1, FinishReason.LENGTH, 0)
+
+
+def test_a_hand_off_is_the_same() -> None:
+    """Its first token has no name either."""
+    bench = bench_of()
+    bench.prefill("p")
+    (push,) = only(counted(bench), c.PushKv)
+    assert (push.handoff.num_tokens, push.handoff.first_token_id) == (30, 0)
+
+
+def test_the_first_to_end_ends_the_order() -> None:
+    """Then the others go on in another one."""
+    bench = bench_of()
+    bench.decode("a", max_new=20)
+    bench.decode("b", max_new=8)
+    counted(bench)
+    assert steps(counted(bench)) == 6
+    commands = counted(bench, 6)
+    assert [d.token_index for d in deltas(commands)] == [8]
+    assert (rows(commands), steps(commands)) == (["a@1"], 11)
+
+
+def test_an_order_is_no_longer_than_the_policy_says() -> None:
+    """Nor longer than 1 where it says nothing."""
+    bench = bench_of(counted_steps=5)
+    bench.in_place("a", max_new=50)
+    assert steps(counted(bench)) == 5
+    bench = WorkerBench()
+    bench.in_place("a", max_new=50)
+    assert steps(counted(bench)) == 1
+
+
+def test_what_was_counted_in_mid_order_counts() -> None:
+    """Tokens and blocks are those of single iterations; nothing else is ordered."""
+    bench = bench_of()
+    bench.in_place("a", prompt=30, max_new=50)
+    counted(bench)
+    assert bench.pool.used_blocks == 2
+    assert counted(bench, 1, ended=False) == []
+    assert bench.pool.used_blocks == 2
+    assert counted(bench, 1, ended=False) == []
+    assert bench.pool.used_blocks == 3  # for the 33rd token, which is being computed
+    assert bench.role.load().owed_tokens == 47
+    assert bench.role.iterations == 3
+
+
+def test_blocks_bound_an_order() -> None:
+    """It ends before the iteration for which somebody is preempted."""
+    bench = bench_of(blocks=5)
+    bench.decode("a", max_new=40)
+    bench.decode("b", max_new=40)
+    assert steps(counted(bench)) == 1  # a has 32 tokens, b has its first now
+    assert steps(counted(bench)) == 1  # the one block left is a's
+    commands = counted(bench)
+    assert rows(commands) == ["a@1"]
+    assert ledger(commands, "preempted") == []
+
+
+def test_an_order_runs_on_over_what_changes_nothing() -> None:
+    """Ticks, leases, and reservations that leave it enough blocks."""
+    bench = bench_of()
+    bench.in_place("a", max_new=200)
+    counted(bench)
+    assert bench.tick() == []
+    assert bench.feed(m.RenewLeases((("a", 1),))) == []
+    assert only(bench.reserve("r"), c.EndRun) == []
+
+
+def test_who_can_join_ends_the_order_at_the_next_boundary() -> None:
+    """Once: the order is over with the iteration that runs."""
+    bench = bench_of()
+    bench.in_place("a", max_new=200)
+    counted(bench)
+    counted(bench, 10, ended=False)
+    assert only(bench.prefill("p"), c.EndRun) == [c.EndRun()]
+    assert only(bench.prefill("q"), c.EndRun) == []
+    assert rows(counted(bench, 1)) == ["a@1", "p@1", "q@1"]
+
+
+def test_who_leaves_ends_the_order_at_the_next_boundary() -> None:
+    """Its blocks are used until then."""
+    bench = bench_of()
+    bench.in_place("a", max_new=200)
+    counted(bench)
+    assert bench.feed(m.CancelRequest("a", 1)) == [c.EndRun()]
+    assert counted(bench) == [c.DropSequence("a@1")]
+    bench.assert_empty()
+
+
+def test_a_reservation_that_takes_the_blocks_of_a_run_ends_it() -> None:
+    """What runs needs them later, and somebody is to be preempted then."""
+    bench = bench_of(blocks=20)
+    bench.in_place("a", max_new=200)
+    assert steps(counted(bench)) == 199
+    assert only(bench.reserve("r", tokens=200, new=100), c.EndRun) == [c.EndRun()]
+    assert steps(counted(bench)) == 16 * (20 - 7) - 31
+
+
+def test_anything_that_moves_while_somebody_waits_ends_the_order() -> None:
+    """Here the blocks come free that a prompt waits for."""
+    bench = bench_of(blocks=8, prompts_first=False)
+    bench.in_place("a", prompt=30, max_new=50)
+    counted(bench)
+    bench.reserve("r", tokens=50, new=10)
+    bench.prefill("p", prompt=60)
+    commands = counted(bench)
+    assert (rows(commands), steps(commands) > 1) == (["a@1"], True)
+    assert only(bench.feed(m.CancelRequest("r", 1)), c.EndRun) == [c.EndRun()]
+    assert rows(counted(bench)) == ["a@1", "p@1"]
+
+
+def test_while_a_prompt_may_preempt_iterations_are_single() -> None:
+    """The time for it is only known at boundaries."""
+    bench = bench_of(blocks=4)
+    bench.in_place("a", prompt=30, max_new=30)
+    bench.prefill("p", prompt=60)
+    assert steps(counted(bench)) == 1
+
+
+def test_an_engine_may_end_an_order_by_itself() -> None:
+    """It says how far it came."""
+    bench = bench_of()
+    bench.in_place("a", max_new=50)
+    counted(bench)
+    assert steps(counted(bench, 9)) == 40
+
+
+def test_an_engine_failure_ends_the_run() -> None:
+    """With all its members."""
+    bench = bench_of()
+    bench.in_place("a", max_new=50)
+    counted(bench)
+    bench.feed(c.IterationFailed("broken"))
+    bench.assert_empty()
+    assert steps(bench.in_place("b", max_new=50)) == 1
+
+
+CONTRADICTIONS = [{"counted_steps": 0}, {"counted_steps": 2, "max_in_flight": 2}]
+
+
+@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
+def test_policies_that_cannot_work_are_refused(settings: dict[str, int]) -> None:
+    """Several iterations in flight are several orders."""
+    with pytest.raises(ValueError, match="counted_steps"):
+        WorkerPolicy(**settings)  # type: ignore[arg-type]
+
+
+def test_with_all_blocks_reserved_an_order_needs_no_more() -> None:
+    """It runs up to the end."""
+    bench = WorkerBench(blocks=20, policy=WorkerPolicy(reserve=Reserve.MAX_TOKENS, counted_steps=1000))
+    bench.in_place("a", max_new=50)
+    assert steps(counted(bench)) == 49

@@ -1,0 +1,44 @@
+"""Tokens that wait for their stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spotwise.core.request import FinishReason, StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
+from spotwise.gateway.mesh_client import _Stream
+
+
+@pytest.fixture
+def stream() -> _Stream:
+    """A stream that nobody reads yet."""
+    return _Stream("r", SequenceSpec((1,), SamplingParams(), StopCriteria(8)), 0.0)
+
+
+def tokens(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> GeneratedTokens:
+    """Some tokens."""
+    return GeneratedTokens(tuple(SampledToken("r", token_id) for token_id in ids), reason, cached)
+
+
+async def test_tokens_that_are_here_come_together(stream: _Stream) -> None:
+    """In order, with the end and what was cached; an error comes by itself, behind them."""
+    for item in (tokens(), tokens(1, cached=16), tokens(2), tokens(3, reason=FinishReason.LENGTH)):
+        stream.put(item)
+    assert await stream.take() == tokens(1, 2, 3, reason=FinishReason.LENGTH, cached=16)
+    error = GenerationError(500, "x", "lost")
+    stream.put(tokens(4))
+    stream.put(error)
+    assert await stream.take() == tokens(4)
+    assert await stream.take() is error
+
+
+async def test_who_waits_gets_each_as_it_comes(stream: _Stream) -> None:
+    """One at a time, where the gateway keeps up."""
+    for number in (1, 2):
+        taking = asyncio.create_task(stream.take())
+        await asyncio.sleep(0)
+        stream.put(tokens(number))
+        assert await taking == tokens(number)

@@ -1,0 +1,80 @@
+"""A budget of bytes, and those who wait for their part of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from spotwise.mesh.byte_budget import ByteBudget
+
+
+async def settle() -> None:
+    """Let tasks that can go on do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_no_more_is_held_than_the_limit() -> None:
+    """Who finds no room waits until somebody gives some back."""
+    budget = ByteBudget(10)
+    await budget.take(6)
+    second = asyncio.create_task(budget.take(6))
+    await settle()
+    assert (budget.held_bytes, second.done()) == (6, False)
+    budget.give(6)
+    await second
+    assert budget.held_bytes == 6
+
+
+async def test_who_asked_first_is_served_first() -> None:
+    """A small one does not pass a large one, though it would fit."""
+    budget = ByteBudget(10)
+    await budget.take(6)
+    large, small = (asyncio.create_task(budget.take(size)) for size in (8, 2))
+    await settle()
+    assert not large.done() and not small.done()
+    budget.give(6)
+    await settle()
+    assert large.done() and small.done()
+    assert budget.held_bytes == 10
+
+
+async def test_what_is_larger_than_the_budget_goes_alone() -> None:
+    """When nothing else is held, and nothing beside it."""
+    budget = ByteBudget(10)
+    await budget.take(25)
+    after = asyncio.create_task(budget.take(1))
+    await settle()
+    assert not after.done()
+    budget.give(25)
+    await after
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_who_gives_up_is_passed_over(first: bool) -> None:
+    """Wherever he stood; nothing of his is held."""
+    budget = ByteBudget(10)
+    await budget.take(6)
+    waiting = [asyncio.create_task(budget.take(size)) for size in ((8, 4) if first else (8, 9))]
+    await settle()
+    gone, left = waiting if first else reversed(waiting)
+    gone.cancel()
+    await settle()
+    assert left.done() is first
+    budget.give(6)
+    await left
+    assert budget.held_bytes == (4 if first else 8)
+
+
+async def test_who_is_served_and_gives_up_in_the_same_turn_holds_nothing() -> None:
+    """What was granted comes back."""
+    budget = ByteBudget(10)
+    await budget.take(6)
+    waiting = asyncio.create_task(budget.take(6))
+    await settle()
+    budget.give(6)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert budget.held_bytes == 0

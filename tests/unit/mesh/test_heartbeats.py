@@ -1,0 +1,41 @@
+"""When a member says that it is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.mesh.embedded import LOOPBACK
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode
+from tests.contracts.waiting import PATIENCE_S, until
+
+
+async def test_news_is_told_before_its_turn_and_several_are_one() -> None:
+    """What is told is what holds then; the regular heartbeats are further apart than this test lasts."""
+    bus, pids = MemoryBus(MemoryBroker()), [1]
+    told: list[int] = []
+
+    async def heard(raw: BusMessage) -> None:
+        told.append(decode(raw.payload).pid)
+
+    await bus.subscribe(subjects.HEARTBEATS, heard)
+    member = Member("member-1", MemberKind.TOKEN_WORKER, 1, MemberState.STARTING, "a-host", 1, f"{LOOPBACK}:1")
+    settings = ServiceSettings(service_id="member-1", heartbeat_s=10 * PATIENCE_S)
+    host = ServiceHost(settings, bus, MemoryStore(), ControlServer(LOOPBACK, 0), member)
+    host.describe_with(lambda member: replace(member, pid=pids[-1]))
+    async with host.joined():
+        host.spawn(host.serve(), "serve")
+        await until(lambda: told == [1, 1])  # joined, and ready
+        for pid in (2, 3, 4):
+            pids.append(pid)
+            host.beat_soon()
+        await until(lambda: told == [1, 1, 4])
+        pids.append(5)
+        host.beat_soon()
+        await until(lambda: told == [1, 1, 4, 5])

@@ -1,0 +1,256 @@
+"""What a role was told and said, written and decided again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from spotwise.core import messages as m
+from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.role import GatewayRole
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.record import KvTarget
+from spotwise.core.request import FinishReason
+from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.role import WorkerRole
+from spotwise.mesh.journal import SUFFIX, make_role
+from spotwise.mesh.journal_replay import JournalError, find_journals, replay
+from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
+from spotwise.mesh.role_loop import RoleLoop
+from tests.unit.core.builders import worker_member
+from tests.unit.core.worker.bench import WorkerBench
+
+STREAM = m.StreamRef("g", 4)
+
+
+def member(member_id: str, kind: m.MemberKind = m.MemberKind.CLUSTER_SCHEDULER) -> m.Member:
+    """A member that starts."""
+    return m.Member(member_id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1")
+
+
+class Recorder:
+    """A role whose loop is fed by the test, and its journal."""
+
+    def __init__(self, folder: Path, of: m.Member, role_type: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.clock = FakeClock()
+        self.role, journal = make_role(folder, of, role_type, *args, **kwargs)
+        assert journal is not None
+        self.journal = journal
+        nothing: dict[type, Callable[[Any], None]] = dict.fromkeys(
+            [m.Send, m.RecordLedger, *g.GatewayCommand.__args__, *c.WorkerCommand.__args__], lambda command: None
+        )
+        self.loop = RoleLoop(self.role, self.clock, nothing, self.journal)
+
+    def feed(self, *events: Any) -> None:
+        """Feed events a tenth of a second apart."""
+        for event in events:
+            self.clock.advance(0.1)
+            self.loop.feed(event)
+
+
+def scheduler_journal(folder: Path) -> Recorder:
+    """A scheduler that assigned one request and rejected another."""
+    recorder = Recorder(folder, member("s"), SchedulerRole, "s", SchedulerLimits(max_queued=5), first_assignment=40)
+    target = KvTarget("t", 1, "t:2", (0, 1))
+    recorder.feed(
+        worker_member("p", m.Pool.PROMPT),
+        worker_member("t"),
+        m.SubmitRequest("a", 1, STREAM, 30, 5),
+        m.KvReserved("a", 1, 40, target),
+        m.SubmitRequest("b", 1, STREAM, 30, 10_000),
+        m.CloseRequest("a", 1, finished=True),
+        m.Tick(),
+    )
+    return recorder
+
+
+def rewritten(path: Path, change: Callable[[list[Any]], None]) -> None:
+    """Change the events of a journal."""
+    header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    entries = [json.loads(line) for line in lines]
+    change(entries)
+    path.write_bytes(gzip.compress("\n".join([header, *map(json.dumps, entries), ""]).encode()))
+
+
+def test_a_scheduler_decides_again_what_it_decided(tmp_path: Path) -> None:
+    """Every command, with the parameters that it was started with."""
+    scheduler_journal(tmp_path).journal.close()
+    (source,) = find_journals(tmp_path)
+    assert (source.role, source.member_id, source.incarnation) == ("SchedulerRole", "s", 7)
+    assert source.parameters["first_assignment"] == 40
+    done = replay(source)
+    assert done.difference is None
+    assert (done.events, done.commands) == (7, 6)
+    assert {name: len(seconds) for name, seconds in done.decision_s.items()} == {
+        "Member": 2,
+        "SubmitRequest": 2,
+        "KvReserved": 1,
+        "CloseRequest": 1,
+        "Tick": 1,
+    }
+
+
+def test_a_worker_decides_again_what_it_decided(tmp_path: Path) -> None:
+    """Its blocks are made anew; a policy with an infinite number in it comes back as it was."""
+    policy = WorkerPolicy(context_parity=math.inf)
+    of = member("w", m.MemberKind.TOKEN_WORKER)
+    recorder = Recorder(tmp_path, of, WorkerRole, "w", 9, "w:2", BlockPool(20, 16), policy)
+    bench = WorkerBench()
+
+    def feed(event: Any, after_s: float = 0.0) -> list[Any]:
+        """Feed both."""
+        recorder.feed(event)
+        return []
+
+    bench.feed = feed  # type: ignore[method-assign]
+    bench.prefill("a")
+    bench.reserve("b")
+    bench.load("b")
+    recorder.feed(m.Tick(), m.CancelRequest("a", 1), m.Drain("w", recorder.clock.now() + 1, "spot"), m.Tick())
+    recorder.journal.close()
+    (source,) = find_journals(tmp_path)
+    done = replay(source)
+    assert done.difference is None
+    assert done.events == 8
+    assert done.commands == 7
+
+
+def test_what_a_role_raised_is_in_its_journal(tmp_path: Path) -> None:
+    """It is noted, and what follows, too; what was no event of the role cannot be made again."""
+    recorder = scheduler_journal(tmp_path)
+    with capture_logs():
+        recorder.feed(m.RequestAccepted("a", 1), m.Tick())  # no event of a scheduler: a bug, which is logged
+    recorder.journal.close()
+    (source,) = find_journals(tmp_path)
+    entries = list(source.entries())
+    assert [entry.error for entry in entries[-2:]] == ["KeyError", None]
+    with pytest.raises(JournalError, match="line 9: no RequestAccepted"):
+        replay(source)
+
+
+def change_target(entries: list[Any]) -> None:
+    """Another worker than the one that was chosen."""
+    entries[3][3][0][1] = "x"
+
+
+def lose_command(entries: list[Any]) -> None:
+    """One command less than there were."""
+    entries[3][3].pop()
+
+
+def lose_event(entries: list[Any]) -> None:
+    """An event that others depend on."""
+    del entries[1]
+
+
+def later(entries: list[Any]) -> None:
+    """Another time, in what was written of it then."""
+    entries[3][0] += 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "command"), [(change_target, 5, 0), (lose_command, 5, 2), (lose_event, 3, 1), (later, 5, 2)]
+)
+def test_a_changed_journal_is_noticed(
+    tmp_path: Path, change: Callable[[list[Any]], None], line: int, command: int
+) -> None:
+    """The first command that differs is shown, with the event it came of."""
+    scheduler_journal(tmp_path).journal.close()
+    rewritten(next(tmp_path.glob(f"*{SUFFIX}")), change)
+    difference = replay(find_journals(tmp_path)[0]).difference
+    assert difference is not None
+    assert (difference.entry.number, difference.index) == (line, command)
+    assert difference.recorded != difference.replayed
+
+
+def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
+    """A file without an end is read as far as it goes; a second's events at most are missing."""
+    recorder = scheduler_journal(tmp_path)
+    recorder.clock.advance(2.0)
+    recorder.feed(m.Tick())
+    (source,) = find_journals(tmp_path)
+    assert replay(source).events == 8
+    path = next(tmp_path.glob(f"*{SUFFIX}"))
+    path.write_bytes(path.read_bytes()[:-20])
+    done = replay(find_journals(tmp_path)[0])
+    assert 0 < done.events < 8
+    assert done.difference is None
+    recorder.journal.close()
+    recorder.journal.close()
+
+
+def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
+    """A folder without one, and files of another kind or a damaged one."""
+    with pytest.raises(JournalError, match="holds no journals"):
+        find_journals(tmp_path)
+    path = tmp_path / f"x{SUFFIX}"
+    path.write_bytes(b"text")
+    with pytest.raises(JournalError, match="cannot be read"):
+        find_journals(tmp_path)
+    path.write_bytes(gzip.compress(b"{}\n"))
+    with pytest.raises(JournalError, match="is no journal"):
+        find_journals(tmp_path)
+    path.write_bytes(gzip.compress(b'{"format": "other"}\n'))
+    with pytest.raises(JournalError, match="format"):
+        find_journals(tmp_path)
+    header = {"format": "spotwise-journal/1", "role": "Poet", "member_id": "x", "incarnation": 1, "parameters": {}}
+    path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\nnot json\n"))
+    (source,) = find_journals(tmp_path)
+    with pytest.raises(JournalError, match="line 2"):
+        list(source.entries())
+    with pytest.raises(JournalError, match="a Poet cannot be made"):
+        replay(source)
+
+
+def test_a_member_without_a_folder_keeps_no_journal() -> None:
+    """Its role is made all the same."""
+    role, journal = make_role(None, member("s"), SchedulerRole, "s")
+    assert role.scheduler_id == "s"
+    assert journal is None
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged once."""
+    recorder = scheduler_journal(tmp_path)
+
+    def full(self: object, data: bytes) -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(gzip.GzipFile, "write", full)
+    with capture_logs() as logs:
+        recorder.feed(m.Tick(), m.Tick())
+    assert [each["event"] for each in logs] == ["journal_ended"]
+
+
+def test_a_gateways_journal_tells_of_its_requests(tmp_path: Path) -> None:
+    """Arrival, sizes and times of those that were answered; the file is a trace."""
+    recorder = Recorder(tmp_path, member("g", m.MemberKind.GATEWAY), GatewayRole, "g")
+    recorder.feed(g.RequestReceived("a", 30, 2), g.RequestReceived("open", 9, 2), g.RequestReceived("gone", 9, 2))
+    arrived_s = recorder.clock.now() - 0.2
+    recorder.feed(g.RequestClosed("gone"))
+    for index in range(2):
+        reason = FinishReason.LENGTH if index else None
+        recorder.feed(m.TokenBatch("t", (m.TokenDelta(1, index, 5, reason),)))
+    recorder.journal.close()
+    journals = find_journals(tmp_path)
+    assert replay(journals[0]).difference is None
+    (request,) = recorded_requests(journals)
+    assert request == RecordedRequest(
+        pytest.approx(arrived_s), 30, 2, pytest.approx(0.4), pytest.approx(0.1), pytest.approx(0.5)
+    )
+    path = tmp_path / "requests.csv"
+    write_requests([request, RecordedRequest(2.0, 1, 1, 0.25, None, 0.25)], path)
+    lines = path.read_text().splitlines()
+    assert lines[0].split(",") == list(COLUMNS)
+    assert lines[1].endswith(",30,2,0.400000,0.100000,0.500000")
+    assert lines[2] == "1970-01-01 00:00:02.000000,1,1,0.250000,,0.250000"

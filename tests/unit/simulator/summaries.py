@@ -1,0 +1,36 @@
+"""Summaries of runs that nobody ran: whether objectives hold is a function of the case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spotwise.simulator.designs import DESIGNS, Split
+from spotwise.simulator.experiment import Case, RunSummary
+from spotwise.simulator.metrics import Verdict
+from spotwise.simulator.workload import Workload
+
+
+def case(design: str = "Splitwise-HH", split: Split | None = None, rate: float | None = 10.0) -> Case:
+    """Describe a run; a baseline's default split has prompt machines alone."""
+    if split is None:
+        split = Split(4) if DESIGNS[design].token is None else Split(3, 1)
+    return Case(design, split, Workload("conv"), rate, seconds=10.0)
+
+
+def summary(of: Case, *, holds: bool) -> RunSummary:
+    """Make up a run in which all objectives hold, or the first one does not."""
+    verdict = Verdict({"ttft": ((1.0 if holds else 3.0, 2.0), (1.0, 3.0), (1.0, 6.0))}, failed=0)
+    return RunSummary(of, 1, 0, 1.0, 1.0, 1.0, {}, verdict, {}, 1.0, 1.0, 0, 0.0, 0, 0.0)
+
+
+@dataclass
+class Oracle:
+    """Runs cases by asking a function whether they hold, and keeps what it was asked."""
+
+    holds: Callable[[Case], bool]
+    asked: list[Case] = field(default_factory=list)
+
+    def run(self, of: Case) -> RunSummary:
+        self.asked.append(of)
+        return summary(of, holds=self.holds(of))

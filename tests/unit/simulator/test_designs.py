@@ -1,0 +1,68 @@
+"""The paper's clusters."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core.messages import Pool
+from spotwise.simulator.designs import (
+    BASELINE_A100,
+    BASELINE_H100,
+    DESIGNS,
+    PAPER_SPLITS,
+    SPLITWISE_AA,
+    SPLITWISE_HA,
+    SPLITWISE_HHCAP,
+    Design,
+    Split,
+)
+from tests.unit.simulator.worlds import COST
+
+COSTS = {"a100-80gb": COST, "h100-80gb": COST, "h100-80gb-pcap": COST}
+
+
+class TestDesigns:
+    """What a design is made of."""
+
+    def test_a_split_cluster_has_both_pools(self) -> None:
+        """Prompt machines first."""
+        cluster = SPLITWISE_HA.cluster(Split(2, 1), COSTS)
+        assert [(machine.machine_type.name, machine.home) for machine in cluster] == [
+            ("dgx-h100", Pool.PROMPT),
+            ("dgx-h100", Pool.PROMPT),
+            ("dgx-a100", Pool.TOKEN),
+        ]
+
+    def test_a_baseline_is_all_mixed(self) -> None:
+        """Every machine does both."""
+        assert [machine.home for machine in BASELINE_A100.cluster(Split(3), COSTS)] == [Pool.MIXED] * 3
+
+    @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
+    def test_a_split_that_is_not_the_designs_is_refused(self, design: Design, split: Split) -> None:
+        """A baseline has no token machines, a split design has some."""
+        with pytest.raises(ValueError, match="cannot be split"):
+            design.cluster(split, COSTS)
+
+    def test_every_split_of_the_paper_is_one_of_its_design(self) -> None:
+        """All clusters can be made."""
+        for splits in PAPER_SPLITS.values():
+            for name, split in splits.items():
+                assert len(DESIGNS[name].cluster(split, COSTS)) == split.machines
+
+    def test_iso_power_clusters_draw_about_the_same(self) -> None:
+        """As 40 H100 machines do, the paper's budget."""
+        budget = BASELINE_H100.power(Split(40))
+        for workload in ("conv", "code"):
+            for name, split in PAPER_SPLITS["iso-power", workload].items():
+                assert DESIGNS[name].power(split) == pytest.approx(budget, rel=0.03)
+
+    def test_iso_cost_clusters_cost_about_the_same(self) -> None:
+        """As 40 H100 machines do."""
+        budget = BASELINE_H100.price_per_hour(Split(40))
+        for name, split in PAPER_SPLITS["iso-cost", "conv"].items():
+            assert DESIGNS[name].price_per_hour(split) == pytest.approx(budget, rel=0.03)
+
+    def test_a_capped_machine_costs_as_much_and_draws_less(self) -> None:
+        """It is bought whole."""
+        assert SPLITWISE_HHCAP.price_per_hour(Split(1, 1)) == BASELINE_H100.price_per_hour(Split(2))
+        assert SPLITWISE_HHCAP.power(Split(1, 1)) == pytest.approx((44 + 30.8) / 24.8)

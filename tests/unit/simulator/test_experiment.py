@@ -1,0 +1,73 @@
+"""A case, run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.simulator.designs import Split
+from spotwise.simulator.experiment import Case, simulate
+from spotwise.simulator.machine_costs import DecodeModel
+from spotwise.simulator.workload import Workload
+
+CODE = Case("Splitwise-HA", Split(2, 1), Workload("code"), 2.0, 10.0)
+
+
+@pytest.mark.parametrize("decode_model", DecodeModel)
+def test_a_run_answers_every_request(decode_model: DecodeModel) -> None:
+    """And has all figures of them, by whatever model of time."""
+    case = replace(CODE, decode_model=decode_model)
+    asked = len(list(case.workload.arrivals(case.rate, case.seconds, case.seed)))
+    run = simulate(case)
+    assert (run.completed, run.failed) == (asked, 0)
+    assert set(run.latencies_s) == {"ttft", "tbt", "e2e", "itl"}
+    for figures in run.latencies_s.values():
+        assert 0 < figures["p50"] <= figures["p90"] <= figures["p99"]
+    assert run.latencies_s["ttft"]["p50"] < run.latencies_s["e2e"]["p50"]
+    assert 0 < run.requests_per_s < 2 * (case.rate or 0)
+
+
+def test_the_same_case_gives_the_same_summary() -> None:
+    """But for the time it took."""
+    assert simulate(CODE) == simulate(CODE)
+    assert simulate(CODE) != simulate(replace(CODE, seed=1))
+
+
+def test_pools_are_those_of_the_design() -> None:
+    """Prompts are computed in one, tokens in the other; a baseline has one for both."""
+    run = simulate(CODE)
+    assert {name: pool.machines for name, pool in run.pools.items()} == {"prompt": 2, "token": 1}
+    assert run.pools["token"].mean_decodes >= 1
+    assert run.handoffs > 0
+    baseline = simulate(replace(CODE, design="Baseline-H100", split=Split(3)))
+    assert {name: pool.machines for name, pool in baseline.pools.items()} == {"mixed": 3}
+    assert baseline.handoffs == 0
+    for pool in (*run.pools.values(), *baseline.pools.values()):
+        assert 0 < pool.utilisation <= 1
+        assert pool.time_shares[-1] == pytest.approx(1.0)
+
+
+def test_price_and_power_are_those_of_the_machines() -> None:
+    """Two DGX-H100 and a DGX-A100."""
+    run = simulate(CODE)
+    assert run.price_per_hour == pytest.approx(8 * (2 * 4.76 + 2.21))
+    assert run.power == pytest.approx(2 * 44 / 24.8 + 1)
+    assert run.dollars_per_1000_requests == pytest.approx(1000 * run.price_per_hour / 3600 / run.requests_per_s)
+
+
+def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
+    """On the machine that slowdowns are measured against, by the honest model: the reference is the simulator's own."""
+    alone = Case("Baseline-A100", Split(1), Workload("code"), 0.001, 1.0)
+    run = simulate(alone)
+    assert run.completed == 1
+    for metric in ("ttft", "tbt", "e2e"):
+        assert run.verdict.slowdowns[metric][0][0] == pytest.approx(1.0, rel=0.02)
+
+
+def test_chunks_bound_what_an_iteration_computes() -> None:
+    """No iteration of a baseline with chunked prefill has more tokens."""
+    run = simulate(Case("Baseline-H100", Split(2), Workload("code"), 3.0, 10.0, chunk_tokens=512))
+    assert run.pools["mixed"].tokens[-1] <= 512
+    whole = simulate(Case("Baseline-H100", Split(2), Workload("code"), 3.0, 10.0))
+    assert whole.pools["mixed"].tokens[-1] > 2048

@@ -1,0 +1,47 @@
+"""Searches that share the processors."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.simulator.experiment import Case, RunSummary
+from spotwise.simulator.parallel import drive
+from spotwise.simulator.search import Grid, limit_of
+from tests.unit.simulator.summaries import Oracle, case, summary
+
+
+def holds_up_to_90(of: Case) -> RunSummary:
+    return summary(of, holds=(of.rate or 0.0) <= 90.0)
+
+
+def fails(of: Case) -> RunSummary:
+    raise RuntimeError(f"cannot run {of.design}")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_back_by_name(jobs: int) -> None:
+    """In the order of the searches, the same however many processes there are; each run is reported once."""
+    searches = {
+        "fine": limit_of(case("Splitwise-HH"), Grid(5.0), (1, 2)),
+        "coarse": limit_of(case("Splitwise-AA"), Grid(20.0), (1,)),
+    }
+    finished: list[Case] = []
+    results = drive(searches, jobs, lambda run: finished.append(run.case), holds_up_to_90)
+    assert [(name, limit.rates) for name, limit in results.items()] == [("fine", (90.0, 90.0)), ("coarse", (80.0,))]
+    assert len(finished) == len(set(finished)) == sum(len(limit.runs) for limit in results.values())
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_breaks_a_run_ends_them_all(jobs: int) -> None:
+    """With its own error."""
+    with pytest.raises(RuntimeError, match="cannot run Splitwise-HH"):
+        drive({"": limit_of(case(), Grid(), (1,))}, jobs, run=fails)
+
+
+def test_a_run_that_two_searches_want_happens_once() -> None:
+    """Both get its summary."""
+    oracle = Oracle(lambda of: (of.rate or 0.0) <= 90.0)
+    searches = {name: limit_of(case(), Grid(), (1,)) for name in ("one", "other")}
+    one, other = drive(searches, 1, run=oracle.run).values()
+    assert one == other
+    assert len(oracle.asked) == len(set(oracle.asked))

@@ -1,0 +1,132 @@
+"""What iterations cost, found again in a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotwise.core.cost_model import BatchShape, pairs
+from spotwise.simulator.hardware import BLOOM_176B
+from spotwise.simulator.machine_costs import H100, H100_CAPPED, PEAKS, DecodeModel, costs_from
+from spotwise.simulator.profile_fit import (
+    Peaks,
+    error_between_points,
+    error_on_repeats,
+    fit_honest,
+    fit_published,
+    fit_published_by_batch,
+    predicted,
+)
+from spotwise.simulator.profiles import ProfileError
+from tests.unit.simulator.profile_rows import lines, row, write
+
+#: So fast that no bound of arithmetic or memory is in the way.
+FAST = Peaks(1e30, 1e30)
+PAIR_S, CONTEXT_S = 3e-9, 5e-7
+
+
+def prompt_s(prompt_size: int, batch_size: int) -> float:
+    return 0.05 + 2e-4 * prompt_size * batch_size + PAIR_S * batch_size * pairs(0, prompt_size)
+
+
+def token_s(batch_size: int, context: int) -> float:
+    return 0.045 + 3e-4 * batch_size + CONTEXT_S * context
+
+
+ROWS = lines(prompt_s, token_s)
+
+
+def test_the_law_behind_a_profile_is_found() -> None:
+    """What pairs and context cost, and the tables without them."""
+    cost = fit_honest(ROWS, BLOOM_176B, FAST)
+    assert cost.prompt_context_s == pytest.approx(PAIR_S)
+    assert cost.decode_context_s == pytest.approx(CONTEXT_S)
+    assert [cost.prompt(tokens) for tokens in (128, 3000, 40_000)] == pytest.approx([0.0756, 0.65, 8.05])
+    assert [cost.decode(batch) for batch in (1, 24, 100)] == pytest.approx([0.0453, 0.0522, 0.075])
+
+
+def test_long_contexts_in_large_batches_cost_what_nobody_measured() -> None:
+    """The profile has large batches with short contexts only; the law goes on."""
+    cost = fit_honest(ROWS, BLOOM_176B, FAST)
+    shape = BatchShape(decodes=64, decode_context=64 * 4096)
+    assert cost.iteration_s(shape) == pytest.approx(token_s(64, 64 * 4096))
+
+
+def test_attention_costs_what_the_machine_allows_at_least() -> None:
+    """Where several short prompts take as long as one long one, or context costs nothing, that is noise."""
+    rows = lines(lambda prompt, batch: 2e-4 * prompt * batch, lambda batch, context: 0.05 + 3e-4 * batch)
+    peaks = PEAKS[H100]
+    cost = fit_honest(rows, BLOOM_176B, peaks)
+    assert cost.decode_context_s == pytest.approx(2 * 70 * 14336 * 2 / peaks.memory_bytes_per_s)
+    assert cost.prompt_context_s == pytest.approx(4 * 70 * 14336 / peaks.flops)
+
+
+def test_a_table_that_would_fall_is_levelled() -> None:
+    """A measurement that is faster than a smaller one is pooled with it."""
+    rows = [row(128, 1, 0.06, 0.03), row(256, 1, 0.05, 0.02), row(512, 1, 0.07, 0.04)]
+    cost = fit_published(rows)
+    assert cost.prompt.seconds == pytest.approx((0.055, 0.055, 0.07))
+    assert cost.decode.seconds == pytest.approx((0.025, 0.025, 0.04))
+
+
+def test_the_published_model_asks_the_table_of_tokens_for_requests() -> None:
+    """So a decode takes as long as behind the shortest prompt, in any batch; and mixed iterations go by all their tokens."""
+    cost = fit_published(ROWS)
+    alone, crowd = (cost.iteration_s(BatchShape(decodes=count, decode_context=900 * count)) for count in (1, 64))
+    assert crowd == pytest.approx(alone, rel=0.01)
+    assert crowd < 0.75 * token_s(64, 64 * 576)
+    mixed = cost.iteration_s(BatchShape(1000, pairs(0, 1000), 24, 24_000))
+    assert mixed == pytest.approx(1.1 * cost.prompt(1024))
+
+
+def test_one_change_to_the_published_model_times_decodes_by_requests() -> None:
+    """As they were measured, behind prompts of 512 tokens; prompts stay as published."""
+    cost = fit_published_by_batch(ROWS)
+    assert cost.iteration_s(BatchShape(decodes=64, decode_context=1)) == pytest.approx(token_s(64, 64 * 576))
+    assert cost.prompt == fit_published(ROWS).prompt
+
+
+def test_a_capped_machine_has_slower_prompts(tmp_path: Path) -> None:
+    """By 1.3, attention included, and decodes as fast as before; its own rows are not looked at."""
+    rows = ROWS + [row for hardware in (H100, H100_CAPPED) for row in lines(prompt_s, token_s, hardware)]
+    costs = costs_from(write(rows, tmp_path / "profile.csv"), BLOOM_176B, DecodeModel.HONEST)
+    prompt = BatchShape(3000, pairs(0, 3000))
+    decode = BatchShape(decodes=8, decode_context=9000)
+    assert costs[H100_CAPPED].iteration_s(prompt) == pytest.approx(1.3 * costs[H100].iteration_s(prompt))
+    assert costs[H100_CAPPED].iteration_s(decode) == costs[H100].iteration_s(decode)
+
+
+def test_a_profile_without_the_model_is_refused(tmp_path: Path) -> None:
+    """It names what is missing."""
+    path = write(lines(prompt_s, token_s), tmp_path / "profile.csv")
+    with pytest.raises(ProfileError, match="no rows of bloom-176b on 8 h100-80gb"):
+        costs_from(path, BLOOM_176B, DecodeModel.HONEST)
+
+
+def test_too_few_measurements_are_refused() -> None:
+    """A line needs two points."""
+    with pytest.raises(ProfileError, match="two sizes at least"):
+        fit_honest([row(512, 1, 0.1, 0.04), row(512, 2, 0.1, 0.04)], BLOOM_176B, FAST)
+    with pytest.raises(ProfileError, match="two sizes at least"):
+        fit_published([row(512, 1, 0.1, 0.04)])
+
+
+def test_errors_are_those_of_rows_that_a_fit_has_not_seen() -> None:
+    """None where rows follow the law; a row that does not is seen as long as it is left out."""
+
+    def fit(rows: object) -> object:
+        return fit_honest(rows, BLOOM_176B, FAST)  # type: ignore[arg-type]
+
+    assert error_on_repeats(ROWS, fit).prompt == pytest.approx(0.0, abs=1e-6)  # type: ignore[arg-type]
+    assert error_on_repeats(ROWS, fit).decode == pytest.approx(0.0, abs=1e-6)  # type: ignore[arg-type]
+    between = error_between_points(ROWS, fit)  # type: ignore[arg-type]
+    assert between.prompt < 1.0
+    assert between.decode < 1.0
+
+
+def test_what_a_fit_predicts_of_a_row_is_its_batch() -> None:
+    """Prompts of all requests, and an iteration in the middle of their answers."""
+    cost = fit_honest(ROWS, BLOOM_176B, FAST)
+    own = row(512, 8, 0.0001, 0.0001)
+    assert predicted(cost, own) == pytest.approx((prompt_s(512, 8), token_s(8, 8 * 576)))

@@ -1,0 +1,91 @@
+"""The best split of a design."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.simulator.designs import BASELINE_H100, DESIGNS, SPLITWISE_HA, Split
+from spotwise.simulator.parallel import drive
+from spotwise.simulator.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
+from spotwise.simulator.search import Grid
+from tests.unit.simulator.summaries import Oracle, case
+
+
+def needs(split: Split, prompts: float, tokens: float) -> bool:
+    """A cluster with work for so many machines of each kind, where idle token machines help out with half their strength."""
+    spare = max(0.0, split.token - tokens)
+    return split.token >= tokens and split.prompt + spare / 2 >= prompts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 12), st.sampled_from(Objective))
+def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objective: Objective) -> None:
+    """As by trying every split, with far fewer runs."""
+    of, most = case("Splitwise-HA"), Split(24, 16)
+    design = DESIGNS[of.design]
+    oracle = Oracle(lambda asked: needs(asked.split, prompts, tokens))
+    found = drive({"": cheapest_split(of, objective, (0,), most)}, 1, run=oracle.run)[""]
+    every = [Split(prompt, token) for prompt in range(1, most.prompt + 1) for token in range(1, most.token + 1)]
+    least = min(objective.of(design, split) for split in every if needs(split, prompts, tokens))
+    assert found.split is not None
+    assert objective.of(design, found.split) == pytest.approx(least)
+    assert len(oracle.asked) < len(every) / 4
+    assert dict(found.tried) == {asked.split: needs(asked.split, prompts, tokens) for asked in oracle.asked}
+
+
+def test_a_baseline_has_one_kind_of_machine() -> None:
+    """The fewest that hold."""
+    oracle = Oracle(lambda asked: asked.split.prompt >= 13)
+    search = cheapest_split(case("Baseline-A100"), Objective.COST, (0,), Split(40))
+    assert drive({"": search}, 1, run=oracle.run)[""].split == Split(13)
+
+
+def test_a_rate_that_no_split_serves_has_no_answer() -> None:
+    """Rather than a wrong one."""
+    oracle = Oracle(lambda asked: False)
+    found = drive({"": cheapest_split(case(), Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
+    assert found.split is None
+    assert not any(holds for _, holds in found.tried)
+
+
+def test_every_seed_must_hold() -> None:
+    """A split that fails for one of them is none."""
+    oracle = Oracle(lambda asked: asked.split.prompt >= (10 if asked.seed == 2 else 5))
+    search = cheapest_split(case("Baseline-H100"), Objective.MACHINES, (1, 2), Split(30))
+    assert drive({"": search}, 1, run=oracle.run)[""].split == Split(10)
+
+
+@given(st.integers(0, 19), st.integers(0, 19))
+def test_the_split_that_carries_most_is_found(peak: int, first: int) -> None:
+    """Wherever the peak is and wherever the search begins."""
+    splits = [Split(number + 1, 20 - number) for number in range(20)]
+    oracle = Oracle(lambda asked: (asked.rate or 0.0) <= 300 - 10 * abs(asked.split.prompt - 1 - peak))
+    search = best_split(case(), splits, Grid(), (0,), first)
+    found = drive({"": search}, 1, run=oracle.run)[""]
+    assert found.split == splits[peak]
+    assert found.limit.mean == 300.0
+    assert [split for split, _ in found.tried] == sorted((split for split, _ in found.tried), key=lambda s: s.prompt)
+
+
+def test_splits_use_a_budget_up() -> None:
+    """One more machine of either kind would be too much, and each has one of each kind."""
+    power = SPLITWISE_HA.power
+    splits = splits_within(SPLITWISE_HA, 20.0, power)
+    assert [split.prompt for split in splits] == list(range(1, len(splits) + 1))
+    for split in splits:
+        assert power(split) <= 20.0 < power(Split(split.prompt, split.token + 1))
+    assert power(Split(len(splits) + 1, 1)) > 20.0
+    assert splits_within(BASELINE_H100, 20.0, BASELINE_H100.power) == [Split(11)]
+    with pytest.raises(ValueError, match="too little"):
+        splits_within(SPLITWISE_HA, 2.0, power)
+
+
+def test_a_heat_map_has_a_row_for_each_number_of_token_machines() -> None:
+    """And a column for each number of prompt machines."""
+    runs = drive({"": heat_map(case(), (1, 2, 3), (5, 6))}, 1, run=Oracle(lambda of: True).run)[""]
+    assert [[(run.case.split.prompt, run.case.split.token) for run in row] for row in runs] == [
+        [(1, 5), (2, 5), (3, 5)],
+        [(1, 6), (2, 6), (3, 6)],
+    ]

@@ -1,0 +1,178 @@
+"""An engine that only takes the time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.cost_model import BatchShape
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
+from spotwise.worker.simulated.engine import SimulatedEngine
+from tests.contracts.waiting import until
+
+WORDS = (5, 7, 11, 13, 17)
+PROMPT = (1, 2, 3)
+
+
+class NoCost:
+    """Iterations that take no time; their shapes are kept."""
+
+    def __init__(self) -> None:
+        self.shapes: list[BatchShape] = []
+
+    def iteration_s(self, shape: BatchShape) -> float:
+        """Return none at all."""
+        self.shapes.append(shape)
+        return 0.0
+
+
+def record(name: str = "r", **changes: Any) -> RequestRecord:
+    """A request of three tokens."""
+    plain = RequestRecord(name, 1, "g", 1, "m", PROMPT, (), SamplingParams(seed=9), StopCriteria(8), 0.0)
+    return replace(plain, **changes)
+
+
+def engine(cost: Any = None) -> SimulatedEngine:
+    """An engine of 8 blocks."""
+    return SimulatedEngine(cost or NoCost(), WORDS, num_blocks=8, block_size=16, name="nothing")
+
+
+class Results:
+    """What iterations ended with, in order."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self.engine = engine
+        self.ended: list[tuple[SampledToken, ...] | Exception] = []
+
+    async def run(self, *rows: BatchRow) -> Any:
+        """Run one batch to its end."""
+        before = len(self.ended)
+        self.engine.run_iteration(Batch(rows), self.ended.append, self.ended.append)
+        await until(lambda: len(self.ended) > before)
+        return self.ended[-1]
+
+    async def answer(self, record: RequestRecord, count: int) -> list[int]:
+        """Compute a prompt and decode, `count` tokens in all."""
+        await self.engine.add_sequence(record)
+        known = len(record.prompt_token_ids) + len(record.output_token_ids)
+        tokens = []
+        row = BatchRow(record.sequence_id, 0, known, (0,))
+        for _ in range(count):
+            (sampled,) = await self.run(row)
+            tokens.append(sampled.token_id)
+            row = BatchRow(record.sequence_id, known, 1, (0,))
+            known += 1
+        return tokens
+
+
+async def test_tokens_are_words_and_the_same_wherever_they_are_drawn() -> None:
+    """Seed and index make a token: another engine, and another attempt that has some already, gets the same."""
+    tokens = await Results(engine()).answer(record(), 8)
+    assert set(tokens) <= set(WORDS)
+    assert len(set(tokens)) > 1
+    assert await Results(engine()).answer(record("other"), 8) == tokens
+    rest = await Results(engine()).answer(record(epoch=2, output_token_ids=tuple(tokens[:3])), 5)
+    assert rest == tokens[3:]
+    assert await Results(engine()).answer(record(sampling=SamplingParams(seed=10)), 8) != tokens
+
+
+async def test_a_token_of_another_worker_counts() -> None:
+    """The token worker goes on behind the first token, which the prompt worker drew."""
+    tokens = await Results(engine()).answer(record(), 3)
+    here = Results(engine())
+    await here.engine.add_sequence(record())
+    here.engine.append_token("r@1", tokens[0])
+    (second,) = await here.run(BatchRow("r@1", 3, 1, (0,)))
+    assert second.token_id == tokens[1]
+
+
+async def test_stop_tokens_never_come() -> None:
+    """Where nothing else is left, the request is refused."""
+    stop = StopCriteria(50, stop_token_ids=(5, 7, 11))
+    assert set(await Results(engine()).answer(record(stop=stop), 50)) == {13, 17}
+    with pytest.raises(ValueError, match="stop token"):
+        await engine().add_sequence(record(stop=StopCriteria(1, stop_token_ids=WORDS)))
+
+
+async def test_a_sequence_that_makes_no_sense_is_refused() -> None:
+    """Twice the same, or nothing to compute."""
+    one = engine()
+    await one.add_sequence(record())
+    with pytest.raises(ValueError, match="here already"):
+        await one.add_sequence(record())
+    with pytest.raises(ValueError, match="empty prompt"):
+        await one.add_sequence(record("empty", prompt_token_ids=()))
+    assert one.num_sequences == 1
+    one.drop_sequence("r@1")
+    one.drop_sequence("r@1")
+    assert one.num_sequences == 0
+
+
+async def test_a_part_of_a_prompt_brings_no_token() -> None:
+    """The last one does; scores of the prompt, where asked for, come with it, and say that nothing else could have come."""
+    results = Results(engine())
+    sampling = SamplingParams(seed=9, logprobs=0, prompt_logprobs=1)
+    await results.engine.add_sequence(record(sampling=sampling))
+    assert await results.run(BatchRow("r@1", 0, 2, (0,))) == ()
+    (first,) = await results.run(BatchRow("r@1", 2, 1, (0,)))
+    assert first.logprobs == TokenLogprobs(0.0)
+    assert first.prompt_logprobs == (None, TokenLogprobs(0.0), TokenLogprobs(0.0))
+    (second,) = await results.run(BatchRow("r@1", 3, 1, (0,)))
+    assert second.prompt_logprobs is None
+
+
+async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
+    """As the real engine's; the next one runs."""
+    results = Results(engine())
+    await results.engine.add_sequence(record())
+    assert isinstance(await results.run(BatchRow("x@1", 0, 1, (0,))), ValueError)
+    assert isinstance(await results.run(BatchRow("r@1", 0, 9, (0,))), ValueError)
+    assert len(await results.run(BatchRow("r@1", 0, 3, (0,)))) == 1
+
+
+async def test_iterations_end_one_after_the_other_in_their_order() -> None:
+    """Also where they are ordered at once; each costs what its shape costs."""
+    cost = NoCost()
+    results = Results(engine(cost))
+    for name in ("a", "b", "c"):
+        await results.engine.add_sequence(record(name))
+        batch = Batch((BatchRow(f"{name}@1", 0, 3, (0,)),))
+        results.engine.run_iteration(batch, results.ended.append, results.ended.append)
+    assert results.ended == []
+    await until(lambda: len(results.ended) == 3)
+    assert [sampled[0].sequence_id for sampled in results.ended if isinstance(sampled, tuple)] == ["a@1", "b@1", "c@1"]
+    assert cost.shapes == [BatchShape(3, 4.5, 0, 0)] * 3
+
+
+async def test_an_iteration_lasts_as_long_as_it_costs() -> None:
+    """Not less, but for what the one before it came late."""
+
+    class Slow:
+        def iteration_s(self, shape: BatchShape) -> float:
+            return 0.05
+
+    results = Results(engine(Slow()))
+    await results.engine.add_sequence(record())
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await results.run(BatchRow("r@1", 0, 3, (0,)))
+    await results.run(BatchRow("r@1", 3, 1, (0,)))
+    assert loop.time() - began_s >= 0.09
+
+
+async def test_nothing_ends_after_close() -> None:
+    """What has begun is forgotten with the rest."""
+    results = Results(engine())
+    await results.engine.add_sequence(record())
+    for _ in range(2):
+        batch = Batch((BatchRow("r@1", 0, 3, (0,)),))
+        results.engine.run_iteration(batch, results.ended.append, results.ended.append)
+    results.engine.close()
+    await asyncio.sleep(0.02)
+    assert results.ended == []

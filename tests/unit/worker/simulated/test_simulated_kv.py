@@ -1,0 +1,195 @@
+"""Hand-offs by the clock, and memory that holds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.memory import MemoryBroker, MemoryBus
+from spotwise.mesh.ports import KvTransferError, TransferReport
+from spotwise.worker.simulated.kv import NUM_LAYERS, NoKv, TimedKvTransport
+
+HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5)
+BLOCK_BYTES = 1000
+
+
+class Peer:
+    """One worker's transport, and the hand-offs that it was given."""
+
+    def __init__(self, broker: MemoryBroker, name: str, incarnation: int, link: LinkCost) -> None:
+        self.handoffs: list[KvHandoff] = []
+        self.reports: list[TransferReport] = []
+        self.refuses: Exception | None = None
+        self.name = name
+        self.incarnation = incarnation
+        self.bus = MemoryBus(broker)
+        self.transport = TimedKvTransport(
+            self.bus, name, incarnation, self._took, link, BLOCK_BYTES, push_timeout_s=5.0
+        )
+
+    def _took(self, handoff: KvHandoff, report: TransferReport) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.handoffs.append(handoff)
+        self.reports.append(report)
+
+    def target(self) -> KvTarget:
+        """Blocks reserved here."""
+        return KvTarget(self.name, self.incarnation, self.transport.address, (3, 4))
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[tuple[Peer, Peer]]:
+    """A sender and a receiver over one broker."""
+    broker = MemoryBroker()
+    link = LinkCost(latency_s=0.0, bytes_per_s=1e9)
+    pair = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
+    for peer in pair:
+        await peer.transport.start()
+    yield pair
+    for peer in pair:
+        await peer.transport.close()
+        await peer.transport.close()
+        await peer.bus.close()
+
+
+async def test_a_hand_off_arrives_with_its_report(peers: tuple[Peer, Peer]) -> None:
+    """Both ends count the bytes that would have travelled; the window is used up."""
+    sender, receiver = peers
+    receiver.transport.expect("r", 1, (3, 4))
+    report = await sender.transport.push(receiver.target(), HANDOFF, (0, 1))
+    assert receiver.handoffs == [HANDOFF]
+    assert (report.kv_bytes, receiver.reports[0].kv_bytes) == (2 * BLOCK_BYTES, 2 * BLOCK_BYTES)
+    assert report.transport == "simulated"
+    with pytest.raises(KvTransferError, match=r"KV of r epoch 1 to t .* refused: no reservation"):
+        await sender.transport.push(receiver.target(), HANDOFF, (0, 1))
+
+
+async def test_what_the_real_inbox_refuses_is_refused(peers: tuple[Peer, Peer]) -> None:
+    """Another incarnation, an earlier or later attempt, a window that was closed."""
+    sender, receiver = peers
+    receiver.transport.expect("r", 2, (3, 4))
+    for target, handoff, reason in (
+        (replace(receiver.target(), incarnation=6), replace(HANDOFF, epoch=2), "wrong incarnation"),
+        (receiver.target(), HANDOFF, "stale epoch"),
+        (receiver.target(), replace(HANDOFF, epoch=3), "no reservation"),
+    ):
+        with pytest.raises(KvTransferError, match=f"refused: {reason}"):
+            await sender.transport.push(target, handoff, (0,))
+    receiver.transport.forget("r")
+    receiver.transport.forget("r")
+    with pytest.raises(KvTransferError, match="no reservation"):
+        await sender.transport.push(receiver.target(), replace(HANDOFF, epoch=2), (0,))
+    assert receiver.handoffs == []
+
+
+async def test_a_hand_off_that_nobody_takes_is_refused(peers: tuple[Peer, Peer]) -> None:
+    """The receiver's loop is told why."""
+    sender, receiver = peers
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    receiver.transport.expect("r", 1, (3, 4))
+    receiver.refuses = RuntimeError("a bug")
+    with pytest.raises(KvTransferError, match="refused: refused"):
+        await sender.transport.push(receiver.target(), HANDOFF, (0, 1))
+    assert told == [receiver.refuses]
+
+
+async def test_who_is_not_there_cannot_be_reached(peers: tuple[Peer, Peer]) -> None:
+    """Nobody of that id, one that moves real KV, one that has left; and a closed transport pushes nothing."""
+    sender, receiver = peers
+    unknown = KvTarget("x", 1, "simulated:x", (3,))
+    with pytest.raises(KvTransferError, match="nobody listens"):
+        await sender.transport.push(unknown, HANDOFF, (0,))
+    with pytest.raises(KvTransferError, match="as a whole or not at all"):
+        await sender.transport.push(KvTarget("x", 1, "host:9", (3,)), HANDOFF, (0,))
+    await receiver.transport.close()
+    with pytest.raises(KvTransferError, match="nobody listens"):
+        await sender.transport.push(receiver.target(), HANDOFF, (0,))
+    await sender.transport.close()
+    with pytest.raises(KvTransferError, match="closed"):
+        await sender.transport.push(receiver.target(), HANDOFF, (0,))
+
+
+async def test_blocks_must_fit_the_reservation(peers: tuple[Peer, Peer]) -> None:
+    """None, or more than are reserved, is a mistake of the caller."""
+    sender, receiver = peers
+    for blocks in ((), (0, 1, 2)):
+        with pytest.raises(ValueError, match="2 reserved"):
+            await sender.transport.push(receiver.target(), HANDOFF, blocks)
+
+
+async def test_pushes_share_the_senders_link() -> None:
+    """Two at once take as long as the bytes of both; latency they do not share."""
+    broker = MemoryBroker()
+    link = LinkCost(latency_s=0.01, bytes_per_s=BLOCK_BYTES / 0.05)
+    sender, receiver = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
+    await receiver.transport.start()
+    for name in ("a", "b"):
+        receiver.transport.expect(name, 1, (3, 4))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await asyncio.gather(
+        *(sender.transport.push(receiver.target(), replace(HANDOFF, request_id=name), (0,)) for name in ("a", "b"))
+    )
+    assert loop.time() - began_s >= 0.1
+    assert {handoff.request_id for handoff in receiver.handoffs} == {"a", "b"}
+    await receiver.transport.close()
+    await sender.bus.close()
+    await receiver.bus.close()
+
+
+async def test_a_push_that_takes_too_long_has_failed() -> None:
+    """The request goes on elsewhere."""
+    broker = MemoryBroker()
+    slow = LinkCost(latency_s=5.0, bytes_per_s=1.0)
+    sender = Peer(broker, "s", 3, slow)
+    hasty = TimedKvTransport(sender.bus, "s", 3, lambda *_: None, slow, BLOCK_BYTES, push_timeout_s=0.01)
+    with pytest.raises(KvTransferError, match=r"not done within 0\.01 s"):
+        await hasty.push(KvTarget("t", 7, "simulated:t", (3,)), HANDOFF, (0,))
+    await sender.bus.close()
+
+
+def test_memory_without_kv_has_its_size() -> None:
+    """What it exports fits what it imports, layer by layer; other sizes are refused."""
+    memory = NoKv(block_bytes=64_000)
+    assert memory.num_layers * memory.layer_block_bytes == 64_000
+    data = memory.export_layers(4, 2, (9, 8, 7))
+    assert data.dtype == np.uint8
+    assert data.nbytes == 2 * 3 * memory.layer_block_bytes
+    memory.import_layers(4, 2, (1, 2, 3), data)
+    with pytest.raises(ValueError, match="are due"):
+        memory.import_layers(4, 1, (1, 2, 3), data)
+    assert memory.layout != NoKv(block_bytes=128_000).layout
+    tiny = NoKv(block_bytes=3)
+    assert tiny.layer_block_bytes == 1
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_push_can_be_called_off(is_committed: bool) -> None:
+    """Before it goes, or on the way: it ends at once, and nobody gets a hand-off."""
+    broker = MemoryBroker()
+    slow = LinkCost(latency_s=3600.0, bytes_per_s=1e9)
+    sender, receiver = Peer(broker, "s", 3, slow), Peer(broker, "t", 7, slow)
+    await receiver.transport.start()
+    receiver.transport.expect("r", 1, (3, 4))
+    push = sender.transport.open_push(receiver.target(), "r", 1, (0,))
+    delivered = asyncio.ensure_future(push.delivered())
+    if is_committed:
+        push.wrote(NUM_LAYERS, 1)
+        push.commit(HANDOFF)
+        await asyncio.sleep(0.01)
+    push.abort()
+    push.abort()
+    with pytest.raises(KvTransferError, match=r"KV of r epoch 1 to t .*: called off"):
+        await delivered
+    assert receiver.handoffs == []
+    await receiver.transport.close()
+    await sender.bus.close()
+    await receiver.bus.close()
