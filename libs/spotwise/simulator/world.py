@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from spotwise.core import messages as m
-from spotwise.core.scheduler import SchedulerRole
+from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
 from spotwise.simulator.client import Client, SimulationError
 from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
@@ -117,7 +117,7 @@ class World:
         if self._client.live or self._awaited is not None:
             self._queue.at(self._queue.now + self._settings.tick_s, self._tick)
 
-    def _tell_scheduler(self, event: m.SubmitRequest | m.CloseRequest | m.Member | m.Tick) -> None:
+    def _tell_scheduler(self, event: SchedulerEvent) -> None:
         for command in self._scheduler.handle(event, self._queue.now):
             if isinstance(command, m.Send):
                 self._control.send(command.recipient_id, command.message)
