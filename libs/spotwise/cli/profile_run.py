@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
+from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status import gather_status
@@ -25,14 +26,10 @@ from spotwise.mesh.redis_store import RedisStore
 
 #: A ledger is written with the next heartbeat; this is many of them.
 _LEDGER_WAIT_S = 5.0
-_LEDGER_POLL_S = 0.1
 #: From a request's arrival at the gateway to its first token there: submission, reservation and answer, order, token.
 _SPLIT_MESSAGES = 5
 #: Nothing is reserved where both phases are on one worker.
 _IN_PLACE_MESSAGES = 3
-
-#: Facts by stage.
-Ledger = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,8 @@ async def measure_costs(
                 for step in steps:
                     prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
                     asked = (_ask(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
-                    ledgers = [await _ledger(store, request_id) for request_id in await asyncio.gather(*asked)]
+                    request_ids = await asyncio.gather(*asked)
+                    ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
                     times: list[IterationTime] = []
                     for worker in workers:
                         recent = await _recent(worker, seen[worker.id])
@@ -140,18 +138,10 @@ async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int], output_
     return str(response.raise_for_status().json()["id"])
 
 
-async def _ledger(store: RedisStore, request_id: str) -> Ledger:
-    """Wait for the end of a request's ledger and return its facts by stage."""
-    ends_s = asyncio.get_running_loop().time() + _LEDGER_WAIT_S
-    while True:
-        entries = {entry.stage: dict(entry.facts) for entry in await store.get_ledger(request_id)}
-        # Prompt worker, token worker and gateway write each for itself.
-        whole = "completed" in entries and "decoded" in entries
-        if whole and ("handed_off" in entries or "kv_received" not in entries):
-            return entries
-        if asyncio.get_running_loop().time() > ends_s:
-            return entries
-        await asyncio.sleep(_LEDGER_POLL_S)
+def _is_whole(ledger: Ledger) -> bool:
+    """Tell whether prompt worker, token worker and gateway have all written."""
+    has_ended = "completed" in ledger and "decoded" in ledger
+    return has_ended and ("handed_off" in ledger or "kv_received" not in ledger)
 
 
 def _note_transfer(ledger: Ledger, step: ProfileStep, found: Measurements) -> None:

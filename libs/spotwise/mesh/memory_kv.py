@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ
-from spotwise.mesh.whole_push import WholePush
+from spotwise.mesh.whole_push import WholePush, push_at_once
 
 _TRANSPORT = "memory/process"
 
@@ -102,14 +102,12 @@ class MemoryKvTransport:
         Raises:
             ValueError: no blocks, or more than the target reserved.
         """
-        if not 0 < len(source_block_ids) <= len(target.block_ids):
-            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
-        where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
 
         async def move(handoff: KvHandoff) -> int:
             return self._hand_over(target, handoff, source_block_ids)
 
-        return WholePush(where, self._memory.num_layers, len(source_block_ids), _TRANSPORT, move)
+        num_layers, num_blocks = self._memory.num_layers, len(source_block_ids)
+        return WholePush(target, request_id, epoch, num_layers, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Copy blocks into the target's reserved blocks and hand the request over.
@@ -119,9 +117,7 @@ class MemoryKvTransport:
             ValueError: no blocks, or more than the target reserved.
         """
         push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
-        push.wrote(self._memory.num_layers, len(source_block_ids))
-        push.commit(handoff)
-        return await push.delivered()
+        return await push_at_once(push, self._memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:
         """Stop listening; idempotent."""

@@ -23,6 +23,7 @@ from spotwise.mesh.ucx_inbox import KvInbox
 from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
 from spotwise.mesh.ucx_push import UcxPush
+from spotwise.mesh.whole_push import push_at_once
 from spotwise.wire.kv_frames import FrameKind, KvFrame, LinkHello, layout_fingerprint
 
 _COPY_THREADS = 2
@@ -144,9 +145,7 @@ class UcxKvTransport:
             ValueError: no blocks, or more than the target reserved, or a request id over 128 bytes.
         """
         push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
-        push.wrote(self._exports.memory.num_layers, len(source_block_ids))
-        push.commit(handoff)
-        return await push.delivered()
+        return await push_at_once(push, self._exports.memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:
         """Stop listening, drop links, end the copy threads; pushes under way raise. Idempotent."""

@@ -1,6 +1,6 @@
-"""A hand-off that moves all at once, when it is committed: of transports for which layers are no unit of work.
+"""Hand-offs of which all is there at once: transports for which layers are no unit of work, and prompts that are computed.
 
-Invariants: nothing moves before the commit, nor once it was called off; `delivered` ends in every case.
+Invariants of a `WholePush`: nothing moves before the commit, nor once it was called off; `delivered` ends in every case.
 """
 
 from __future__ import annotations
@@ -10,30 +10,49 @@ import time
 from collections.abc import Awaitable, Callable
 
 from spotwise.core.kv_stream import KvStream
-from spotwise.core.record import KvHandoff
-from spotwise.mesh.ports import KvTransferError, TransferReport
+from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.mesh.ports import KvPush, KvTransferError, TransferReport
+
+
+async def push_at_once(push: KvPush, num_layers: int, num_blocks: int, handoff: KvHandoff) -> TransferReport:
+    """Say that all of an open push is written, commit it, and return when it is delivered.
+
+    Raises:
+        KvTransferError: as `KvPush.delivered`.
+    """
+    push.wrote(num_layers, num_blocks)
+    push.commit(handoff)
+    return await push.delivered()
 
 
 class WholePush:
-    """One hand-off; see `spotwise.mesh.ports.KvPush`.
+    """One hand-off that moves when it is committed; see `spotwise.mesh.ports.KvPush`.
 
     Args:
-        where: says in errors what goes where.
+        target: the reservation.
+        request_id, epoch: the attempt.
         num_layers: of the model.
         num_blocks: of the prompt.
         transport: how it goes, for reports.
         move: moves all of it, hands over, and returns its bytes; its `KvTransferError` says what went wrong, and not where.
+
+    Raises:
+        ValueError: no blocks, or more than the target reserved.
     """
 
     def __init__(
         self,
-        where: str,
+        target: KvTarget,
+        request_id: str,
+        epoch: int,
         num_layers: int,
         num_blocks: int,
         transport: str,
         move: Callable[[KvHandoff], Awaitable[int]],
     ) -> None:
-        self._where = where
+        if not 0 < num_blocks <= len(target.block_ids):
+            raise ValueError(f"{num_blocks} blocks to push, {len(target.block_ids)} reserved")
+        self._where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
         self._cells = KvStream(num_layers, num_blocks, 1, 1)
         self._transport = transport
         self._move = move

@@ -33,8 +33,8 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.bench.rounds import in_order_of_round
 from spotwise.cli.bench.servers import Endpoint, MeshEndpoint, running_mesh, running_vllm, up_arguments
 from spotwise.cli.bench.vllm_client import find_vllm, vllm_version
-from spotwise.cli.errors import OptionError
 from spotwise.cli.model_progress import resolve_with_progress
+from spotwise.cli.number_lists import ascending
 from spotwise.engine.model_store import DEFAULT_MODEL
 
 _VLLM = "vllm"
@@ -117,13 +117,7 @@ def parse_rates(text: str) -> list[float]:
     Raises:
         OptionError: they are no positive numbers.
     """
-    try:
-        rates = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        rates = []
-    if not rates or not 0 < rates[0] <= rates[-1] < float("inf"):
-        raise OptionError(f"--rates {text!r}: write requests per second like 0.5,1,2")
-    return rates
+    return ascending(text, float, "--rates", "requests per second like 0.5,1,2")
 
 
 def _sweep(

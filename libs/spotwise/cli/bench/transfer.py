@@ -29,7 +29,8 @@ from spotwise.cli.bench.report import (
 from spotwise.cli.bench.rounds import in_order_of_round
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh, up_arguments
 from spotwise.cli.bench.transfer_visible import MODE_VARIABLE, HandOff, measure_hand_offs, medians
-from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.errors import CommandError
+from spotwise.cli.number_lists import ascending
 from spotwise.core.worker.push_policy import KvPush
 
 _QUICK_LENGTHS = "128,512"
@@ -103,13 +104,7 @@ def parse_lengths(text: str) -> list[int]:
     Raises:
         OptionError: they are no positive whole numbers.
     """
-    try:
-        lengths = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        lengths = []
-    if not lengths or lengths[0] < 1:
-        raise OptionError(f"--lengths {text!r}: write prompt tokens like 128,512,2048")
-    return lengths
+    return ascending(text, int, "--lengths", "prompt tokens like 128,512,2048")
 
 
 def require_mode(told: KvPush, measured: list[HandOff]) -> None:

@@ -6,7 +6,6 @@ mode that a ledger names must be the one that was asked for.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
+from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore
 
 #: What tells the workers when to send.
 MODE_VARIABLE = "SPOTWISE_KV_PUSH"
 _STAGES = {"prefilled", "handed_off", "completed"}
 _PATIENCE_S = 30.0
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +102,15 @@ def medians(hand_offs: Sequence[HandOff], prompt_tokens: int) -> HandOff:
     )
 
 
-async def _ledger(store: RedisStore, request_id: str) -> dict[str, dict[str, Any]]:
-    """A request's ledger once its hand-off is in it; members write theirs with their heartbeats."""
-    entries: list[LedgerEntry] = []
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            while not {entry.stage for entry in entries} >= _STAGES:
-                await asyncio.sleep(_POLL_S)
-                entries = await store.get_ledger(request_id)
-    except TimeoutError:
-        stages = ", ".join(entry.stage for entry in entries)
-        raise CommandError(f"the ledger of {request_id} tells of no hand-off, only of: {stages}") from None
-    return {entry.stage: dict(entry.facts) for entry in entries}
+async def _ledger(store: RedisStore, request_id: str) -> Ledger:
+    """A request's ledger once its hand-off is in it."""
+    ledger = await whole_ledger(store, request_id, _STAGES.issubset, _PATIENCE_S)
+    if not _STAGES.issubset(ledger):
+        raise CommandError(f"the ledger of {request_id} tells of no hand-off, only of: {', '.join(ledger)}")
+    return ledger
 
 
-def _hand_off(prompt_tokens: int, ledger: dict[str, dict[str, Any]]) -> HandOff:
+def _hand_off(prompt_tokens: int, ledger: Ledger) -> HandOff:
     prefilled, handed_off, completed = (ledger[stage] for stage in ("prefilled", "handed_off", "completed"))
     return HandOff(
         prompt_tokens,

@@ -12,6 +12,7 @@ from rich.table import Table
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
+from spotwise.cli.number_lists import ascending
 from spotwise.cli.simulate.documents import run_document, write_document
 from spotwise.cli.simulate.options import (
     parse_design,
@@ -105,7 +106,10 @@ def run(
         require_plotting(plot)
     require_writable(json)
     console = report_console()
-    cases = [replace(case, rate=rate) for rate in _parse_rates(rates, None if is_own else 50.0)]
+    swept: list[float | None] = [None if is_own else 50.0]
+    if rates is not None:
+        swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
+    cases = [replace(case, rate=rate) for rate in swept]
     with told_plainly(), runs_bar(console, "simulating") as finished:
         runs = list(drive(dict(enumerate(map(_single, cases))), processors(jobs), finished).values())
     for summary in runs:
@@ -124,18 +128,6 @@ def run(
 def _single(case: Case) -> Search[RunSummary]:
     (summary,) = yield [case]
     return summary
-
-
-def _parse_rates(text: str | None, default: float | None) -> list[float | None]:
-    if text is None:
-        return [default]
-    try:
-        rates = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        rates = []
-    if not rates or not 0 < rates[0] <= rates[-1] < float("inf"):
-        raise OptionError(f"--rates {text!r}: write requests per second like 40,60,80")
-    return list(rates)
 
 
 def latency_table(run: RunSummary) -> Table:

@@ -25,7 +25,7 @@ from spotwise.mesh.ports import (
     Subscription,
     TransferReport,
 )
-from spotwise.mesh.whole_push import WholePush
+from spotwise.mesh.whole_push import WholePush, push_at_once
 from spotwise.wire import subjects
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
@@ -141,15 +141,12 @@ class TimedKvTransport:
         Raises:
             ValueError: no blocks, or more than the target reserved.
         """
-        if not 0 < len(source_block_ids) <= len(target.block_ids):
-            raise ValueError(f"{len(source_block_ids)} blocks to push, {len(target.block_ids)} reserved")
-        where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
         num_blocks = len(source_block_ids)
 
         async def move(handoff: KvHandoff) -> int:
             return await self._move(target, handoff, num_blocks)
 
-        return WholePush(where, NUM_LAYERS, num_blocks, _TRANSPORT, move)
+        return WholePush(target, request_id, epoch, NUM_LAYERS, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Let the bytes take their time, then hand the request over.
@@ -159,9 +156,7 @@ class TimedKvTransport:
             ValueError: no blocks, or more than the target reserved.
         """
         push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
-        push.wrote(NUM_LAYERS, len(source_block_ids))
-        push.commit(handoff)
-        return await push.delivered()
+        return await push_at_once(push, NUM_LAYERS, len(source_block_ids), handoff)
 
     async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int) -> int:
         payload = encode_handoff(handoff)
