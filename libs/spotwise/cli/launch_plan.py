@@ -90,7 +90,7 @@ class ServiceProcess:
 
 
 def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: Machine) -> tuple[ServiceProcess, ...]:
-    """The six services: gateway, scheduler, planner, watcher and every worker."""
+    """All services: gateway, scheduler, planner, watcher and every worker."""
     common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
     simulated = options.engine is EngineKind.SIMULATED

@@ -35,7 +35,7 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Few and short prompts: shows that it runs.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 1,
 ) -> None:
-    """Record what iterations and KV hand-offs cost on a live mesh; `up --engine simulated --profile FILE` runs by it."""
+    """Record what iterations and KV hand-offs cost on a live mesh; `up --engine simulated` and `simulate run` take it."""
     require_writable(file, "FILE")
     console = report_console()
     if quick:

@@ -31,8 +31,3 @@ class EventEdge:
             return False
         _log.error("event_failed", on=self._event, exc_info=error)
         return True
-
-
-def event_edge(event: str) -> EventEdge:
-    """Return the edge around the handling of an event, which is named in the log."""
-    return EventEdge(event)

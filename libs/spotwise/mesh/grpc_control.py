@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -76,7 +76,6 @@ class _EngineControl(engine_pb2_grpc.EngineControlServicer):
         description = self._engines.describe(request.member_id)
         if description is None:
             await _still_loading(context)
-            raise AssertionError("abort raises")
         return engine_pb2.DescribeReply(
             member=member_to(description.member),
             engine_sequences=description.engine_sequences,
@@ -91,7 +90,6 @@ class _EngineControl(engine_pb2_grpc.EngineControlServicer):
         recent = self._engines.iterations(request.member_id, request.after)
         if recent is None:
             await _still_loading(context)
-            raise AssertionError("abort raises")
         shapes = [time.shape for time in recent.times]
         return engine_pb2.IterationsReply(
             last=recent.last,
@@ -103,8 +101,9 @@ class _EngineControl(engine_pb2_grpc.EngineControlServicer):
         )
 
 
-async def _still_loading(context: grpc.aio.ServicerContext) -> None:
+async def _still_loading(context: grpc.aio.ServicerContext) -> NoReturn:
     await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine is still loading")
+    raise AssertionError("abort raises")
 
 
 class HealthDoor(Protocol):

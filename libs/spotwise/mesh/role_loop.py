@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from spotwise.mesh.clock import Clock
-from spotwise.mesh.edge import event_edge
+from spotwise.mesh.edge import EventEdge
 from spotwise.mesh.journal import Journal
 
 
@@ -40,11 +40,11 @@ class RoleLoop:
     def feed(self, event: Any) -> None:
         """Let the role handle an event, and do what it says."""
         commands: Sequence[Any] = ()
-        with event_edge(type(event).__name__):
+        with EventEdge(type(event).__name__):
             commands = self._handle(event)
         for command in commands:
             # Each by itself: the role counts on all of them, and one lost message must not cost an iteration.
-            with event_edge(type(command).__name__):
+            with EventEdge(type(command).__name__):
                 self._performers[type(command)](command)
 
     def _handle(self, event: Any) -> Sequence[Any]:

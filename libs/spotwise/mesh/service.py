@@ -17,7 +17,7 @@ import structlog
 from spotwise.core.members import NEWS_INTERVAL_S
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
 from spotwise.mesh.clock import Clock, SystemClock
-from spotwise.mesh.edge import event_edge
+from spotwise.mesh.edge import EventEdge
 from spotwise.mesh.grpc_control import ControlServer, EngineView, HealthDoor
 from spotwise.mesh.journal import Journal, make_role
 from spotwise.mesh.nats_bus import NatsBus
@@ -191,7 +191,7 @@ class ServiceHost:
             except MalformedMessageError as error:
                 _log.warning("malformed_message", subject=raw.subject, error=str(error))
                 return
-            with event_edge(raw.subject):
+            with EventEdge(raw.subject):
                 await handler(message, raw)
 
         self._subscriptions.append(await self.bus.subscribe(subject, on_message, queue))

@@ -1,6 +1,6 @@
 """What a simulated machine and a language model are: numbers with their units.
 
-Prices and power are in units of one DGX-A100 wherever designs are compared, as in the paper (Splitwise, table V).
+Power is in units of one DGX-A100's, as in the paper (Splitwise, table V); prices are in US dollars an hour.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape
 from spotwise.mesh.grpc_control import IterationTime, RecentIterations
 
@@ -26,9 +25,9 @@ class IterationTimes:
         self._last = 0
         self._ended_s = 0.0
 
-    def ordered(self, batch: Batch, now_s: float) -> None:
+    def ordered(self, shape: BatchShape, now_s: float) -> None:
         """Note an order, on any clock that runs evenly."""
-        self._in_flight.append((BatchShape.of(batch), now_s))
+        self._in_flight.append((shape, now_s))
 
     def ended(self, now_s: float, *, failed: bool = False) -> None:
         """Note the end of the oldest iteration in flight."""

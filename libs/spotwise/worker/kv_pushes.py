@@ -142,6 +142,8 @@ class KvPushes:
 
     def watch(self, batch: Batch) -> LayerWatch | None:
         """Return what an iteration has to tell of, where one of its rows belongs to a push."""
+        if not self._prompts:
+            return None  # as on every worker that only decodes
         prompts = [
             (prompt, self._whole_blocks(prompt, row.first_position + row.num_tokens))
             for row in batch.rows

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import psutil
 
+from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import Member, RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
@@ -114,7 +115,8 @@ class WorkerRuntime:
         self._loop.feed(c.RecordLoaded(record))
 
     def _run_iteration(self, command: c.RunIteration) -> None:
-        self.times.ordered(command.batch, time.monotonic())
+        shape = BatchShape.of(command.batch)
+        self.times.ordered(shape, time.monotonic())
         watch = self._pushes.watch(command.batch)
 
         def finished(sampled: tuple[SampledToken, ...]) -> None:
@@ -122,7 +124,7 @@ class WorkerRuntime:
             if watch is not None:
                 self._pushes.watched(watch)
             self._loop.feed(c.IterationFinished(sampled))
-            if command.batch.prompt_tokens:
+            if shape.prompt_tokens:
                 self._host.beat_soon()
 
         on_layers = None if watch is None else watch.layers_written

@@ -23,7 +23,7 @@ def test_times_are_numbered_and_told_from_a_number_on() -> None:
     times = IterationTimes()
     assert times.since(0) == RecentIterations(0, ())
     for number in (1, 2, 3):
-        times.ordered(batch(number), 10.0 * number)
+        times.ordered(BatchShape.of(batch(number)), 10.0 * number)
         times.ended(10.0 * number + number)
     assert times.since(1) == RecentIterations(3, (IterationTime(shape(2), 2.0), IterationTime(shape(3), 3.0)))
     assert times.since(3).times == ()
@@ -33,8 +33,8 @@ def test_times_are_numbered_and_told_from_a_number_on() -> None:
 def test_one_that_waited_for_another_begins_with_its_end() -> None:
     """As in a pipeline: the engine was not at work on it before."""
     times = IterationTimes()
-    times.ordered(batch(1), 1.0)
-    times.ordered(batch(2), 1.5)
+    times.ordered(BatchShape.of(batch(1)), 1.0)
+    times.ordered(BatchShape.of(batch(2)), 1.5)
     times.ended(4.0)
     times.ended(6.0)
     assert [time.seconds for time in times.since(0).times] == [3.0, 2.0]
@@ -43,7 +43,7 @@ def test_one_that_waited_for_another_begins_with_its_end() -> None:
 def test_a_failed_iteration_says_nothing() -> None:
     """And is not counted."""
     times = IterationTimes()
-    times.ordered(batch(1), 1.0)
+    times.ordered(BatchShape.of(batch(1)), 1.0)
     times.ended(2.0, failed=True)
     assert times.since(0) == RecentIterations(0, ())
 
@@ -52,7 +52,7 @@ def test_old_times_are_forgotten() -> None:
     """So many that a worker does not grow; numbers go on."""
     times = IterationTimes()
     for number in range(10_000):
-        times.ordered(batch(1), float(number))
+        times.ordered(BatchShape.of(batch(1)), float(number))
         times.ended(number + 0.5)
     recent = times.since(0)
     assert recent.last == 10_000
