@@ -15,14 +15,12 @@ from typing import Any
 import httpx
 
 from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
-from spotwise.cli.bench.ledgers import Ledger, whole_ledger
+from spotwise.cli.bench.ledgers import Ledger, open_store, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status import gather_status
 from spotwise.core.messages import Member
-from spotwise.mesh.grpc_control import IterationTime, recent_iterations
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.grpc_control import IterationTime, RecentIterations, recent_iterations
 
 #: A ledger is written with the next heartbeat; this is many of them.
 _LEDGER_WAIT_S = 5.0
@@ -85,36 +83,27 @@ async def measure_costs(
     rng = random.Random(seed)
     found = Measurements()
     workers = await _workers(endpoint, found)
-    try:
-        store = await RedisStore.connect(endpoint.redis_url)
-    except MeshError as error:
-        raise CommandError(str(error)) from error
-    try:
-        with told_plainly(endpoint.url):
-            async with open_client(endpoint.url) as client:
-                # The first request of all pays for connections and for what is computed once.
-                await _ask(client, endpoint.model, random_prompt(rng, 16), 4)
-                seen = {worker.id: (await _recent(worker)).last for worker in workers}
-                for step in steps:
-                    prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
-                    asked = (_ask(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
-                    request_ids = await asyncio.gather(*asked)
-                    ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
-                    times: list[IterationTime] = []
-                    for worker in workers:
-                        recent = await _recent(worker, seen[worker.id])
-                        seen[worker.id] = recent.last
-                        times += recent.times
-                    found.iterations += times
-                    for ledger in ledgers:
-                        _note_transfer(ledger, step, found)
-                    if step.requests == 1:
-                        _note_messages(ledgers[0], times, found)
-                    done()
-    except MeshError as error:
-        raise CommandError(str(error)) from error
-    finally:
-        await store.close()
+    with told_plainly(endpoint.url):
+        async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
+            # The first request of all pays for connections and for what is computed once.
+            await _ask(client, endpoint.model, random_prompt(rng, 16), 4)
+            seen = {worker.id: (await _recent(worker)).last for worker in workers}
+            for step in steps:
+                prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
+                asked = (_ask(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+                request_ids = await asyncio.gather(*asked)
+                ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
+                times: list[IterationTime] = []
+                for worker in workers:
+                    recent = await _recent(worker, seen[worker.id])
+                    seen[worker.id] = recent.last
+                    times += recent.times
+                found.iterations += times
+                for ledger in ledgers:
+                    _note_transfer(ledger, step, found)
+                if step.requests == 1:
+                    _note_messages(ledgers[0], times, found)
+                done()
     return found
 
 
@@ -127,7 +116,7 @@ async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
     return [status.member for status in statuses]
 
 
-async def _recent(worker: Member, after: int = 0) -> Any:
+async def _recent(worker: Member, after: int = 0) -> RecentIterations:
     return await recent_iterations(worker.grpc_address, worker.id, after)
 
 

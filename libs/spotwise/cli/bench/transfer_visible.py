@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
-from spotwise.cli.bench.ledgers import Ledger, whole_ledger
+from spotwise.cli.bench.ledgers import Ledger, open_store, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.mesh.redis_store import RedisStore
@@ -61,30 +61,26 @@ async def measure_hand_offs(
     both to choose from.
 
     Raises:
-        CommandError: the mesh does not answer, or nothing was handed off.
+        CommandError: gateway or store do not answer, or nothing was handed off.
     """
     rng = random.Random(seed)
     found = []
     with told_plainly(mesh.url):
-        async with open_client(mesh.url) as client:
-            store = await RedisStore.connect(mesh.redis_url)
-            try:
-                for number in range(requests + 1):
-                    for length in lengths:
-                        body = {
-                            "model": mesh.model,
-                            "prompt": random_prompt(rng, length),
-                            "max_tokens": output_tokens,
-                            "temperature": 0,
-                            "ignore_eos": True,
-                        }
-                        response = await client.post("/v1/completions", json=body)
-                        request_id = response.raise_for_status().json()["id"]
-                        if number > 0:
-                            found.append(_hand_off(length, await _ledger(store, request_id)))
-                        done()
-            finally:
-                await store.close()
+        async with open_client(mesh.url) as client, open_store(mesh.redis_url) as store:
+            for number in range(requests + 1):
+                for length in lengths:
+                    body = {
+                        "model": mesh.model,
+                        "prompt": random_prompt(rng, length),
+                        "max_tokens": output_tokens,
+                        "temperature": 0,
+                        "ignore_eos": True,
+                    }
+                    response = await client.post("/v1/completions", json=body)
+                    request_id = response.raise_for_status().json()["id"]
+                    if number > 0:
+                        found.append(_hand_off(length, await _ledger(store, request_id)))
+                    done()
     return found
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import orjson
 import pytest
 
+from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.bench.transfer import parse_lengths, require_mode, visible_rows
 from spotwise.cli.bench.transfer_bandwidth import Bandwidth, overall_bandwidth
-from spotwise.cli.bench.transfer_visible import HandOff, medians
+from spotwise.cli.bench.transfer_visible import HandOff, measure_hand_offs, medians
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.core.worker.push_policy import KvPush
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
+from tests.unit.cli.bench.sse_gateway import gateway
 
 PERFTEST = """\
 +--------------+--------------+------------------------------+---------------------+-----------------------+
@@ -86,3 +93,37 @@ def test_transports_are_named_without_their_devices() -> None:
     """Each once, as UCX wants them."""
     assert Bandwidth(1.0, "tcp/lo,tcp/eth0").ucx_transports == "tcp"
     assert Bandwidth(1.0, "rc_mlx5/mlx5_0:1,cma/memory").ucx_transports == "cma,rc_mlx5"
+
+
+class LostStore:
+    """A store that was there when it was opened, and is not any more."""
+
+    is_closed = False
+
+    async def get_ledger(self, request_id: str) -> list[object]:
+        raise MeshError("Redis: connection lost")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def answered(writer: asyncio.StreamWriter) -> None:
+    """A completion of two tokens, in one piece."""
+    body = orjson.dumps({"id": "cmpl-1", "usage": {"completion_tokens": 2}})
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+async def test_a_store_that_is_away_is_told_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, and when a ledger is read."""
+    lost = LostStore()
+    async with gateway(answered, answered) as (url, _):
+        with pytest.raises(CommandError, match="the store's URL is wrong"):
+            await measure_hand_offs(MeshEndpoint(url, "m", "nowhere", "mesh"), [8], 1, 2, "seed")
+
+        async def connect(redis_url: str) -> LostStore:
+            return lost
+
+        monkeypatch.setattr(RedisStore, "connect", connect)
+        with pytest.raises(CommandError, match="connection lost"):
+            await measure_hand_offs(MeshEndpoint(url, "m", "redis://store", "mesh"), [8], 1, 2, "seed")
+    assert lost.is_closed
