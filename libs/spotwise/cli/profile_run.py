@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import ask_whole, open_client, random_prompt, told_plainly
 from spotwise.cli.bench.ledgers import Ledger, open_store, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -78,7 +76,7 @@ async def measure_costs(
     """Take all steps, one after the other; what ran before does not count.
 
     Raises:
-        CommandError: gateway, store or a worker do not answer, or the gateway answers with an error.
+        CommandError: gateway, store or a worker do not answer, the gateway answers with an error, or an answer is too short.
     """
     rng = random.Random(seed)
     found = Measurements()
@@ -86,11 +84,11 @@ async def measure_costs(
     with told_plainly(endpoint.url):
         async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
             # The first request of all pays for connections and for what is computed once.
-            await _ask(client, endpoint.model, random_prompt(rng, 16), 4)
+            await ask_whole(client, endpoint.model, random_prompt(rng, 16), 4)
             seen = {worker.id: (await _recent(worker)).last for worker in workers}
             for step in steps:
                 prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
-                asked = (_ask(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+                asked = (ask_whole(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
                 request_ids = await asyncio.gather(*asked)
                 ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
                 times: list[IterationTime] = []
@@ -118,13 +116,6 @@ async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
 
 async def _recent(worker: Member, after: int = 0) -> RecentIterations:
     return await recent_iterations(worker.grpc_address, worker.id, after)
-
-
-async def _ask(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
-    """Ask for one completion and return its id."""
-    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
-    response = await client.post("/v1/completions", json=body)
-    return str(response.raise_for_status().json()["id"])
 
 
 def _is_whole(ledger: Ledger) -> bool:

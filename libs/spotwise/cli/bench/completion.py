@@ -102,17 +102,19 @@ async def ask(
     return Answer(sent_s, tuple(arrivals_s), produced)
 
 
-async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> None:
-    """Ask for one completion in one piece.
+async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
+    """Ask for one completion in one piece, and return the request's id.
 
     Raises:
         CommandError: not the tokens that were asked for.
         httpx.HTTPError: the server did not answer, or with an error.
     """
     response = await client.post("/v1/completions", json=_body(model, prompt, output_tokens))
-    produced = response.raise_for_status().json()["usage"]["completion_tokens"]
+    answer = response.raise_for_status().json()
+    produced = answer["usage"]["completion_tokens"]
     if produced != output_tokens:
         raise CommandError(f"an answer brought {produced} tokens where {output_tokens} were asked for")
+    return str(answer["id"])
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.cli.bench.completion import open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import ask_whole, open_client, random_prompt, told_plainly
 from spotwise.cli.bench.ledgers import Ledger, open_store, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -61,7 +61,7 @@ async def measure_hand_offs(
     both to choose from.
 
     Raises:
-        CommandError: gateway or store do not answer, or nothing was handed off.
+        CommandError: gateway or store do not answer, an answer is too short, or nothing was handed off.
     """
     rng = random.Random(seed)
     found = []
@@ -69,15 +69,7 @@ async def measure_hand_offs(
         async with open_client(mesh.url) as client, open_store(mesh.redis_url) as store:
             for number in range(requests + 1):
                 for length in lengths:
-                    body = {
-                        "model": mesh.model,
-                        "prompt": random_prompt(rng, length),
-                        "max_tokens": output_tokens,
-                        "temperature": 0,
-                        "ignore_eos": True,
-                    }
-                    response = await client.post("/v1/completions", json=body)
-                    request_id = response.raise_for_status().json()["id"]
+                    request_id = await ask_whole(client, mesh.model, random_prompt(rng, length), output_tokens)
                     if number > 0:
                         found.append(_hand_off(length, await _ledger(store, request_id)))
                     done()

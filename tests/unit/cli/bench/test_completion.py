@@ -8,7 +8,7 @@ import httpx
 import orjson
 import pytest
 
-from spotwise.cli.bench.completion import Answer, ask, random_prompt, told_plainly
+from spotwise.cli.bench.completion import Answer, ask, ask_whole, random_prompt, told_plainly
 from spotwise.cli.errors import CommandError
 
 TOKEN = {"choices": [{"text": "a"}], "usage": None}
@@ -41,6 +41,15 @@ async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
         await ask(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
     with pytest.raises(CommandError, match="brought 0 tokens where 3"):
         await ask(stream_of(), "m", [1], 3)
+
+
+async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
+    """And has as many tokens as were asked for."""
+    answer = httpx.Response(200, json={"id": "cmpl-7", "usage": {"completion_tokens": 3}})
+    client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
+    assert await ask_whole(client, "m", [1], 3) == "cmpl-7"
+    with pytest.raises(CommandError, match="brought 3 tokens where 4"):
+        await ask_whole(client, "m", [1], 4)
 
 
 async def test_an_error_in_the_stream_is_told() -> None:

@@ -32,7 +32,7 @@ async def completions_server(together: int) -> AsyncIterator[str]:
                 produced -= 1
             case _:
                 await waiting.wait()
-        answer = orjson.dumps({"usage": {"completion_tokens": produced}})
+        answer = orjson.dumps({"id": "cmpl-1", "usage": {"completion_tokens": produced}})
         writer.write(
             f"HTTP/1.1 {status}\r\nContent-Length: {len(answer)}\r\nConnection: close\r\n\r\n".encode() + answer
         )
