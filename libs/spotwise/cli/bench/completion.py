@@ -60,6 +60,12 @@ def random_prompt(rng: random.Random, tokens: int) -> list[int]:
     return [rng.choice(_TOKEN_IDS) for _ in range(tokens)]
 
 
+def completion_body(model: str, prompt: list[int], output_tokens: int, *, stream: bool) -> dict[str, object]:
+    """What is asked of a server: the likeliest tokens, to the full length; a stream tells its usage at the end."""
+    whole = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
+    return whole | {"stream": True, "stream_options": {"include_usage": True}} if stream else whole
+
+
 def open_client(url: str) -> httpx.AsyncClient:
     """A client that opens as many connections as it is asked for, and waits long."""
     return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
@@ -78,7 +84,7 @@ async def ask(
         CommandError: the stream carried an error, or not the tokens that were asked for.
         httpx.HTTPError: the server did not answer, or with an error.
     """
-    body = _body(model, prompt, output_tokens) | {"stream": True, "stream_options": {"include_usage": True}}
+    body = completion_body(model, prompt, output_tokens, stream=True)
     sent_s = time.perf_counter()
     arrivals_s: list[float] = []
     produced = 0
@@ -109,7 +115,7 @@ async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], ou
         CommandError: not the tokens that were asked for.
         httpx.HTTPError: the server did not answer, or with an error.
     """
-    response = await client.post("/v1/completions", json=_body(model, prompt, output_tokens))
+    response = await client.post("/v1/completions", json=completion_body(model, prompt, output_tokens, stream=False))
     answer = response.raise_for_status().json()
     produced = answer["usage"]["completion_tokens"]
     if produced != output_tokens:
@@ -130,7 +136,3 @@ def told_plainly(url: str) -> Iterator[None]:
         raise CommandError(f"{url} answers {error.response.status_code}: {error.response.text}") from error
     except httpx.HTTPError as error:
         raise CommandError(f"{url} does not answer: {error or type(error).__name__}") from error
-
-
-def _body(model: str, prompt: list[int], output_tokens: int) -> dict[str, object]:
-    return {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}

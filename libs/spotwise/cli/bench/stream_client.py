@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from spotwise.cli.bench.completion import completion_body
 from spotwise.cli.gateway_access import client_options
 
 _FIRST = b"data: {"
@@ -107,17 +108,7 @@ class StreamConnection(asyncio.Protocol):
         return await self._answer
 
     def _request(self, prompt: list[int], output_tokens: int) -> bytes:
-        body = orjson.dumps(
-            {
-                "model": self._model,
-                "prompt": prompt,
-                "max_tokens": output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        body = orjson.dumps(completion_body(self._model, prompt, output_tokens, stream=True))
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\n{self._key}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
