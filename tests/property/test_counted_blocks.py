@@ -45,7 +45,7 @@ def test_counts_and_answers_are_those_of_the_pool_with_names(
         assert len(counted.owned_by(owner)) == len(named.owned_by(owner))
         assert counted.can_extend(owner, tokens) == named.can_extend(owner, tokens)
     assert counted.can_allocate(tokens, (), spare, given_up) == named.can_allocate(tokens, (), spare, given_up)
-    assert counted.could_ever_fit(tokens) == named.could_ever_fit(tokens)
+    assert counted.never_fits(tokens) == named.never_fits(tokens)
 
 
 def test_nothing_is_found_by_its_content() -> None:

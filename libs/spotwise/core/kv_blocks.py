@@ -70,9 +70,10 @@ class BlockPool:
         """Blocks that `tokens` tokens of KV fill."""
         return -(-tokens // self.block_size)
 
-    def could_ever_fit(self, tokens: int) -> bool:
-        """Tell whether an empty pool would hold `tokens` tokens."""
-        return self.blocks_for(tokens) <= self.num_blocks
+    def never_fits(self, tokens: int) -> str | None:
+        """Say why not even an empty pool would hold `tokens` tokens, or return `None` where it would."""
+        blocks = self.blocks_for(tokens)
+        return f"{blocks} blocks may be needed, there are {self.num_blocks}" if blocks > self.num_blocks else None
 
     def can_allocate(
         self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()

@@ -32,13 +32,13 @@ def test_the_lowest_free_blocks_are_given_first() -> None:
 
 
 def test_it_says_beforehand_what_fits_now_and_what_ever_will() -> None:
-    """`can_allocate` looks at free blocks, `could_ever_fit` at all of them."""
+    """`can_allocate` looks at free blocks, `never_fits` at all of them."""
     pool = BlockPool(4, 16)
     pool.allocate("a", 40)
     assert pool.can_allocate(16)
     assert not pool.can_allocate(17)
-    assert pool.could_ever_fit(64)
-    assert not pool.could_ever_fit(65)
+    assert pool.never_fits(64) is None
+    assert pool.never_fits(65) == "5 blocks may be needed, there are 4"
 
 
 def test_misuse_raises_and_changes_nothing() -> None:

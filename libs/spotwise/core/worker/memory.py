@@ -72,8 +72,8 @@ class Memory:
     def reservation_refusal(self, kv_tokens: int, owed_tokens: int) -> str | None:
         """Say why there is no room for a reservation now, or return `None`."""
         pool = self._pool
-        if not pool.could_ever_fit(kv_tokens):
-            return f"{pool.blocks_for(kv_tokens)} blocks may be needed, there are {pool.num_blocks}"
+        if reason := pool.never_fits(kv_tokens):
+            return reason
         asked, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, owed_tokens)), self.kept_blocks()
         if asked + kept > pool.free_blocks:
             return f"{asked} blocks asked, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")

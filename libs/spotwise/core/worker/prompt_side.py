@@ -63,14 +63,11 @@ class PromptSide:
         holdings.load_record(sequence)
 
     def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
-        pool, kv_tokens = self._holdings.pool, order.prompt_tokens + order.owed_tokens
         if draining:
             return "draining"
         if self._holdings.is_loading(order.request_id, order.epoch):
             return "an earlier order is still being undone"
-        if not pool.could_ever_fit(kv_tokens):
-            return f"{pool.blocks_for(kv_tokens)} blocks may be needed, there are {pool.num_blocks}"
-        return None
+        return self._holdings.pool.never_fits(order.prompt_tokens + order.owed_tokens)
 
     def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
         holdings = self._holdings
@@ -79,10 +76,10 @@ class PromptSide:
             return
         sequence = self._add(order, now)
         sequence.target, sequence.lease_s = order.target, order.lease_s
-        if holdings.pool.could_ever_fit(order.prompt_tokens):
-            holdings.load_record(sequence)
-        else:
+        if holdings.pool.never_fits(order.prompt_tokens):
             holdings.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
+        else:
+            holdings.load_record(sequence)
 
     def _add(self, order: m.StartPrefill, now: float) -> Sequence:
         self._holdings.fence(order.request_id, order.epoch - 1)
