@@ -113,7 +113,7 @@ class Reconciliation(RuleBasedStateMachine):
             self.view.pending_prompt_tokens == load.pending_prompt_tokens + sum(a.prompt_tokens for a in orders) + meant
         )
         assert self.view.owed_tokens == load.owed_tokens + sum(a.owed_tokens for a in orders)
-        assert self.view.free_blocks == load.kv_blocks_free - sum(a.kv_blocks for a in orders)
+        assert self.view.free_tokens == load.kv_block_size * (load.kv_blocks_free - sum(a.kv_blocks for a in orders))
         has_prompts = bool(self.intended) or any(a.prompt_tokens for a in orders)
         assert self.view.pool is (Pool.MIXED if has_prompts else Pool.TOKEN)
 
@@ -128,7 +128,7 @@ class Reconciliation(RuleBasedStateMachine):
     def nothing_is_counted_below_zero(self) -> None:
         assert self.view.pending_prompt_tokens >= 0
         assert self.view.owed_tokens >= 0
-        assert self.view.free_blocks <= self.BLOCKS
+        assert self.view.free_tokens <= self.view.kv_tokens
 
     def teardown(self) -> None:
         """Once all orders and reports have arrived or are overdue, the view is the worker's account, to the token."""
@@ -144,7 +144,9 @@ class Reconciliation(RuleBasedStateMachine):
         assert self.counted == []
         assert self.view.pending_prompt_tokens == sum(a.prompt_tokens for a in self.held)
         assert self.view.owed_tokens == sum(a.owed_tokens for a in self.held)
-        assert self.view.free_blocks == self.BLOCKS - sum(a.kv_blocks for a in self.held)
+        assert self.view.free_tokens == self.view.kv_tokens - self.view.load.kv_block_size * sum(
+            a.kv_blocks for a in self.held
+        )
 
 
 TestReconciliation = Reconciliation.TestCase

@@ -71,11 +71,11 @@ class TestConversation:
         bench = SchedulerBench(TOKEN)
         bench.feed(submission())
         view = bench.role.pools["t"]
-        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) == (30, 10, 97)
+        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) == (30, 10, 16 * 97)
         bench.feed(accepted())
-        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) == (30, 10, 97)
+        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) == (30, 10, 16 * 97)
         bench.feed(worker_member("t", pending=20, owed=10, free=98, seen=(("s", 1),)))
-        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_blocks) == (20, 10, 98)
+        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) == (20, 10, 16 * 98)
 
     def test_an_order_accepted_twice_is_not_assigned_twice(self) -> None:
         """The second word changes nothing."""

@@ -69,23 +69,21 @@ class Assigner:
 
     def assign_waiting(self, now: float) -> None:
         """Assign from the head of the queue until one finds no room."""
-        self._without_room = None
         may_be_full = False
         while (entry := self._requests.head()) is not None:
             order = entry.order
             need = Need(order.prompt_tokens, order.max_new_tokens, reserves=True)
             if may_be_full and not self._pools.have_room(need):  # asked first, it costs less than to be told so at last
-                self._without_room = entry
-                return
+                break
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
             demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
             placement = self._placer.place(demand)
             if placement is None:
-                self._without_room = entry
-                return
+                break
             self.repurposing.placed(placement.short)
             self._ask(entry, demand, placement, now)
             may_be_full = True
+        self._without_room = entry
 
     def room_reported(self, worker_id: str, now: float) -> None:
         """Assign what waits, after a worker's report: who had no room anywhere before can have it there only."""

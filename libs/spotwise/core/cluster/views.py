@@ -53,11 +53,11 @@ class WorkerView:
         load: its load.
         pending_prompt_tokens: length of its prompt queue.
         owed_tokens: length of its token queue.
-        free_blocks: KV blocks that a newcomer may have and that nobody has been promised.
-        free_tokens: tokens that these hold.
+        free_tokens: tokens of KV that a newcomer may have and that nobody has been promised; whole blocks of them.
         kv_tokens: tokens that its whole KV cache holds.
         reserves_ahead: of a request's new tokens, for how many it reserves blocks at most; `inf` for all.
         decoding: sequences in their token phase, or about to be.
+        unseen_prompts, unseen_decodes: prompt and token phases that it is given, or about to be, and that no report shows yet.
     """
 
     __slots__ = (
@@ -65,7 +65,6 @@ class WorkerView:
         "_reports_foreign_work",
         "_unseen",
         "decoding",
-        "free_blocks",
         "free_tokens",
         "id",
         "kv_tokens",
@@ -74,8 +73,8 @@ class WorkerView:
         "owed_tokens",
         "pending_prompt_tokens",
         "reserves_ahead",
+        "unseen_decodes",
         "unseen_prompts",
-        "unseen_reservations",
     )
 
     def __init__(self, member: Member) -> None:
@@ -125,11 +124,10 @@ class WorkerView:
         load = self.load = self.member.load or WorkerLoad()
         self.pending_prompt_tokens = load.pending_prompt_tokens + sum(self._intended.values())
         self.owed_tokens = load.owed_tokens
-        self.free_blocks = load.kv_blocks_free - load.kv_blocks_kept
         self.decoding = load.decoding
-        self.unseen_prompts, self.unseen_reservations = len(self._intended), 0
+        self.unseen_prompts, self.unseen_decodes = len(self._intended), 0
         self.kv_tokens = load.kv_blocks_total * load.kv_block_size
-        self.free_tokens = self.free_blocks * load.kv_block_size
+        self.free_tokens = (load.kv_blocks_free - load.kv_blocks_kept) * load.kv_block_size
         self.reserves_ahead = math.inf if load.reserved_new_tokens is None else load.reserved_new_tokens
         self._reports_foreign_work = holds_foreign_work(self.member.pool, load)
         for assignment in self._unseen:
@@ -138,12 +136,11 @@ class WorkerView:
     def _count(self, assignment: Assignment) -> None:
         self.pending_prompt_tokens += assignment.prompt_tokens
         self.owed_tokens += assignment.owed_tokens
-        self.free_blocks -= assignment.kv_blocks
         self.free_tokens -= assignment.kv_blocks * self.load.kv_block_size
         if assignment.prompt_tokens:
             self.unseen_prompts += 1
         if assignment.owed_tokens:
-            self.unseen_reservations += 1
+            self.unseen_decodes += 1
             self.decoding += 1
 
     # --- what it is ---------------------------------------------------------------------------------------------------
@@ -175,7 +172,7 @@ class WorkerView:
         home = self.member.pool
         if home is Pool.TOKEN:
             return self.unseen_prompts > 0
-        return home is Pool.PROMPT and self.unseen_reservations > 0
+        return home is Pool.PROMPT and self.unseen_decodes > 0
 
     @property
     def pool(self) -> Pool:

@@ -12,7 +12,7 @@ SENT_S = 1000.0
 
 
 def counts(view: WorkerView) -> tuple[int, int, int]:
-    return view.pending_prompt_tokens, view.owed_tokens, view.free_blocks
+    return view.pending_prompt_tokens, view.owed_tokens, view.free_tokens
 
 
 class TestCounts:
@@ -23,21 +23,21 @@ class TestCounts:
         view = WorkerView(worker_member("w", blocks=50, free=40, pending=7, owed=9))
         view.assign(Assignment(3, SENT_S, prompt_tokens=10))
         view.assign(Assignment(4, SENT_S, owed_tokens=20, kv_blocks=5))
-        assert counts(view) == (17, 29, 35)
+        assert counts(view) == (17, 29, 16 * 35)
 
         report = worker_member("w", blocks=50, free=40, pending=16, owed=9, seen=(("other", 9), ("s", 3)))
         view.heard(report, "s", SENT_S)
-        assert counts(view) == (16, 29, 35)
+        assert counts(view) == (16, 29, 16 * 35)
 
         view.heard(worker_member("w", blocks=50, free=35, pending=2, owed=29, seen=(("s", 4),)), "s", SENT_S)
-        assert counts(view) == (2, 29, 35)
+        assert counts(view) == (2, 29, 16 * 35)
 
     def test_a_report_that_has_seen_nothing_forgets_nothing(self) -> None:
         """A worker that has not heard of this scheduler yet includes none of its orders."""
         view = WorkerView(worker_member("w"))
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
         view.heard(worker_member("w", seen=(("other", 9),)), "s", SENT_S)
-        assert view.free_blocks == 95
+        assert view.free_tokens == 16 * 95
 
     def test_an_order_that_no_report_shows_in_time_was_lost_and_counts_no_more(self) -> None:
         """Its blocks would else be promised for ever; orders sent since still count."""
@@ -45,9 +45,9 @@ class TestCounts:
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
         view.assign(Assignment(2, SENT_S + 1.0, kv_blocks=7))
         view.heard(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S - 0.1)
-        assert view.free_blocks == 88
+        assert view.free_tokens == 16 * 88
         view.heard(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S)
-        assert view.free_blocks == 93
+        assert view.free_tokens == 16 * 93
 
     def test_a_prompt_that_is_computed_now_does_not_wait(self) -> None:
         """Nor does the first that is sent to a worker without any; the next one does, and so does who was preempted."""
