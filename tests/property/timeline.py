@@ -182,7 +182,7 @@ class Timeline:
                     self.live.pop(name)
                 case c.PushKv(handoff):
                     name = handoff.request_id
-                    self._later(self.live[name].then_ticks, c.HandoffDelivered(name, 1, 1, 0.1, "shm"))
+                    self._later(self.live[name].then_ticks, c.HandoffDelivered(name, 1, 1, 0.1, "shm", 0.1))
                 case c.DropSequence(attempt):
                     self.live.pop(attempt.split("@")[0], None)
             self.said.append((self.tick, command))

@@ -197,4 +197,4 @@ class WorkerProcesses:
         costs = PushCosts(*(LinkCost(self._world.rng.random(), 1.0 + self._world.rng.random()) for _ in range(2)))
         self._world.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
         tokens = push.num_tokens
-        self._world.feed_worker(worker, c.HandoffDelivered(push.request_id, push.epoch, tokens, 0.0, "memory"))
+        self._world.feed_worker(worker, c.HandoffDelivered(push.request_id, push.epoch, tokens, 0.0, "memory", 0.0))

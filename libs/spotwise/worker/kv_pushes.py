@@ -188,7 +188,8 @@ class KvPushes:
             return
         finally:
             del self._prompts[sequence_id(request_id, epoch)]
-        self._note(worker_id, mode, report.kv_bytes, report.visible_s or report.seconds)
+        assert report.visible_s is not None  # only a receiver cannot know
+        self._note(worker_id, mode, report.kv_bytes, report.visible_s)
         self._feed(
             c.HandoffDelivered(
                 request_id, epoch, report.kv_bytes, report.seconds, report.transport, report.visible_s, mode

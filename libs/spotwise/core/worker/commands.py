@@ -87,7 +87,7 @@ class HandoffDelivered:
 
     Attributes:
         transfer_s: from the first bytes read to its answer.
-        visible_s: from the end of the prompt phase to its answer; `None`: as long as the transfer.
+        visible_s: from the end of the prompt phase to its answer.
         mode: whether the KV left after the prompt's computation or during it.
     """
 
@@ -96,7 +96,7 @@ class HandoffDelivered:
     kv_bytes: int
     transfer_s: float
     transport: str
-    visible_s: float | None = None
+    visible_s: float
     mode: PushMode = PushMode.SERIAL
 
 

@@ -121,8 +121,7 @@ class PromptSide:
         if sequence is None:
             return
         assert sequence.target is not None
-        visible_s = event.transfer_s if event.visible_s is None else event.visible_s
-        self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, visible_s)
+        self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, event.visible_s)
         self._holdings.record(
             sequence,
             "handed_off",
@@ -130,7 +129,7 @@ class PromptSide:
             token_worker=sequence.target.worker_id,
             kv_bytes=event.kv_bytes,
             transfer_s=event.transfer_s,
-            visible_s=visible_s,
+            visible_s=event.visible_s,
             mode=event.mode.value,
             transport=event.transport,
         )

@@ -142,7 +142,7 @@ class WorkerBench:
         return self.feed(c.KvArrived(KvHandoff(request_id, epoch, tokens, first), 4096, 0.25, "shm"), after_s)
 
     def delivered(self, request_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
-        return self.feed(c.HandoffDelivered(request_id, epoch, 4096, 0.25, "shm"), after_s)
+        return self.feed(c.HandoffDelivered(request_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
 
     def assert_empty(self) -> None:
         """Nothing is held: blocks, counts."""

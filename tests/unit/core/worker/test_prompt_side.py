@@ -120,14 +120,14 @@ class TestHandoff:
                 "token_worker": "t",
                 "kv_bytes": 4096,
                 "transfer_s": 0.25,
-                "visible_s": 0.25,
+                "visible_s": 0.125,
                 "mode": "serial",
                 "transport": "shm",
             }
         ]
         assert commands[-1] == c.DropSequence("r@1")
         assert deltas(commands) == []
-        assert bench.role.load().kv_push_token_s == 0.25 / 30
+        assert bench.role.load().kv_push_token_s == 0.125 / 30
         bench.assert_empty()
 
     def test_a_failed_hand_off_asks_for_another_attempt(self) -> None:
