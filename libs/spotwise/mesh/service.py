@@ -18,13 +18,12 @@ from spotwise.core.members import NEWS_INTERVAL_S
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import EventEdge
-from spotwise.mesh.grpc_control import ControlServer, EngineView, HealthDoor
+from spotwise.mesh.grpc_control import EngineView, HealthDoor
 from spotwise.mesh.journal import Journal, make_role
-from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
+from spotwise.mesh.service_doors import bus_and_store, control_server
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
@@ -84,18 +83,13 @@ class ServiceHost:
         Raises:
             MeshError: broker or store do not answer, the port is taken, or the id is in use.
         """
-        async with contextlib.AsyncExitStack() as stack:
-            bus = await NatsBus.connect(settings.nats_url, settings.service_id)
-            stack.push_async_callback(bus.close)
-            store = await RedisStore.connect(settings.redis_url)
-            stack.push_async_callback(store.close)
+        async with bus_and_store(settings) as (bus, store):
             # Before the port: a predecessor's address may be our own.
             await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
-            control = ControlServer(settings.bind_host, settings.grpc_port, engines)
-            await control.start()
-            stack.push_async_callback(control.close)
-            member = new_member(settings, kind, control.port)
-            yield await stack.enter_async_context(cls(settings, bus, store, control, member).joined())
+            async with control_server(settings, engines) as control:
+                member = new_member(settings, kind, control.port)
+                async with cls(settings, bus, store, control, member).joined() as host:
+                    yield host
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[ServiceHost]:

@@ -16,12 +16,11 @@ import structlog
 
 from spotwise.core.messages import MemberKind
 from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
-from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.service_doors import bus_and_store, control_server
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
 
@@ -49,14 +48,7 @@ class ServiceGroup:
         Raises:
             MeshError: broker or store do not answer, or the port is taken.
         """
-        async with contextlib.AsyncExitStack() as stack:
-            bus = await NatsBus.connect(settings.nats_url, settings.service_id)
-            stack.push_async_callback(bus.close)
-            store = await RedisStore.connect(settings.redis_url)
-            stack.push_async_callback(store.close)
-            control = ControlServer(settings.bind_host, settings.grpc_port, engines)
-            await control.start()
-            stack.push_async_callback(control.close)
+        async with bus_and_store(settings) as (bus, store), control_server(settings, engines) as control:
             yield cls(settings, bus, store, control)
 
     async def run(self, member_ids: Sequence[str], kind: MemberKind, member: Member) -> None:

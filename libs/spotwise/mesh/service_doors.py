@@ -1,0 +1,45 @@
+"""The doors of a service's process: broker and store, and the endpoint for health and engine control.
+
+Law: a door is open as long as its block lasts, and closes whatever happens inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from spotwise.mesh.grpc_control import ControlServer, EngineView
+from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.ports import MeshStore, MessageBus
+from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.settings import ServiceSettings
+
+
+@contextlib.asynccontextmanager
+async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[MessageBus, MeshStore]]:
+    """Connect to broker and store.
+
+    Raises:
+        MeshError: one of them does not answer.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await NatsBus.connect(settings.nats_url, settings.service_id)
+        stack.push_async_callback(bus.close)
+        store = await RedisStore.connect(settings.redis_url)
+        stack.push_async_callback(store.close)
+        yield bus, store
+
+
+@contextlib.asynccontextmanager
+async def control_server(settings: ServiceSettings, engines: EngineView | None) -> AsyncIterator[ControlServer]:
+    """Listen for health checks, and for what is asked of engines where there are any.
+
+    Raises:
+        MeshError: the port is taken.
+    """
+    control = ControlServer(settings.bind_host, settings.grpc_port, engines)
+    await control.start()
+    try:
+        yield control
+    finally:
+        await control.close()
