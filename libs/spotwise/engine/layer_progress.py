@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
+from spotwise.engine.attention import AttentionContext
 from spotwise.engine.kv_cache import PagedKvCache
 
 #: Called with the number of layers, from the first on, that have written their KV.
 LayersWritten = Callable[[int], None]
 
 
-class ToldOfLayers(Protocol):
-    """An attention context, which calls `on_written` with a layer's index once its KV is in the cache."""
-
-    on_written: Callable[[int], None] | None
-
-
 @contextlib.contextmanager
-def telling(attention: ToldOfLayers, cache: PagedKvCache, listener: LayersWritten | None) -> Iterator[None]:
+def telling(attention: AttentionContext, cache: PagedKvCache, listener: LayersWritten | None) -> Iterator[None]:
     """Tell a listener of the layers of the forward inside; `None` hears nothing, and costs nothing."""
     if listener is None:
         yield
