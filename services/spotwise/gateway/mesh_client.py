@@ -54,20 +54,16 @@ class _Stream:
         self.received_s = received_s
         self.assigned_s: float | None = None
         self._items: deque[GeneratedTokens | GenerationError] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._has_items = asyncio.Event()
 
     def put(self, item: GeneratedTokens | GenerationError) -> None:
         """Let the call have an item."""
         self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._has_items.set()
 
     async def take(self) -> GeneratedTokens | GenerationError:
         """Wait for what comes next; all tokens that are here come as one item, so that a gateway behind catches up."""
-        if not self._items:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
+        await self._has_items.wait()
         item = self._items.popleft()
         while isinstance(item, GeneratedTokens) and self._items:
             following = self._items[0]
@@ -77,6 +73,8 @@ class _Stream:
                 item.tokens + following.tokens, following.finish_reason, item.cached_tokens or following.cached_tokens
             )
             self._items.popleft()
+        if not self._items:
+            self._has_items.clear()
         return item
 
 
