@@ -48,8 +48,8 @@ class WorkerLoad:
     """A worker's own count of what it holds, derived at the moment it is sent.
 
     Attributes:
-        pending_prompt_tokens: prompt tokens not yet computed.
-        owed_tokens: new tokens that reserved and running sequences may still produce.
+        pending_prompt_tokens: tokens of prompts, and of preempted sequences, that are not computed yet.
+        owed_tokens: new tokens that sequences whose token phase is here, or will be, may still produce at most.
         kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each.
         kv_blocks_kept: of the free ones, how many a new reservation must leave to those that wait or grow.
         reserved_new_tokens: of a request's new tokens, how many a reservation has blocks for at most; `None` for all.

@@ -70,13 +70,13 @@ class KvHandoff:
 
 @dataclass(frozen=True, slots=True)
 class KvTarget:
-    """Blocks reserved for a hand-off on a token worker.
+    """Where a sequence's token phase is to be, with the blocks reserved there for the KV of its prompt.
 
     Attributes:
-        worker_id: who holds the reservation.
+        worker_id: who serves the token phase; the worker of the prompt itself, where both phases are in place.
         incarnation: of that worker; a restarted one refuses what was meant for its predecessor.
         address: its transfer listener, `host:port`.
-        block_ids: the reserved blocks, in position order.
+        block_ids: the reserved blocks, in position order; in place none.
     """
 
     worker_id: str

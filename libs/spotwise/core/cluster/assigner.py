@@ -182,7 +182,7 @@ class Assigner:
         self._assigned(entry, entry.prompt_worker, target.worker_id, now)
 
     def prefill_accepted(self, report: m.PrefillAccepted, now: float) -> None:
-        """Both phases are on one worker, which has begun with the first."""
+        """Both phases are on one worker, where the request waits for its turn now."""
         worker_id = report.worker_id
         entry = self._answered_entry(report.request_id, report.epoch, worker_id, report.assignment)
         if entry is not None:

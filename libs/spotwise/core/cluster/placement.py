@@ -115,7 +115,8 @@ class Placer:
         prompt_worker = self._prompt_worker(demand, PROMPT_AT_HOME) if token_worker is not None else None
         if prompt_worker is not None and token_worker is not None:
             return self._split(demand, prompt_worker, token_worker, PlacedBy.HOME)
-        # A look at all groups, which ends the matter for whoever waits: one that does is asked about with every heartbeat.
+        # A look at all groups, which ends the matter for whoever finds no room: the first in the queue comes by here
+        # with every request that comes or goes.
         if not self._pools.have_room(Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True)):
             return None
         if not self._pools.ready_at(Pool.PROMPT):

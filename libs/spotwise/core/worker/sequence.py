@@ -21,7 +21,7 @@ class Sequence:
         output_tokens: output tokens so far, earlier attempts included; counts from the record on.
         max_output_tokens: of those, how many there may be; from the record.
         produced_here: output tokens sampled by this worker in this attempt.
-        owed_tokens: new tokens this attempt may still produce at most.
+        owed_tokens: new tokens that this worker may sample for it at most, those of `produced_here` included.
         target: where the prompt worker delivers the KV; `None` where this worker decodes.
         lease_expires_s: when a reservation ends unless renewed; `None` once the sequence is this worker's own.
         stop: from the record; `None` until the engine knows the sequence.
