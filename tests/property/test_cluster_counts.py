@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spotwise.core.cluster.pools import ALL_GROUPS, Pools
+from spotwise.core.cluster.pools import ALL_GROUPS, TOKEN_AT_HOME, TOKEN_AWAY, Pools
 from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 
@@ -115,14 +115,12 @@ class Reconciliation(RuleBasedStateMachine):
         assert self.view.owed_tokens == load.owed_tokens + sum(a.owed_tokens for a in orders)
         assert self.view.free_tokens == load.kv_block_size * (load.kv_blocks_free - sum(a.kv_blocks for a in orders))
         has_prompts = bool(self.intended) or any(a.prompt_tokens for a in orders)
-        assert self.view.pool is (Pool.MIXED if has_prompts else Pool.TOKEN)
+        assert self.view.is_away is has_prompts
 
     @invariant()
     def it_stands_in_one_group(self) -> None:
         assert self.pools.members(*ALL_GROUPS) == [self.view]
-        group = self.pools.group_of("w")
-        assert group is not None
-        assert (group.home, group.pool) == (Pool.TOKEN, self.view.pool)
+        assert self.pools.group_of("w") is (TOKEN_AWAY if self.view.is_away else TOKEN_AT_HOME)
 
     @invariant()
     def nothing_is_counted_below_zero(self) -> None:

@@ -235,5 +235,6 @@ def test_workers_return_home_when_the_foreign_work_is_done(seed, pools, num_bloc
     pool_policy = PoolPolicy(max_pending_prompt_tokens=threshold, repurpose_window_s=None)
     world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     settle(world, count)
-    assert [view.pool for view in sorted(world.scheduler.pools, key=lambda view: view.id)] == pools
+    views = sorted(world.scheduler.pools, key=lambda view: view.id)
+    assert [(view.home, view.is_away) for view in views] == [(pool, False) for pool in pools]
     assert_nothing_held(world)

@@ -39,11 +39,11 @@ class TestSpill:
         """With its next heartbeat, which has seen the order and has nothing of it."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
-        assert bench.role.pools["t"].pool is Pool.MIXED
+        assert bench.role.pools["t"].is_away
         bench.feed(refused())
         bench.feed(m.CloseRequest("r", 1, finished=False))
         bench.feed(worker_member("t", seen=(("s", 1),)))
-        assert bench.role.pools["t"].pool is Pool.TOKEN
+        assert not bench.role.pools["t"].is_away
 
     def test_a_closed_request_brings_it_home_as_well(self) -> None:
         """Before it has answered."""
@@ -51,16 +51,16 @@ class TestSpill:
         bench.feed(submission())
         bench.feed(m.CloseRequest("r", 1, finished=False))
         bench.feed(worker_member("t", seen=(("s", 1),)))
-        assert bench.role.pools["t"].pool is Pool.TOKEN
+        assert not bench.role.pools["t"].is_away
 
     def test_the_heartbeat_after_the_work_brings_it_home(self) -> None:
         """No message, and no state of the scheduler's own."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.assign()
         bench.feed(worker_member("t", prompts_in_place=1, seen=(("s", 1),)))
-        assert bench.role.pools["t"].pool is Pool.MIXED
+        assert bench.role.pools["t"].is_away
         bench.feed(worker_member("t", decoding=1, seen=(("s", 1),)))
-        assert bench.role.pools["t"].pool is Pool.TOKEN
+        assert not bench.role.pools["t"].is_away
 
 
 class TestPrefixes:
@@ -138,10 +138,10 @@ class TestRestart:
             old.feed(member)
         new = SchedulerBench(*told, policy=TIGHT)
         for role in (old.role, new.role):
-            assert {view.id: (view.home, view.pool) for view in role.pools} == {
-                "p": (Pool.PROMPT, Pool.PROMPT),
-                "t": (Pool.TOKEN, Pool.MIXED),
-                "u": (Pool.PROMPT, Pool.MIXED),
+            assert {view.id: (view.home, view.is_away) for view in role.pools} == {
+                "p": (Pool.PROMPT, False),
+                "t": (Pool.TOKEN, True),
+                "u": (Pool.PROMPT, True),
             }
             counts = [(view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) for view in role.pools]
             assert counts == [(30, 0, 16 * 100), (5, 9, 16 * 50), (0, 20, 16 * 100)]

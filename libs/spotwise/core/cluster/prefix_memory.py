@@ -33,9 +33,6 @@ class PrefixMemory:
         self._capacity = capacity
         self._holders: OrderedDict[int, tuple[tuple[str, int], ...]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._holders)
-
     def sent(self, spans: tuple[int, ...], worker_id: str, incarnation: int) -> None:
         """Note that a prompt of these spans was given to a worker."""
         if not self._capacity:

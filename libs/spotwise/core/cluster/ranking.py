@@ -145,9 +145,6 @@ class Ranking:
         self._last: list[tuple[int, str]] = []  # key of each run's last member
         self._keys: dict[str, tuple[int, str]] = {}
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def __iter__(self) -> Iterator[WorkerView]:
         return (view for run in self._runs for view in run.views)
 

@@ -166,18 +166,13 @@ class WorkerView:
 
     @property
     def is_away(self) -> bool:
-        """Whether it holds work of the opposite pool, or was ordered to."""
+        """Whether it is in the mixed pool, not its own: it holds work of the opposite pool, or was ordered to."""
         if self._reports_foreign_work:
             return True
         home = self.member.pool
         if home is Pool.TOKEN:
             return self.unseen_prompts > 0
         return home is Pool.PROMPT and self.unseen_decodes > 0
-
-    @property
-    def pool(self) -> Pool:
-        """The pool that it is in at this moment."""
-        return Pool.MIXED if self.is_away else self.home
 
     # --- what fits ----------------------------------------------------------------------------------------------------
 

@@ -96,34 +96,34 @@ class TestPool:
     ) -> None:
         """And at home with any amount of its own."""
         view = WorkerView(worker_member("w", home, **native))
-        assert view.pool is home
+        assert not view.is_away
         view.heard(worker_member("w", home, **native, **foreign), "s", SENT_S)
-        assert (view.home, view.pool) == (home, Pool.MIXED)
+        assert (view.home, view.is_away) == (home, True)
         view.heard(worker_member("w", home, **native), "s", SENT_S)
-        assert view.pool is home
+        assert not view.is_away
 
     def test_a_token_worker_is_in_it_from_the_moment_that_a_prompt_is_meant_for_it(self) -> None:
         """Before it can say so itself: the next request must not convert another."""
         view = WorkerView(worker_member("w"))
         view.intend("r", 10)
-        assert view.pool is Pool.MIXED
+        assert view.is_away
         view.intend_no_more("r")
-        assert view.pool is Pool.TOKEN
+        assert not view.is_away
         view.assign(Assignment(2, SENT_S, prompt_tokens=10))
-        assert view.pool is Pool.MIXED
+        assert view.is_away
         view.heard(worker_member("w", seen=(("s", 2),)), "s", SENT_S)
-        assert view.pool is Pool.TOKEN
+        assert not view.is_away
 
     def test_a_prompt_worker_is_in_it_from_the_moment_that_tokens_are_owed_there(self) -> None:
         """Prompts for others are its own work."""
         view = WorkerView(worker_member("w", Pool.PROMPT))
         view.intend("r", 10)
         view.assign(Assignment(1, SENT_S, prompt_tokens=10))
-        assert view.pool is Pool.PROMPT
+        assert not view.is_away
         view.assign(Assignment(2, SENT_S, owed_tokens=10, kv_blocks=2))
-        assert view.pool is Pool.MIXED
+        assert view.is_away
         view.heard(worker_member("w", Pool.PROMPT, seen=(("s", 2),)), "s", SENT_S)
-        assert view.pool is Pool.PROMPT
+        assert not view.is_away
 
     def test_workers_at_home_in_the_mixed_pool_stay_there(self) -> None:
         """Nothing is foreign to them; one that names no home is one of them."""
@@ -131,4 +131,4 @@ class TestPool:
         homeless = Member("w", member.kind, 1, member.state, "host", 1, "", load=member.load)
         for of_both in (member, homeless):
             view = WorkerView(of_both)
-            assert (view.home, view.pool) == (Pool.MIXED, Pool.MIXED)
+            assert (view.home, view.is_away) == (Pool.MIXED, False)
