@@ -91,7 +91,7 @@ class Pools:
         by_tokens = decode_queue is DecodeQueue.OWED_TOKENS
         self.decode_length: Callable[[WorkerView], int] = _owed if by_tokens else _decoding
         self._views: dict[str, WorkerView] = {}
-        self._places: dict[str, tuple[Group, tuple[float, ...]]] = {}
+        self._places: dict[str, tuple[Group, tuple[int, ...]]] = {}
         self._homes: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
         self._by_home = {group: Ranking(_pending if group.home is Pool.PROMPT else _owed) for group in ALL_GROUPS}

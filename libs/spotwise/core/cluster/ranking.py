@@ -77,9 +77,9 @@ class _Run:
         self.free: list[int] = []
         self._pending: list[int] = []
         self._owed: list[int] = []
-        self._ahead: list[float] = []
+        self._ahead: list[int] = []
         #: Capacity, free tokens, pending, owed, ahead of whoever is best off in each; `None` since a change.
-        self.most: tuple[int, int, int, int, float] | None = None
+        self.most: tuple[int, int, int, int, int] | None = None
 
     def _columns(self) -> tuple[list[Any], ...]:
         return self.keys, self.views, self._capacity, self.free, self._pending, self._owed, self._ahead
@@ -120,7 +120,7 @@ class _Run:
         self.most = None
         return other
 
-    def sum_up(self) -> tuple[int, int, int, int, float]:
+    def sum_up(self) -> tuple[int, int, int, int, int]:
         """Return `most`, worked out anew."""
         self.most = most = (
             max(self._capacity),

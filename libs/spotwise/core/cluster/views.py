@@ -15,7 +15,6 @@ request starts and decremented when it ends.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -55,7 +54,7 @@ class WorkerView:
         owed_tokens: length of its token queue.
         free_tokens: tokens of KV that a newcomer may have and that nobody has been promised; whole blocks of them.
         kv_tokens: tokens that its whole KV cache holds.
-        reserves_ahead: of a request's new tokens, for how many it reserves blocks at most; `inf` for all.
+        reserves_ahead: of a request's new tokens, for how many it reserves blocks at most.
         decoding: sequences in their token phase, or about to be.
         unseen_prompts, unseen_decodes: prompt and token phases that it is given, or about to be, and that no report shows yet.
     """
@@ -81,25 +80,20 @@ class WorkerView:
         self._unseen: deque[Assignment] = deque()
         self._intended: dict[str, int] = {}
         self.id = member.id
-        self.member = member
-        self.load = WorkerLoad()
+        self.member, self.load = member, member.load or WorkerLoad()
         self._recount()
 
     # --- what happens to it -------------------------------------------------------------------------------------------
 
     def heard(self, member: Member, scheduler_id: str, now: float) -> None:
         """Replace the report, and forget the assignments that it includes, or that were lost on their way."""
-        self.member = member
-        seen = next((number for id_, number in self._seen(member) if id_ == scheduler_id), 0)
+        self.member, self.load = member, member.load or WorkerLoad()
+        seen = next((number for id_, number in self.load.assignments_seen if id_ == scheduler_id), 0)
         lost_before_s = now - ASSIGNMENT_LOST_S
         unseen = self._unseen
         while unseen and (unseen[0].number <= seen or unseen[0].sent_s <= lost_before_s):
             unseen.popleft()
         self._recount()
-
-    @staticmethod
-    def _seen(member: Member) -> tuple[tuple[str, int], ...]:
-        return member.load.assignments_seen if member.load is not None else ()
 
     def assign(self, assignment: Assignment) -> None:
         """Count an order that is sent now; numbers grow from order to order."""
@@ -121,14 +115,14 @@ class WorkerView:
             self.unseen_prompts -= 1
 
     def _recount(self) -> None:
-        load = self.load = self.member.load or WorkerLoad()
+        load = self.load
         self.pending_prompt_tokens = load.pending_prompt_tokens + sum(self._intended.values())
         self.owed_tokens = load.owed_tokens
         self.decoding = load.decoding
         self.unseen_prompts, self.unseen_decodes = len(self._intended), 0
         self.kv_tokens = load.kv_blocks_total * load.kv_block_size
         self.free_tokens = (load.kv_blocks_free - load.kv_blocks_kept) * load.kv_block_size
-        self.reserves_ahead = math.inf if load.reserved_new_tokens is None else load.reserved_new_tokens
+        self.reserves_ahead = self.kv_tokens if load.reserved_new_tokens is None else load.reserved_new_tokens
         self._reports_foreign_work = holds_foreign_work(self.member.pool, load)
         for assignment in self._unseen:
             self._count(assignment)
@@ -178,16 +172,17 @@ class WorkerView:
 
     def blocks_to_reserve(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Blocks that this worker takes for a request when it reserves them."""
-        ahead = self.load.reserved_new_tokens
-        tokens = prompt_tokens + (max_new_tokens if ahead is None else min(max_new_tokens, ahead))
-        return -(-tokens // self.load.kv_block_size)
+        return -(-self._tokens_to_reserve(prompt_tokens, max_new_tokens) // self.load.kv_block_size)
 
     def has_room(self, prompt_tokens: int, max_new_tokens: int) -> bool:
         """Tell whether it can reserve blocks for a request now, and hold all of it ever."""
         if prompt_tokens + max_new_tokens > self.kv_tokens:
             return False
+        return self._tokens_to_reserve(prompt_tokens, max_new_tokens) <= self.free_tokens
+
+    def _tokens_to_reserve(self, prompt_tokens: int, max_new_tokens: int) -> int:
         ahead = self.reserves_ahead
-        return prompt_tokens + (max_new_tokens if max_new_tokens < ahead else ahead) <= self.free_tokens
+        return prompt_tokens + (max_new_tokens if max_new_tokens < ahead else ahead)
 
     def could_ever_hold(self, tokens: int) -> bool:
         """Tell whether an idle worker of this size could."""
