@@ -69,7 +69,7 @@ def read_samples(members: Iterable[MemberStatus]) -> list[Sample]:
         load = status.member_now.load
         if status.engine is None or load is None:
             continue
-        counted = load.waiting + load.waiting_for_kv + load.running + load.migrating
+        counted = load.waiting + load.waiting_for_kv + load.running + load.preempted + load.migrating
         samples.append(
             Sample(
                 status.member.id,

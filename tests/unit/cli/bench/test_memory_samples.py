@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.cli.bench.memory_samples import Sample, WorkerMemory, held_by, memory_rows, summarize
+from spotwise.cli.bench.memory_samples import Sample, WorkerMemory, held_by, memory_rows, read_samples, summarize
 from spotwise.cli.errors import CommandError
+from spotwise.cli.status import MemberStatus
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.mesh.grpc_control import EngineDescription
 
 MIB = 2**20
 
 
 def sample(worker_id: str, free: int, resident: int, sequences: int = 0, total: int = 100) -> Sample:
     return Sample(worker_id, total, free, sequences, resident * MIB)
+
+
+def test_sequences_of_every_state_are_held() -> None:
+    """Those that lost their blocks, too."""
+    load = WorkerLoad(
+        kv_blocks_total=9, kv_blocks_free=4, waiting=1, waiting_for_kv=2, running=3, preempted=4, migrating=5
+    )
+    member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", Pool.TOKEN, load=load)
+    gateway = Member("g", MemberKind.GATEWAY, 1, MemberState.READY, "host", 1, "")
+    engine = EngineDescription(member, engine_sequences=2, resident_bytes=7, iterations=1, engine="torch")
+    found = read_samples([MemberStatus(member, True, engine), MemberStatus(gateway, True, None)])
+    assert found == [Sample("w", 9, 4, 15, 7)]
 
 
 def test_each_worker_has_its_peak_and_its_end() -> None:
