@@ -26,6 +26,7 @@ from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.process_usage import ProcessUsage
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.scheduler import DECISION_US
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.bench.stream_load import StreamResult, StreamShape, run_streams
 from spotwise.cli.errors import CommandError
@@ -34,8 +35,6 @@ from spotwise.mesh.journal_replay import JournalError, Replay, find_journals, re
 #: NVIDIA Dynamo 1.6.1: its Rust frontend with one prefill and one decode mocker, 128→64, 128 streams: CPU time of all three.
 _DYNAMO_US_PER_TOKEN = 28.0
 _GATEWAY_LIMIT_MIB = 300.0
-#: One of the scheduler's decisions, at 1,000 workers.
-_DECISION_LIMIT_US = 100.0
 _QUICK = 10
 #: As fast as the mesh carries tokens: iterations take almost no time.
 _FAST = "1000"
@@ -215,7 +214,7 @@ def _decision_rows(replays: Sequence[Replay]) -> list[Row]:
     for event_type, title in (("SubmitRequest", "an assignment"), ("Member", "a heartbeat")):
         us = [1e6 * seconds for each in scheduler for seconds in each.decision_s.get(event_type, ())]
         if us:
-            limit = (_DECISION_LIMIT_US, Target(at_most=1.0))
+            limit = (DECISION_US, Target(at_most=1.0))
             rows.append(Row(f"scheduler: {title}, p50 us", statistics.median(us), *limit))
             rows.append(Row(f"scheduler: {title}, p99 us", percentile(us, 99)))
     rows.append(Row("replay: commands", sum(each.commands for each in replays)))

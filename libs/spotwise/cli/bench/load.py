@@ -22,6 +22,7 @@ from spotwise.cli.bench.completion import Answer, ask, open_client, random_promp
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.stream_load import StreamShape
 from spotwise.cli.errors import OptionError
 from spotwise.cli.gateway_access import find_gateway
 from spotwise.cli.run_folder import DEFAULT_NAME
@@ -72,25 +73,14 @@ def load(
     with progress_bar(console) as progress:
         for count in rounds:
             task = progress.add_task(f"{count} streams", total=count * requests)
-            shape = Shape(count, requests, input_tokens, output_tokens, seed)
+            shape = StreamShape(count, requests, input_tokens, output_tokens, seed)
             measured = asyncio.run(run_round(base_url, shape, functools.partial(progress.advance, task)))
             rows += _rows(count, measured)
     about = environment(url=base_url, input_tokens=input_tokens, output_tokens=output_tokens, requests=requests)
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One round's load."""
-
-    streams: int
-    requests: int
-    input_tokens: int
-    output_tokens: int
-    seed: int
-
-
-async def run_round(url: str, shape: Shape, answered: Callable[[], Any]) -> Measured:
+async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -> Measured:
     """Run all streams of a round at once, after one request each that is not counted.
 
     Raises:
