@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from spotwise.cli.bench.memory_samples import Sample, held_by, memory_rows, read
 from spotwise.cli.bench.open_loop import Outcome, failures, run_open_loop
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.sampling import sampled
 from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
 from spotwise.cli.status import gather_status
 
@@ -87,20 +87,12 @@ async def watch_storm(endpoint: MeshEndpoint, arrivals: list[Arrival], finished:
     during: list[Sample] = []
 
     async def sample() -> None:
-        while True:
-            during.extend(read_samples(await gather_status(endpoint.redis_url)))
-            await asyncio.sleep(_SAMPLE_S)
+        during.extend(read_samples(await gather_status(endpoint.redis_url)))
 
-    started_s = time.monotonic()
-    sampling = asyncio.create_task(sample())
-    try:
+    async with sampled(sample, _SAMPLE_S):
+        started_s = time.monotonic()
         outcomes = await run_open_loop(endpoint, arrivals, finished)
         seconds = time.monotonic() - started_s
-    finally:
-        sampling.cancel()
-        # What the sampler failed with, if it did, is the benchmark's failure.
-        with suppress(asyncio.CancelledError):
-            await sampling
     deadline_s = time.monotonic() + _IDLE_WAIT_S
     after = read_samples(await gather_status(endpoint.redis_url))
     while held_by(after) and time.monotonic() < deadline_s:

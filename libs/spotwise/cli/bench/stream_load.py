@@ -7,7 +7,6 @@ first request to the last answer, of all processes of the mesh together.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import resource
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.process_usage import ProcessUsage
+from spotwise.cli.bench.sampling import sampled
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.bench.stream_client import StreamConnection, StreamOutcome
 
@@ -101,23 +101,16 @@ async def run_streams(endpoint: MeshEndpoint, shape: StreamShape, answered: Call
             connection.close()
 
     async def sample() -> None:
-        while True:
-            usage = await asyncio.to_thread(ProcessUsage.of_mesh, endpoint.name)
-            result.peak_bytes |= Counter(usage.resident_bytes)
-            await asyncio.sleep(_SAMPLE_S)
+        usage = await asyncio.to_thread(ProcessUsage.of_mesh, endpoint.name)
+        result.peak_bytes |= Counter(usage.resident_bytes)
 
     before, started_s = ProcessUsage.of_mesh(endpoint.name), time.monotonic()
-    sampling = asyncio.create_task(sample())
-    try:
+    async with sampled(sample, _SAMPLE_S):
         await asyncio.gather(*(stream() for _ in range(shape.streams)))
         result.seconds = time.monotonic() - started_s
         after = ProcessUsage.of_mesh(endpoint.name)
         result.cpu_s = after.cpu_since(before)
         result.peak_bytes |= Counter(after.resident_bytes)
-    finally:
-        sampling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await sampling
     return result
 
 
