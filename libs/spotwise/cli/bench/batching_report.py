@@ -6,16 +6,23 @@ Law: at each rate a curve is the median over its rounds; ratios are spread withi
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
 from spotwise.cli.bench.curve import Point, throughput_within
 from spotwise.cli.bench.policy_probe import ITERATION_LEVEL
-from spotwise.cli.bench.report import Row, Target, spread_of
+from spotwise.cli.bench.report import Row, Target, row_of_rounds, spread_of
 
 #: Throughput is compared at a median latency of so many times ours at the lowest rate.
 _LATENCY_FACTOR = 2.0
+
+#: What is compared at each rate.
+_FIGURES: dict[str, Callable[[Point], float]] = {
+    "requests answered/s": lambda point: point.throughput,
+    "latency p50, ms/token": lambda point: _ms(point.median_s),
+    "latency p90, ms/token": lambda point: _ms(point.p90_s),
+}
 
 #: The points of one round in ascending order of their rates.
 Sweep = Sequence[Point]
@@ -53,13 +60,8 @@ def comparison_rows(servers: Mapping[str, Sequence[Sweep]]) -> list[Row]:
         for index, point in enumerate(ours[0]):
             at = f"at {point.rate:g}/s, against {label}"
             mine, other = ([sweep[index] for sweep in sweeps] for sweeps in (ours, theirs))
-            rows.append(_row(f"requests answered/s {at}", [p.throughput for p in mine], [p.throughput for p in other]))
-            rows.append(
-                _row(f"latency p50, ms/token {at}", [_ms(p.median_s) for p in mine], [_ms(p.median_s) for p in other])
-            )
-            rows.append(
-                _row(f"latency p90, ms/token {at}", [_ms(p.p90_s) for p in mine], [_ms(p.p90_s) for p in other])
-            )
+            for title, figure in _FIGURES.items():
+                rows.append(row_of_rounds(f"{title} {at}", [figure(p) for p in mine], [figure(p) for p in other]))
     return rows
 
 
@@ -94,11 +96,6 @@ def _headline(label: str, ours: Sequence[Sweep], theirs: Sequence[Sweep], bound_
         spread_of([a for a in mine if a is not None]),
         spread_of([a / b for a, b in zip(mine, other, strict=True) if a is not None and b is not None]),
     )
-
-
-def _row(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Row:
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    return Row(name, statistics.median(ours), statistics.median(theirs), None, spread_of(ours), spread_of(ratios))
 
 
 def _ms(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Waits for what a request's members write of it: each for itself, with its heartbeats."""
+"""A mesh's store, and what a request's members write of it there: each for itself, with its heartbeats."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,6 +69,12 @@ class Row:
     def holds(self) -> bool | None:
         """Whether the target is reached; `None` where there is none, or nothing to compare with."""
         return self.target.holds(self.ratio) if self.target is not None and self.ratio is not None else None
+
+
+def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], target: Target | None = None) -> Row:
+    """Medians of several rounds, in which both sides were measured; ratios are spread within a round."""
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return Row(name, statistics.median(ours), statistics.median(theirs), target, spread_of(ours), spread_of(ratios))
 
 
 def spread_of(values: Collection[float]) -> tuple[float, float] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from spotwise.cli.bench.report import (
     environment,
     report_console,
     require_writable,
-    spread_of,
+    row_of_rounds,
     write_report,
 )
 from spotwise.cli.bench.rounds import in_order_of_round
@@ -125,33 +124,18 @@ def visible_rows(found: dict[KvPush, list[list[HandOff]]], lengths: list[int]) -
         is_long = length >= _LONG_TOKENS
         by_round = {mode: [medians(measured, length) for measured in own] for mode, own in found.items()}
         for mode, own in by_round.items():
-            at = f"{length} tokens, {mode.value}"
-            target = Target(at_most=_PROMPT_SHARE) if is_long and mode is KvPush.AUTO else None
-            rows.append(_ms_row(f"{at}: KV visible beside prompt, ms", own, "visible_s", own, "prefill_s", target))
-            target = Target(at_most=_E2E_SHARE) if mode is KvPush.AUTO else None
-            rows.append(_ms_row(f"{at}: KV visible beside request, ms", own, "visible_s", own, "e2e_s", target))
-        serial = by_round[KvPush.SERIAL]
+            at, is_default = f"{length} tokens, {mode.value}", mode is KvPush.AUTO
+            visible_ms = [1000 * each.visible_s for each in own]
+            prompt_ms, request_ms = [1000 * each.prefill_s for each in own], [1000 * each.e2e_s for each in own]
+            target = Target(at_most=_PROMPT_SHARE) if is_long and is_default else None
+            rows.append(row_of_rounds(f"{at}: KV visible beside prompt, ms", visible_ms, prompt_ms, target))
+            target = Target(at_most=_E2E_SHARE) if is_default else None
+            rows.append(row_of_rounds(f"{at}: KV visible beside request, ms", visible_ms, request_ms, target))
+        until_there_ms = {mode: [1000 * each.until_there_s for each in own] for mode, own in by_round.items()}
         for mode in (KvPush.LAYERWISE, KvPush.AUTO):
             name = f"{length} tokens: prompt and hand-off, {mode.value} beside serial, ms"
-            rows.append(_ms_row(name, by_round[mode], "until_there_s", serial, "until_there_s", None))
+            rows.append(row_of_rounds(name, until_there_ms[mode], until_there_ms[KvPush.SERIAL]))
     return rows
-
-
-def _ms_row(
-    name: str, ours: list[HandOff], figure: str, theirs: list[HandOff], reference: str, target: Target | None
-) -> Row:
-    mine, other = (
-        [1000 * _figure(each, which) for each in own] for own, which in ((ours, figure), (theirs, reference))
-    )
-    ratios = [a / b for a, b in zip(mine, other, strict=True)]
-    return Row(name, statistics.median(mine), statistics.median(other), target, spread_of(mine), spread_of(ratios))
-
-
-def _figure(each: HandOff, name: str) -> float:
-    if name == "until_there_s":
-        return each.prefill_s + each.visible_s
-    seconds: float = getattr(each, name)
-    return seconds
 
 
 def _bandwidth_rows(rounds: int, pushes: int, done: Callable[[], object]) -> list[Row]:
@@ -180,15 +164,6 @@ def _bandwidth_rows(rounds: int, pushes: int, done: Callable[[], object]) -> lis
             done()
         for copies, own in reached.items():
             what = "KV from cache to cache" if copies else "transport alone"
-            ratios = [a / b for a, b in zip(own, reference, strict=True)]
-            rows.append(
-                Row(
-                    f"{what}, messages of {size >> 20} MiB, GB/s ({transports})",
-                    statistics.median(own),
-                    statistics.median(reference),
-                    Target(at_least=_BANDWIDTH_SHARE),
-                    spread_of(own),
-                    spread_of(ratios),
-                )
-            )
+            name = f"{what}, messages of {size >> 20} MiB, GB/s ({transports})"
+            rows.append(row_of_rounds(name, own, reference, Target(at_least=_BANDWIDTH_SHARE)))
     return rows

@@ -46,6 +46,11 @@ class HandOff:
     kv_bytes: int
     transport: str
 
+    @property
+    def until_there_s(self) -> float:
+        """The prompt and its hand-off."""
+        return self.prefill_s + self.visible_s
+
 
 async def measure_hand_offs(
     mesh: MeshEndpoint,

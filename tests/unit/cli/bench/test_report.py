@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spotwise.cli.bench.report import Row, Target, environment, write_report
+from spotwise.cli.bench.report import Row, Target, environment, row_of_rounds, write_report
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,14 @@ def test_without_a_reference_nothing_holds_or_fails() -> None:
     assert (Row("x", 1.0).ratio, Row("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
     assert Row("x", 1.0, 0.0, Target(at_most=1)).holds is None
     assert (Row("x", 1.0, 2.0).ratio, Row("x", 1.0, 2.0).holds) == (0.5, None)
+
+
+def test_rounds_are_summed_up_by_their_medians() -> None:
+    """Ratios are spread within a round, not between the medians; a single round has no spread."""
+    target = Target(at_most=1.0)
+    found = row_of_rounds("TPOT, ms", [2.0, 3.0, 10.0], [4.0, 2.0, 5.0], target)
+    assert found == Row("TPOT, ms", 3.0, 4.0, target, (2.0, 10.0), (0.5, 2.0))
+    assert row_of_rounds("alone", [2.0], [4.0]) == Row("alone", 2.0, 4.0)
 
 
 def test_document_and_table_say_the_same(tmp_path: Path) -> None:
