@@ -29,7 +29,7 @@ from spotwise.cli.bench.policy_probe import (
     require_policy,
 )
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import environment, report_console, require_writable, tell_failures, write_report
 from spotwise.cli.bench.rounds import in_order_of_round
 from spotwise.cli.bench.servers import Endpoint, MeshEndpoint, running_mesh, running_vllm, up_arguments
 from spotwise.cli.bench.vllm_client import find_vllm, vllm_version
@@ -136,8 +136,5 @@ def _sweep(
         progress.update(task, description=f"{label}: {rate:g} requests/s")
         outcomes = asyncio.run(run_open_loop(endpoint, arrivals, lambda: progress.advance(task)))
         points.append(point_of(rate, outcomes))
-        for reason, count in failures(outcomes).items():
-            progress.console.print(
-                f"{label}, {rate:g}/s: {count} requests failed: {reason}", style="yellow", markup=False
-            )
+        tell_failures(progress.console, failures(outcomes), f"{label}, {rate:g}/s: ")
     return points

@@ -19,13 +19,20 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
-from rich.console import Console
 from rich.progress import Progress
 
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.process_usage import ProcessUsage
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    Row,
+    Target,
+    environment,
+    report_console,
+    require_writable,
+    tell_failures,
+    write_report,
+)
 from spotwise.cli.bench.scheduler import DECISION_US
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.bench.stream_load import StreamResult, StreamShape, run_streams
@@ -92,7 +99,8 @@ def control_plane(
         results.append(result)
     failed = sum(sum(each.failures.values()) for each in results)
     rows.append(Row("requests that failed", failed))
-    _tell_failures(console, results)
+    for result in results:
+        tell_failures(console, result.failures)
     about = environment(workers=workers, streams=streams, seed=seed, quick=quick)
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}", loads=loads)
     if failed or any(each.difference is not None for each in replays):
@@ -220,12 +228,6 @@ def _decision_rows(replays: Sequence[Replay]) -> list[Row]:
     rows.append(Row("replay: commands", sum(each.commands for each in replays)))
     rows.append(Row("replay: journals that differ", sum(each.difference is not None for each in replays)))
     return rows
-
-
-def _tell_failures(console: Console, results: Sequence[StreamResult]) -> None:
-    for result in results:
-        for reason, count in result.failures.items():
-            console.print(f"{count} requests failed: {reason}", style="yellow", markup=False)
 
 
 def _as_dict(shape: StreamShape, result: StreamResult) -> dict[str, Any]:

@@ -19,7 +19,15 @@ from spotwise.cli.bench.arrivals import Arrival, Sizes, storm
 from spotwise.cli.bench.memory_samples import Sample, held_by, memory_rows, read_samples, summarize
 from spotwise.cli.bench.open_loop import Outcome, failures, run_open_loop
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    Row,
+    Target,
+    environment,
+    report_console,
+    require_writable,
+    tell_failures,
+    write_report,
+)
 from spotwise.cli.bench.sampling import sampled
 from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
 from spotwise.cli.status import gather_status
@@ -56,8 +64,7 @@ def memory(
             watched = asyncio.run(watch_storm(endpoint, arrivals, lambda: progress.advance(task)))
     workers = summarize(watched.before, watched.during, watched.after)
     answered = sum(outcome.latency_s is not None for outcome in watched.outcomes)
-    for reason, count in failures(watched.outcomes).items():
-        console.print(f"{count} requests failed: {reason}", style="yellow", markup=False)
+    tell_failures(console, failures(watched.outcomes))
     about = environment(
         workload=dataclasses.asdict(sizes),
         requests=requests,

@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import platform
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,6 +135,12 @@ def write_report(
         document = {"environment": about, "rows": [_as_dict(row) for row in rows], **more}
         path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         console.print(f"written to {path}", style="dim")
+
+
+def tell_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
+    """Print how many requests failed for each reason; `where` begins the lines."""
+    for reason, count in failures.items():
+        console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)
 
 
 def _table(rows: Sequence[Row], cell: Callable[[float], str]) -> Table:

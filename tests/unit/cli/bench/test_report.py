@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spotwise.cli.bench.report import Row, Target, environment, row_of_rounds, write_report
+from spotwise.cli.bench.report import Row, Target, environment, row_of_rounds, tell_failures, write_report
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,16 @@ def test_rounds_are_summed_up_by_their_medians() -> None:
     found = row_of_rounds("TPOT, ms", [2.0, 3.0, 10.0], [4.0, 2.0, 5.0], target)
     assert found == Row("TPOT, ms", 3.0, 4.0, target, (2.0, 10.0), (0.5, 2.0))
     assert row_of_rounds("alone", [2.0], [4.0]) == Row("alone", 2.0, 4.0)
+
+
+def test_failures_are_told_by_reason() -> None:
+    """As they are: a reason in brackets is no mark-up."""
+    text = io.StringIO()
+    tell_failures(Console(file=text, width=160), {"status 503": 2, "[lost]": 1}, "mesh, 3/s: ")
+    assert text.getvalue().splitlines() == [
+        "mesh, 3/s: 2 requests failed: status 503",
+        "mesh, 3/s: 1 requests failed: [lost]",
+    ]
 
 
 def test_document_and_table_say_the_same(tmp_path: Path) -> None:
