@@ -24,7 +24,9 @@ def test_sequences_of_every_state_are_held() -> None:
     )
     member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", Pool.TOKEN, load=load)
     gateway = Member("g", MemberKind.GATEWAY, 1, MemberState.READY, "host", 1, "")
-    engine = EngineDescription(member, engine_sequences=2, resident_bytes=7, iterations=1, engine="torch")
+    engine = EngineDescription(
+        member, engine_sequences=2, resident_bytes=7, iterations=1, engine="torch", kv_bytes_per_token=1
+    )
     found = read_samples([MemberStatus(member, True, engine), MemberStatus(gateway, True, None)])
     assert found == [Sample("w", 9, 4, 15, 7)]
 
