@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotwise.simulator.experiment import RunSummary
 from spotwise.simulator.metrics import METRICS
+from spotwise.simulator.recorded import RECORDED
 from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.traces import IntArray
 
@@ -28,6 +29,7 @@ _COLOURS = {
     "Splitwise-HH": "#0072B2",
     "Splitwise-HA": "#009E73",
     "Splitwise-HHcap": "#CC79A7",
+    RECORDED: "#56B4E9",
 }
 _BOUND = "#D00000"
 _DPI = 150

@@ -66,6 +66,17 @@ def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name:
     assert plot.stat().st_size > 1000
 
 
+@pytest.mark.parametrize("rates", ["1", "1,2"])
+def test_recorded_machines_are_drawn(spotwise: CommandLine, tmp_path: Path, rates: str) -> None:
+    """As designs of the paper are."""
+    profile, plot = tmp_path / "machine.json", tmp_path / "drawn.svg"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    arguments = f"simulate run --profile {profile} --machines 1,1 --rates {rates} {TINY} --plot {plot}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "Recorded" in plot.read_text()
+
+
 def test_provisioning_finds_the_fewest_machines(spotwise: CommandLine, tmp_path: Path) -> None:
     """Design by design, the best first; with every split that was tried in the file."""
     file = tmp_path / "provision.json"
