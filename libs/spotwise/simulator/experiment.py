@@ -43,7 +43,7 @@ class Case:
     """A run to be.
 
     Attributes:
-        design: name of one of `DESIGNS`.
+        design: name of one of `DESIGNS`, or `RECORDED`.
         split: its machines.
         workload: what is asked.
         rate: requests a second; `None` for a trace's own.

@@ -53,6 +53,7 @@ def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, 
     (run,) = orjson.loads(file.read_bytes())["runs"]
     assert set(run["pools"]) <= homes
     assert run["price_per_hour"] == 10.5
+    assert (run["design"], run["model"], run["decode_model"]) == ("Recorded", BUILT_IN.name, None)
     assert 0.9 < run["slowdowns"]["ttft"]["p50"]["ours"] < 2.0
     assert "DGX-A100" not in ended.stdout
 
