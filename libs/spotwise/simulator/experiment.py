@@ -27,8 +27,8 @@ from spotwise.simulator.recorded import recorded_design, recorded_settings
 from spotwise.simulator.results import WorldResult
 from spotwise.simulator.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
 from spotwise.simulator.workload import Workload
-from spotwise.simulator.world import World
-from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.world import World, machine_ids
+from spotwise.simulator.world_settings import Overlap, WorldSettings
 
 #: Objects between two looks for cycles among the youngest; Python's own 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
@@ -150,7 +150,7 @@ def simulate(case: Case) -> RunSummary:
     """
     design = design_of(case)
     cluster = design.cluster(case.split, costs_of(case))
-    homes = {machine_id: machine.home.value for machine_id, machine in _ids(cluster).items()}
+    homes = dict(zip(machine_ids(len(cluster)), (machine.home.value for machine in cluster), strict=True))
     metrics = RunMetrics(reference_of(case), homes.__getitem__)
     world = World(cluster, settings_of(case), metrics)
     began_s = time.perf_counter()
@@ -232,12 +232,6 @@ def _collecting_rarely() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def _ids(cluster: list[SimulatedMachine]) -> dict[str, SimulatedMachine]:
-    """Return the machines by the ids that the world gives them."""
-    digits = len(str(len(cluster) - 1))
-    return {f"m{number:0{digits}}": machine for number, machine in enumerate(cluster)}
 
 
 def _summary(

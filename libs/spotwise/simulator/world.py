@@ -34,6 +34,12 @@ _SCHEDULER = "scheduler"
 _CLIENT = "client"
 
 
+def machine_ids(count: int) -> list[str]:
+    """Return the ids of so many machines, in their order, which is that of the ids, too."""
+    digits = len(str(count - 1))
+    return [f"m{number:0{digits}}" for number in range(count)]
+
+
 class World:
     """Machines, their scheduler and their clients.
 
@@ -55,9 +61,7 @@ class World:
         network = Network(self._queue, settings.private_link_bytes_per_s)
         around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
         self._machines: dict[str, Machine] = {}
-        digits = len(str(len(machines) - 1))
-        for number, kind in enumerate(machines):
-            machine_id = f"m{number:0{digits}}"
+        for number, (machine_id, kind) in enumerate(zip(machine_ids(len(machines)), machines, strict=True)):
             machine = Machine(machine_id, kind, number / len(machines), around)
             self._machines[machine_id] = around.machines[machine_id] = machine
         self._arrivals: Iterator[Arrival] = iter(())
