@@ -10,6 +10,7 @@ Invariants: `profile_from_dict(profile_as_dict(p)) == p`; a profile without KV, 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,6 +106,15 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
         "kv_tokens": profile.kv_tokens,
         "message_s": profile.message_s,
     }
+
+
+def profile_from_json(text: bytes) -> CostProfile:
+    """Return the profile that a file of `spotwise profile` holds.
+
+    Raises:
+        ValueError: it holds none; names the field, or the place where it is no JSON.
+    """
+    return profile_from_dict(json.loads(text))
 
 
 def profile_from_dict(document: Any) -> CostProfile:

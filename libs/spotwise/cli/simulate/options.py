@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.core.cost_profile import CostProfile, profile_from_dict
+from spotwise.cli.options import read_profile
+from spotwise.core.cost_profile import CostProfile
 from spotwise.simulator.designs import DESIGNS, Design, Split
 from spotwise.simulator.hardware import LANGUAGE_MODELS
 from spotwise.simulator.profiles import ProfileError
@@ -80,12 +80,7 @@ def recorded_profile(path: Path | None) -> CostProfile | None:
     Raises:
         OptionError: it is a JSON file and no profile.
     """
-    if path is None or path.suffix.lower() != ".json":
-        return None
-    try:
-        return profile_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise OptionError(f"--profile {path}: {error}") from error
+    return None if path is None or path.suffix.lower() != ".json" else read_profile(path, "--profile")
 
 
 def parse_model(text: str) -> str:
