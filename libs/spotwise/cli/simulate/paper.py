@@ -106,7 +106,7 @@ def paper(
 ) -> None:
     """Measure the headlines of a paper in the simulator, and put them beside the paper's."""
     if figures is not None:
-        require_plotting(figures / "figure.png")
+        require_plotting(figures / "figure.png", "--figures")
     require_writable(json)
     files = Data(data)
     if published_runs and files.published is None:
