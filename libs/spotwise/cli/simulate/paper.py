@@ -15,7 +15,7 @@ from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.documents import write_document
-from spotwise.cli.simulate.options import parse_seeds, processors, told_plainly
+from spotwise.cli.simulate.options import TIMED, JobsOption, JsonOption, parse_seeds, processors, told_plainly
 from spotwise.cli.simulate.paper_figures import draw_figures
 from spotwise.cli.simulate.paper_tables import (
     comparison_document,
@@ -85,7 +85,7 @@ def paper(
         list[DecodeModel] | None,
         typer.Option(
             "--decode-model",
-            help="How iterations are timed, a column each: as measured, or as the published simulator has it; by default both.",
+            help=f"A column each; by default published and honest. {TIMED}",
         ),
     ] = None,
     measure_headlines: Annotated[
@@ -100,9 +100,9 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, 20 seconds, steps of 20: minutes instead of hours, and coarse.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    jobs: JobsOption = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Measure the headlines of a paper in the simulator, and put them beside the paper's."""
     if figures is not None:

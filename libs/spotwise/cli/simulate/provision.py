@@ -16,6 +16,14 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
+    ArrivalsOption,
+    DecodeModelOption,
+    JobsOption,
+    JointlyOption,
+    JsonOption,
+    ModelOption,
+    TraceOption,
+    WorkloadOption,
     parse_designs,
     parse_model,
     parse_seeds,
@@ -52,25 +60,21 @@ def provision(
     max_machines: Annotated[int | None, typer.Option(min=1, help="Budget: machines.")] = None,
     designs: Annotated[str, typer.Option(help="Which designs, with commas; by default all.")] = ",".join(DESIGNS),
     most: Annotated[str, typer.Option(help="Prompt and token machines at most, where a rate is given.")] = "100,60",
-    workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
-    trace: Annotated[
-        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
-    ] = None,
-    arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
-    jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
+    workload: WorkloadOption = "conv",
+    trace: TraceOption = None,
+    arrivals: ArrivalsOption = ArrivalKind.POISSON,
+    jointly: JointlyOption = False,
     seconds: Annotated[float, typer.Option(min=0.001, help="How long requests arrive.")] = 120.0,
     step: Annotated[float, typer.Option(min=0.001, help="Rates are multiples of this.")] = 10.0,
     seeds: Annotated[int, typer.Option(min=1, help="All must hold; limits are means over them.")] = 1,
-    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")] = "bloom-176b",
-    decode_model: Annotated[
-        DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
-    ] = DecodeModel.HONEST,
+    model: ModelOption = "bloom-176b",
+    decode_model: DecodeModelOption = DecodeModel.HONEST,
     profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    jobs: JobsOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the designs side by side into FILE.png, .svg or .pdf.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Search numbers of machines, design by design, for an objective under all nine latency objectives."""
     chosen = parse_designs(designs)
