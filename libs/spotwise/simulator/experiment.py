@@ -169,7 +169,7 @@ def simulate(case: Case) -> RunSummary:
     setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
     cluster = setup.design.cluster(case.split, setup.costs)
     homes = dict(zip(machine_ids(len(cluster)), (machine.home.value for machine in cluster), strict=True))
-    metrics = RunMetrics(setup.reference, homes.__getitem__)
+    metrics = RunMetrics(setup.reference, homes)
     world = World(cluster, setup.settings, metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
