@@ -71,7 +71,7 @@ def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") ->
     grid = figure.subplots(len(METRICS), len(PERCENTS), sharex=True)
     for row, metric in enumerate(METRICS):
         for column, percent in enumerate(PERCENTS):
-            axes, bound = grid[row][column], SPLITWISE_OBJECTIVES.bounds[metric][column]
+            axes, bound = grid[row][column], SPLITWISE_OBJECTIVES[metric][column]
             for label, own in runs.items():
                 points = _means(own, metric, column)
                 axes.plot(
@@ -159,7 +159,7 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
     from matplotlib.colors import LogNorm
 
     column = PERCENTS.index(percent)
-    bound = SPLITWISE_OBJECTIVES.bounds[metric][column]
+    bound = SPLITWISE_OBJECTIVES[metric][column]
     prompts = [run.case.split.prompt for run in grid[0]]
     tokens = [row[0].case.split.token for row in grid]
     values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])
