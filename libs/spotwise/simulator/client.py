@@ -38,11 +38,8 @@ class _Live:
     arrival: Arrival
     record: RequestRecord
     progress: Progress
-    started_s: float | None = None
     first_token_s: float | None = None
     delivered: int = 0  #: tokens, those included that were only counted
-    prompt_machine: str | None = None
-    token_machine: str | None = None
 
 
 class Client:
@@ -74,7 +71,7 @@ class Client:
         self._live: dict[int, _Live] = {}
         self._receivers: dict[type, Any] = {
             m.RequestAccepted: lambda message: None,
-            m.RequestAssigned: self._assigned,
+            m.RequestAssigned: lambda message: None,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._tokens_came,
         }
@@ -112,18 +109,7 @@ class Client:
         """Return how far a live request is."""
         return self._live[int(request_id)].progress
 
-    def prefill_started(self, request_id: str) -> None:
-        """Note when a request's prompt began to be computed; later beginnings are parts, or after a preemption."""
-        live = self._live.get(int(request_id))
-        if live is not None and live.started_s is None:
-            live.started_s = self._queue.now
-
     # --- the gateway's inbox ------------------------------------------------------------------------------------------
-
-    def _assigned(self, message: m.RequestAssigned) -> None:
-        live = self._live.get(int(message.request_id))
-        if live is not None:
-            live.prompt_machine, live.token_machine = message.prompt_worker, message.token_worker
 
     def _rejected(self, message: m.RequestRejected) -> None:
         self._fail(int(message.request_id), f"{message.code.value}: {message.message}")
@@ -157,17 +143,7 @@ class Client:
                 f"{progress.output_tokens} of which were made"
             )
         self.completed += 1
-        self._observer.request_completed(
-            CompletedRequest(
-                arrival,
-                first_token_s,
-                self._queue.now,
-                queue_s=None if live.started_s is None else live.started_s - arrival.at_s,
-                longest_gap_s=progress.longest_gap_s,
-                prompt_machine=live.prompt_machine,
-                token_machine=live.token_machine,
-            )
-        )
+        self._observer.request_completed(CompletedRequest(arrival, first_token_s, self._queue.now))
         self._close(number, finished=True)
 
     def _fail(self, number: int, reason: str) -> None:

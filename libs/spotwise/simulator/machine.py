@@ -165,7 +165,6 @@ class Machine:
         if order.shape.prompt_tokens:
             for row in command.batch.rows:
                 if not row.is_decode:
-                    self._around.store.prefill_started(row.sequence_id.rpartition("@")[0])
                     self._hand_offs.part_started(row, order.look_s - self._queue.now)
         self._queue.at(order.look_s, self._look, (order, order.look_s))
 

@@ -16,16 +16,13 @@ from spotwise.simulator.world_settings import WorldSettings
 
 
 class RequestStore(Protocol):
-    """Where the records of requests are, and who likes to know when a prompt begins."""
+    """Where the records of requests are."""
 
     def record(self, request_id: str, epoch: int) -> RequestRecord | None:
         """Return an attempt's record, if it is still there."""
 
     def progress(self, request_id: str) -> Progress:
         """Return how far a request is whose record is there."""
-
-    def prefill_started(self, request_id: str) -> None:
-        """Note that the first part of a prompt is computed from now on."""
 
 
 class Neighbour(Protocol):

@@ -36,9 +36,7 @@ class TestOneRequest:
         (served,) = diary.completed
         assert served.ttft_s == pytest.approx(prefill_s(100))
         assert served.e2e_s == pytest.approx(prefill_s(100) + 0.01 + decode_s(101) + decode_s(102))
-        assert served.longest_gap_s == pytest.approx(0.01 + decode_s(101))
-        assert served.queue_s == 0.0
-        assert (served.prompt_machine, served.token_machine) == ("m0", "m1")
+        assert [machine for machine, _, _, _ in diary.iterations] == ["m0", "m1", "m1"]
         assert [count for _, count in diary.gaps] == [1, 1]
         assert [gap_s for gap_s, _ in diary.gaps] == pytest.approx([0.01 + decode_s(101), decode_s(102)])
         assert (result.arrived, result.completed, result.failed, result.most_live) == (1, 1, 0, 1)
@@ -119,7 +117,7 @@ class TestManyRequests:
         chunked = settings(WorkerPolicy(limits, prefix_caching=False))
         _, whole = serve(machines(mixed=1), arrivals)
         _, parts = serve(machines(mixed=1), arrivals, chunked)
-        longest = [max(r.longest_gap_s for r in diary.completed if r.arrival.at_s == 0.0) for diary in (whole, parts)]
+        longest = [max(gap_s for gap_s, _ in diary.gaps) for diary in (whole, parts)]
         assert longest[0] > prefill_s(2000)
         assert longest[1] < prefill_s(128)
 
@@ -140,8 +138,8 @@ class TestManyRequests:
         oracle = settings(knows_output=True, heartbeat_s=5.0)
         _, late = serve(machines(mixed=1, kind=kind), arrivals, oracle)
         _, at_once = serve(machines(mixed=1, kind=kind), arrivals, replace(oracle, beats_after_endings=True))
-        assert late.completed[1].queue_s == pytest.approx(5.0)
-        assert at_once.completed[1].queue_s == pytest.approx(at_once.completed[0].e2e_s)
+        assert late.completed[1].ttft_s == pytest.approx(5.0 + prefill_s(32))
+        assert at_once.completed[1].ttft_s == pytest.approx(at_once.completed[0].e2e_s + prefill_s(32))
 
     def test_a_machine_that_always_works_for_the_other_pool_is_given_to_it(self) -> None:
         """One token machine cannot hold what three prompt machines send: a prompt machine helps out, then moves."""
@@ -208,7 +206,7 @@ def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: f
     arrivals = [Arrival(0.0, 1000, 1), Arrival(prefill_s(1000) - 0.01, 500, 1), Arrival(prefill_s(1000) + 0.01, 300, 1)]
     world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=news_interval_s)
     _, diary = serve(machines(mixed=2), arrivals, world)
-    served = {request.arrival.prompt_tokens: request.prompt_machine for request in diary.completed}
+    served = {shape.prompt_tokens: machine_id for machine_id, shape, _, _ in diary.iterations}
     assert served == {1000: "m0", 500: "m1", 300: machine}
 
 
@@ -218,7 +216,7 @@ def test_news_waits_until_the_last_heartbeat_is_long_enough_ago(third_s: float, 
     arrivals = [Arrival(0.0, 1000, 1), Arrival(0.1, 500, 1), Arrival(third_s, 300, 1)]
     world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=0.5)
     _, diary = serve(machines(mixed=2), arrivals, world)
-    served = {request.arrival.prompt_tokens: request.prompt_machine for request in diary.completed}
+    served = {shape.prompt_tokens: machine_id for machine_id, shape, _, _ in diary.iterations}
     assert served == {1000: "m0", 500: "m1", 300: machine}
 
 
@@ -234,6 +232,6 @@ def test_one_request_at_a_time_waits_as_long_as_queueing_theory_says() -> None:
         (Arrival(float(time_s), 16, 1) for time_s in at_s),
         settings(one_at_a_time, max_new_tokens=1),
     )
-    waits = [request.queue_s for request in diary.completed if request.queue_s is not None]
+    waits = [request.ttft_s - service_s for request in diary.completed]
     assert len(waits) == count
     assert np.mean(waits) == pytest.approx(load / (2 * (1 - load)) * service_s, rel=0.05)
