@@ -46,8 +46,7 @@ class Client:
     """Everybody who asks.
 
     Attributes:
-        arrived, completed, failed: requests so far.
-        most_live: requests that were waiting for tokens at once at most.
+        completed, failed: requests so far.
         ended_s: when the last one ended.
     """
 
@@ -61,13 +60,14 @@ class Client:
         settings: WorldSettings,
     ) -> None:
         self.id = client_id
-        self.arrived = self.completed = self.failed = self.most_live = 0
+        self.completed = self.failed = 0
         self.ended_s = 0.0
         self._scheduler_id = scheduler_id
         self._queue = queue
         self._control = control
         self._observer = observer
         self._settings = settings
+        self._asked = 0
         self._live: dict[int, _Live] = {}
         self._receivers: dict[type, Any] = {
             m.RequestAccepted: lambda message: None,
@@ -84,15 +84,14 @@ class Client:
 
     def ask(self, arrival: Arrival) -> None:
         """Send a request now."""
-        number, settings = self.arrived, self._settings
-        self.arrived += 1
+        number, settings = self._asked, self._settings
+        self._asked += 1
         stop = StopCriteria(max_new_tokens=arrival.output_tokens)
         prompt = _prompt(arrival.prompt_tokens)
         record = RequestRecord(
             str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )
         self._live[number] = _Live(arrival, record, Progress(arrival.prompt_tokens))
-        self.most_live = max(self.most_live, len(self._live))
         asked_tokens = settings.asked_tokens(arrival.output_tokens)
         stream = m.StreamRef(self.id, number)
         order = m.SubmitRequest(record.request_id, _EPOCH, stream, arrival.prompt_tokens, asked_tokens)

@@ -117,7 +117,6 @@ class HandOffs:
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
         self._result.sent += 1
-        target.result.received += 1
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
         visible_s = now - push.committed_s
         delivered = c.HandoffDelivered(

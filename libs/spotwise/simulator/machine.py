@@ -47,7 +47,7 @@ class Machine:
         self.receive_link = Link(machine_type.link_bytes_per_s)
         self.pool = CountedBlockPool(kv_tokens // settings.kv_block_size, settings.kv_block_size)
         self.role = WorkerRole(machine_id, 1, machine_id, self.pool, settings.worker_policy)
-        self.result = MachineResult(machine_id, machine_type.name, kind.home, kv_blocks=self.pool.num_blocks)
+        self.result = MachineResult(machine_id, kind.home)
         self._cost = machine_type.cost
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
@@ -90,7 +90,6 @@ class Machine:
         self.result.home = self.home
         self.result.preemptions = self.role.load().preemptions
         self.result.sent_bytes = self.send_link.carried_bytes
-        self.result.received_bytes = self.receive_link.carried_bytes
         return self.result
 
     def _tell_role(self, event: c.WorkerEvent) -> None:
@@ -195,7 +194,7 @@ class Machine:
         ends_s = order.take_ended(self._queue.now)
         if not ends_s:
             return
-        self._account(order, len(ends_s), order.counted_s - began_s)
+        self._around.observer.iterations_ended(self.id, order.shape, order.counted_s - began_s, len(ends_s))
         self._token_times.iterations_ended(order.batch, ends_s)
         is_over = order.is_over
         if is_over:
@@ -205,16 +204,6 @@ class Machine:
                 self._tell_role(c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made)))
                 return
         self._tell_role(c.IterationsCounted(len(ends_s), ended=is_over))
-
-    def _account(self, order: Order, iterations: int, seconds: float) -> None:
-        result, used_blocks = self.result, self.pool.used_blocks
-        result.iterations += iterations
-        result.busy_s += seconds
-        if order.shape.prompt_tokens:
-            result.prompt_s += seconds
-        result.kv_block_s += used_blocks * seconds
-        result.kv_blocks_peak = max(result.kv_blocks_peak, used_blocks)
-        self._around.observer.iterations_ended(self.id, order.shape, seconds, iterations)
 
 
 def _nothing(command: Any) -> None:

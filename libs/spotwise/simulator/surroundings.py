@@ -10,7 +10,6 @@ from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.network import Link, Network
 from spotwise.simulator.observation import Observer
-from spotwise.simulator.results import MachineResult
 from spotwise.simulator.token_times import Progress
 from spotwise.simulator.world_settings import WorldSettings
 
@@ -29,7 +28,6 @@ class Neighbour(Protocol):
     """A machine, as others see it."""
 
     receive_link: Link
-    result: MachineResult
 
     def receive(self, event: Any) -> None:
         """Take in what happened to it."""

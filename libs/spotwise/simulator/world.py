@@ -10,8 +10,8 @@ changes neither.
 
 Source: an event-driven simulator of the cluster, Splitwise section 5.
 
-Invariants: every request that arrives ends, once; the next arrival is read when the one before it has come, so memory holds
-what is live and what is counted, whatever the length of the trace.
+Invariants: every request that arrives ends, once, and at the end no KV block is held; the next arrival is read when the one
+before it has come, so memory holds what is live and what is counted, whatever the length of the trace.
 """
 
 from __future__ import annotations
@@ -72,11 +72,6 @@ class World:
         """Simulated seconds since the start."""
         return self._queue.now
 
-    @property
-    def kv_blocks_held(self) -> int:
-        """KV blocks in use on all machines."""
-        return sum(machine.pool.used_blocks for machine in self._machines.values())
-
     def run(self, arrivals: Iterable[Arrival]) -> WorldResult:
         """Serve a trace to its last token. A world is run once.
 
@@ -84,7 +79,8 @@ class World:
             arrivals: in order of time; read one by one.
 
         Raises:
-            SimulationError: a request was neither answered nor refused, or the mesh broke another promise.
+            SimulationError: a request was neither answered nor refused, KV blocks were left behind, or the mesh broke another
+                promise.
             ValueError: arrivals go back in time.
         """
         for machine in self._machines.values():
@@ -96,14 +92,14 @@ class World:
         client = self._client
         if client.live:
             raise SimulationError(f"nothing happens any more, and {client.live} requests wait for tokens")
+        held = sum(machine.pool.used_blocks for machine in self._machines.values())
+        if held:
+            raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for nobody")
         return WorldResult(
             ended_s=client.ended_s,
-            arrived=client.arrived,
             completed=client.completed,
             failed=client.failed,
-            most_live=client.most_live,
             machines=tuple(machine.finish() for machine in self._machines.values()),
-            events=self._queue.happened,
         )
 
     def _await_next(self) -> None:

@@ -25,10 +25,10 @@ def test_a_push_that_is_called_off_is_told_of_once_and_frees_its_links(after_s: 
     queue = EventQueue()
     told: list[Any] = []
     received: list[Any] = []
-    target = SimpleNamespace(receive_link=Link(1000.0), receive=received.append, result=SimpleNamespace(received=0))
+    target = SimpleNamespace(receive_link=Link(1000.0), receive=received.append)
     around: Any = SimpleNamespace(settings=settings(), queue=queue, network=Network(queue), machines={"t": target})
     sender = Link(1000.0)
-    result = MachineResult("p", "tiny", m.Pool.PROMPT, kv_blocks=4)
+    result = MachineResult("p", m.Pool.PROMPT)
     hand_offs = HandOffs(sender, result, told.append, around)
     hand_offs.ordered(m.StartPrefill("r", 1, m.StreamRef("gateway", 1), "scheduler", 1, 1, TARGET, 5.0, 1))
     hand_offs.push(c.PushKv(KvHandoff("r", 1, 1, 0), TARGET, (0,)))

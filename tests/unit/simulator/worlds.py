@@ -66,6 +66,14 @@ class Diary:
     def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
         self.gaps.append((gap_s, tokens))
 
+    def busy_s(self, machine_id: str) -> float:
+        """Seconds of a machine in iterations."""
+        return sum(seconds for id_, _, seconds, _ in self.iterations if id_ == machine_id)
+
+    def run_by(self, machine_id: str) -> int:
+        """Iterations that a machine has run."""
+        return sum(count for id_, _, _, count in self.iterations if id_ == machine_id)
+
 
 def serve(
     cluster: list[SimulatedMachine], arrivals: Iterable[Arrival], chosen: WorldSettings | None = None
