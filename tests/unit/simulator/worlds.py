@@ -21,7 +21,7 @@ COST = LinearIterationCost(0.01, 0.0001, 0.0, 0.0005, 0.000001)
 
 def machine_type(kv_tokens: int = 4096, link_bytes_per_s: float = 1e7, cost: IterationCost = COST) -> MachineType:
     """A machine with memory for so many tokens."""
-    return MachineType("tiny", cost, kv_tokens * MODEL.kv_token_bytes, link_bytes_per_s, 1.0, 1.0)
+    return MachineType("tiny", cost, kv_tokens * MODEL.kv_token_bytes, link_bytes_per_s)
 
 
 def machines(
