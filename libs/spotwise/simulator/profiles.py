@@ -51,6 +51,11 @@ class ProfileRow:
         """Tokens of all prompts of the batch."""
         return self.prompt_size * self.batch_size
 
+    @property
+    def decode_context(self) -> int:
+        """Tokens that an iteration in the middle of the answers attends to."""
+        return self.batch_size * (self.prompt_size + self.token_size // 2)
+
 
 _COLUMNS: Mapping[str, type] = {
     "model": str,
