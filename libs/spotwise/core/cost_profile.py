@@ -17,7 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.core.cost_model import IterationCost, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.cost_model import (
+    BatchShape,
+    IterationCost,
+    LinearIterationCost,
+    LinkCost,
+    PiecewiseLinear,
+    TableIterationCost,
+)
 
 #: Of the documents written now; one of another format is refused.
 FORMAT = "spotwise-cost-profile/1"
@@ -90,7 +97,7 @@ class ScaledCost:
         if not 0.0 < self.speed < math.inf:
             raise ValueError(f"speed is {self.speed}; it must be above 0 and finite")
 
-    def iteration_s(self, shape: Any) -> float:
+    def iteration_s(self, shape: BatchShape) -> float:
         """Return the seconds of one iteration."""
         return self.cost.iteration_s(shape) / self.speed
 
@@ -101,8 +108,8 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "name": profile.name,
-        "iteration": {"kind": kind, **_plain(profile.iteration)},
-        "link": _plain(profile.link),
+        "iteration": {"kind": kind, **dataclasses.asdict(profile.iteration)},
+        "link": dataclasses.asdict(profile.link),
         "kv_bytes_per_token": profile.kv_bytes_per_token,
         "kv_tokens": profile.kv_tokens,
         "message_s": profile.message_s,
@@ -191,7 +198,3 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is no object")
     return value
-
-
-def _plain(cost: Any) -> dict[str, Any]:
-    return dataclasses.asdict(cost)

@@ -47,7 +47,6 @@ class Machine:
         self.receive_link = Link(machine_type.link_bytes_per_s)
         self.pool = CountedBlockPool(kv_tokens // settings.kv_block_size, settings.kv_block_size)
         self.role = WorkerRole(machine_id, 1, machine_id, self.pool, settings.worker_policy)
-        self.result = MachineResult(machine_id, kind.home)
         self._cost = machine_type.cost
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
@@ -55,7 +54,7 @@ class Machine:
         self._counts = settings.counted_steps > 1
         self._token_times = TokenTimes(around.observer)
         self._order: Order | None = None
-        self._hand_offs = HandOffs(self.send_link, self.result, self.receive, around)
+        self._hand_offs = HandOffs(self.send_link, self.receive, around)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._news_is_planned = False
@@ -87,10 +86,8 @@ class Machine:
 
     def finish(self) -> MachineResult:
         """Return what the machine did."""
-        self.result.home = self.home
-        self.result.preemptions = self.role.load().preemptions
-        self.result.sent_bytes = self.send_link.carried_bytes
-        return self.result
+        preemptions = self.role.load().preemptions
+        return MachineResult(self.id, self.home, self._hand_offs.sent, self.send_link.carried_bytes, preemptions)
 
     def _tell_role(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self._queue.now):

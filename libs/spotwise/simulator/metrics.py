@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from spotwise.core.cost_model import BatchShape
 from spotwise.simulator.observation import Arrival, CompletedRequest
 from spotwise.simulator.percentiles import Percentiles
-from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES, Latencies, Uncontended
+from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES, Uncontended
 
 METRICS = ("ttft", "tbt", "e2e")
 
@@ -66,12 +66,11 @@ class RunMetrics:
         """Count a request's latencies."""
         self.output_tokens += request.arrival.output_tokens
         self.finishes.add(request.finished_s)
-        took = Latencies(request.ttft_s, request.tbt_s, request.e2e_s)
         alone = self._uncontended.latencies(request.arrival)
-        self._count("ttft", took.ttft_s, alone.ttft_s)
-        self._count("e2e", took.e2e_s, alone.e2e_s)
-        if took.tbt_s is not None and alone.tbt_s is not None:
-            self._count("tbt", took.tbt_s, alone.tbt_s)
+        self._count("ttft", request.ttft_s, alone.ttft_s)
+        self._count("e2e", request.e2e_s, alone.e2e_s)
+        if request.tbt_s is not None and alone.tbt_s is not None:
+            self._count("tbt", request.tbt_s, alone.tbt_s)
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
         """Count a request that was not answered."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spotwise.core.messages import Pool
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MachineResult:
     """One machine's part, from the start to the end of the world.
 
@@ -25,9 +25,9 @@ class MachineResult:
 
     machine_id: str
     home: Pool
-    sent: int = 0
-    sent_bytes: float = 0.0
-    preemptions: int = 0
+    sent: int
+    sent_bytes: float
+    preemptions: int
 
 
 @dataclass(frozen=True, slots=True)
