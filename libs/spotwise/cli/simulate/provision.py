@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.bench.plot import require_plotting
@@ -29,17 +28,14 @@ from spotwise.cli.simulate.options import (
     parse_seeds,
     parse_split,
     parse_workload,
-    processors,
-    told_plainly,
 )
-from spotwise.cli.simulate.progress import runs_bar
+from spotwise.cli.simulate.progress import carry_out
 from spotwise.simulator.designs import DESIGNS, SPLITWISE_HA, Design, Split
 from spotwise.simulator.experiment import Case
 from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.parallel import drive
 from spotwise.simulator.plots import plot_bars, save
 from spotwise.simulator.provisioning import BestSplit, Objective, Provisioned, best_split, cheapest_split, splits_within
-from spotwise.simulator.search import Grid, Search
+from spotwise.simulator.search import Grid
 from spotwise.simulator.workload import ArrivalKind
 
 
@@ -98,7 +94,7 @@ def provision(
         searches = {
             design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
         }
-        found = _search(searches, processors(jobs), console)
+        found = carry_out(searches, jobs, console, "searching")
         rows: dict[str, Row | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
         tried = {
             key: [
@@ -114,13 +110,14 @@ def provision(
             raise OptionError("--max-cost, --max-power, --max-machines: budgets are for --objective throughput")
         wanted = Objective(objective.value)
         fits = {design.name: _within(design, bounds) for design in chosen}
-        needed = _search(
+        needed = carry_out(
             {
                 design.name: cheapest_split(case(design, rate), wanted, parse_seeds(seeds), fits[design.name])
                 for design in chosen
             },
-            processors(jobs),
+            jobs,
             console,
+            "searching",
         )
         rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}
         tried = {
@@ -139,8 +136,6 @@ def provision(
         console.print(f"drawn into {plot}", style="dim")
 
 
-_Answer = TypeVar("_Answer")
-
 #: Of one design: figure by name.
 Row = Mapping[str, float]
 
@@ -151,11 +146,6 @@ _FIGURES = {
     "cost, $/h": "{:,.0f}",
     "power, DGX-A100": "{:,.1f}",
 }
-
-
-def _search(searches: Mapping[str, Search[_Answer]], jobs: int, console: Console) -> dict[str, _Answer]:
-    with told_plainly(), runs_bar(console, "searching") as finished:
-        return drive(searches, jobs, finished)
 
 
 def _budget(

@@ -28,16 +28,13 @@ from spotwise.cli.simulate.options import (
     parse_recorded_split,
     parse_split,
     parse_workload,
-    processors,
     recorded_profile,
-    told_plainly,
 )
-from spotwise.cli.simulate.progress import runs_bar
+from spotwise.cli.simulate.progress import carry_out
 from spotwise.simulator.designs import PAPER_SPLITS
 from spotwise.simulator.experiment import Case, RunSummary
 from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.metrics import METRICS
-from spotwise.simulator.parallel import drive
 from spotwise.simulator.plots import plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.recorded import RECORDED
 from spotwise.simulator.search import Search
@@ -114,8 +111,7 @@ def run(
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
     cases = [replace(case, rate=rate) for rate in swept]
-    with told_plainly(), runs_bar(console, "simulating") as finished:
-        runs = list(drive(dict(enumerate(map(_single, cases))), processors(jobs), finished).values())
+    runs = list(carry_out(dict(enumerate(map(_single, cases))), jobs, console, "simulating").values())
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))
