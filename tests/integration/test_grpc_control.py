@@ -40,7 +40,9 @@ WORKER = Member(
 )
 
 
-DESCRIPTION = EngineDescription(WORKER, engine_sequences=3, resident_bytes=2**33, iterations=17, engine="float32")
+DESCRIPTION = EngineDescription(
+    WORKER, engine_sequences=3, resident_bytes=2**33, iterations=17, engine="float32", kv_bytes_per_token=2**40
+)
 TIMES = (IterationTime(BatchShape(5, 12.5, 0, 0), 0.25), IterationTime(BatchShape(0, 0.0, 3, 2**40), 0.125))
 
 

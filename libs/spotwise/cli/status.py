@@ -173,5 +173,6 @@ def _as_dict(status_: MemberStatus) -> dict[str, object]:
             "sequences": engine.engine_sequences,
             "resident_bytes": engine.resident_bytes,
             "iterations": engine.iterations,
+            "kv_bytes_per_token": engine.kv_bytes_per_token,
         }
     return fields

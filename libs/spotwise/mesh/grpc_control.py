@@ -26,6 +26,7 @@ class EngineDescription:
         resident_bytes: memory of the process.
         iterations: run since the start.
         engine: dtype, device and kernels, for people.
+        kv_bytes_per_token: of its model, all layers, keys and values.
     """
 
     member: Member
@@ -33,6 +34,7 @@ class EngineDescription:
     resident_bytes: int
     iterations: int
     engine: str
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class _EngineControl(engine_pb2_grpc.EngineControlServicer):
             resident_bytes=description.resident_bytes,
             iterations=description.iterations,
             engine=description.engine,
+            kv_bytes_per_token=description.kv_bytes_per_token,
         )
 
     async def Iterations(  # noqa: N802 - the name of the RPC
@@ -201,6 +204,7 @@ async def describe_engine(address: str, member_id: str = "", timeout_s: float = 
         resident_bytes=reply.resident_bytes,
         iterations=reply.iterations,
         engine=reply.engine,
+        kv_bytes_per_token=reply.kv_bytes_per_token,
     )
 
 

@@ -29,7 +29,10 @@ class UcxLinks:
         in_flight: int,
         on_frame: FrameHandler,
         on_lost: Callable[[UcxLink, str], object],
+        *,
+        host_memory: bool = True,
     ) -> None:
+        self._host_memory = host_memory
         self._me = me
         self._buffers = buffers
         self._in_flight = in_flight
@@ -47,7 +50,7 @@ class UcxLinks:
         Raises:
             MeshError: the port cannot be had.
         """
-        reactor = UcxReactor()
+        reactor = UcxReactor(host_memory=self._host_memory)
         try:
             self._listener = reactor.ucx.UCXListener.create(
                 reactor.worker, port, reactor.soon(self._accept), deliver_endpoint=True

@@ -19,6 +19,9 @@ from typing import Any
 # UCX's tcp copies through segments of 8 KiB by default; larger ones move large messages four times as fast. The sender's must
 # not exceed the receiver's, so the two are set together or, where a user set one, not at all.
 _SEGMENTS = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
+# UCX takes messages in fragments and copies them once more by default; so the sender writes where they belong. Left to UCX for
+# the memory of devices, whose ways it knows better.
+_INTO_PLACE = {"RNDV_SCHEME": "put_zcopy"}
 # A worker that comes back after a crash listens at its old port while the kernel still remembers connections to it.
 _LISTENING = {"TCP_CM_REUSEADDR": "y"}
 # Read when libucs is loaded: it warns of a variable that ucxx sets itself, and writes its log to stdout, which is not ours.
@@ -38,9 +41,13 @@ _CUDA_MEMORY = 1 << 1
 
 
 class UcxReactor:
-    """A UCX worker on the running loop."""
+    """A UCX worker on the running loop.
 
-    def __init__(self) -> None:
+    Args:
+        host_memory: whether all that is sent and received is in the host's memory.
+    """
+
+    def __init__(self, *, host_memory: bool = True) -> None:
         # Imported here and not at the top, since it loads libucs.
         _set_defaults(_LOGGING)
         import ucxx
@@ -51,7 +58,7 @@ class UcxReactor:
         self._loop = asyncio.get_running_loop()
         feature = self.ucx.Feature
         options: dict[str, str] = {}
-        for group in (_SEGMENTS, _LISTENING):
+        for group in (_SEGMENTS, _LISTENING, *([_INTO_PLACE] if host_memory else [])):
             if not any(f"UCX_{key}" in os.environ for key in group):
                 options |= group
         self._context = self.ucx.UCXContext(options, (feature.TAG, feature.STREAM, feature.WAKEUP))

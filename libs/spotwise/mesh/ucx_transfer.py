@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,7 +27,8 @@ from spotwise.mesh.ucx_push import UcxPush
 from spotwise.mesh.whole_push import push_at_once
 from spotwise.wire.kv_frames import FrameKind, KvFrame, LinkHello, layout_fingerprint
 
-_COPY_THREADS = 2
+# Beside the loop's own; on few cores a second one only waits for the others.
+_MOST_COPY_THREADS = 2
 
 
 class UcxKvTransport:
@@ -70,14 +72,16 @@ class UcxKvTransport:
         self._host = host
         self._port = port
         self._push_timeout_s = push_timeout_s
-        self._copies = ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="kv-copy")
+        copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
+        self._copies = ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
         payloads = payloads or HostPayloads()
         self._inbox = KvInbox(memory, payloads, incarnation, on_handoff, self._copies)
         budget = ByteBudget(exported_bytes)
         buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
         self._exports = KvExports(memory, payloads, buffers, self._copies, budget, chunk_bytes, stream_bytes)
         me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout))
-        self._links = UcxLinks(me, buffers, in_flight, self._on_frame, self._on_lost)
+        host_memory = isinstance(payloads, HostPayloads)
+        self._links = UcxLinks(me, buffers, in_flight, self._on_frame, self._on_lost, host_memory=host_memory)
         self._push_ids = itertools.count(1)
         self._pushes: dict[int, tuple[UcxLink, UcxPush]] = {}
         self._address: str | None = None

@@ -94,6 +94,11 @@ class EngineThread:
         return self.engine.kv.num_layers
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV per token, all layers, keys and values."""
+        return self.engine.kv_bytes_per_token
+
+    @property
     def num_sequences(self) -> int:
         """Sequences known here."""
         return self.engine.num_sequences

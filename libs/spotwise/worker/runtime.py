@@ -142,6 +142,7 @@ class WorkerRuntime:
             resident_bytes=psutil.Process().memory_info().rss,
             iterations=self.role.iterations,
             engine=self._engine.computes_with,
+            kv_bytes_per_token=self._engine.kv_bytes_per_token,
         )
 
 

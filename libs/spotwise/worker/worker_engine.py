@@ -30,6 +30,10 @@ class WorkerEngine(Protocol):
         """Layers of the model that have KV."""
 
     @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV per token, all layers, keys and values."""
+
+    @property
     def num_sequences(self) -> int:
         """Sequences known here."""
 

@@ -11,7 +11,7 @@ from spotwise.mesh.grpc_control import EngineDescription
 
 def status_of(name: str, kind: MemberKind, engine: str | None) -> MemberStatus:
     member = Member(name, kind, 1, MemberState.READY, "host", 1, "host:1")
-    return MemberStatus(member, True, EngineDescription(member, 0, 0, 0, engine) if engine else None)
+    return MemberStatus(member, True, EngineDescription(member, 0, 0, 0, engine, 4) if engine else None)
 
 
 def test_workers_that_compute_alike_are_named_together() -> None:
@@ -42,7 +42,7 @@ def test_workers_that_compute_alike_are_named_together() -> None:
 def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: WorkerLoad, shown: str) -> None:
     """Its home, and where its work puts it; a line below the table says what that means, where there is one."""
     member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "host:1", home, load=load)
-    status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine"))
+    status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine", 4))
     assert _row(status)[2] == shown
     assert any(line.startswith("pool:") for line in _legend([status])) == ("(" in shown)
     assert _as_dict(status)["pool_now"] == ("mixed" if "mixed" in shown else shown)

@@ -79,6 +79,7 @@ async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMe
 
 async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: TwinWorker) -> None:
     """Number format, device; on a CPU whether native kernels are in use, of which kind and how far; on a GPU what else is."""
+    assert worker.runtime.description().kv_bytes_per_token == worker.engine.kv_bytes_per_token
     assert worker.runtime.description().engine == "uint8 on cpu, no native kernels"
     worker.engine.is_native, worker.engine.fused_layers = True, 30
     kind = variant_for_this_processor().name

@@ -91,6 +91,7 @@ class SummingEngine:
     is_native = False
     fused_layers = 0
     attention_name = "no attention"
+    kv_bytes_per_token = LAYERS
     graphs: Any = None
 
     def __init__(self) -> None:

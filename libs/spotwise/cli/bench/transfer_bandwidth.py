@@ -1,12 +1,11 @@
 """Bytes a second from one process to another: our transport's, and `ucx_perftest`'s.
 
-Law: both move messages of one size over the same UCX transports with the same segments, between two processes of this
+Law: both move messages of one size over the same UCX transports with the same settings, between two processes of this
 machine, one after the other.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import os
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
+import uvloop
 
 from spotwise.cli.bench.transfer_peer import BLOCKS, PEER_ID, PEER_INCARNATION, PeerOptions, kv_memory, push_bytes
 from spotwise.cli.errors import CommandError
@@ -29,7 +29,7 @@ from spotwise.mesh.ucx_transfer import UcxKvTransport
 _END_S = 10.0
 _PERFTEST_S = 120.0
 #: What `ucx_reactor` sets for our own transfers.
-_SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"}
+_SETTINGS = {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k", "UCX_RNDV_SCHEME": "put_zcopy"}
 _WARM_UP_PUSHES = 2
 
 
@@ -61,7 +61,7 @@ def push_bandwidth(chunk_bytes: int, pushes: int, *, copies: bool) -> Bandwidth:
     """
     options = PeerOptions(pushes + _WARM_UP_PUSHES, chunk_bytes, copies)
     with _peer(options) as address:
-        return asyncio.run(_push(options, address))
+        return uvloop.run(_push(options, address))
 
 
 async def _push(options: PeerOptions, address: str) -> Bandwidth:
@@ -125,7 +125,7 @@ def perftest_bandwidth(program: Path, message_bytes: int, messages: int, transpo
     libraries = os.pathsep.join(
         part for part in (str(program.parent.parent / "lib"), os.environ.get("LD_LIBRARY_PATH")) if part
     )
-    env = {**_SEGMENTS, **os.environ, "LD_LIBRARY_PATH": libraries, "UCX_TLS": transports}
+    env = {**_SETTINGS, **os.environ, "LD_LIBRARY_PATH": libraries, "UCX_TLS": transports}
     env |= {"UCX_WARN_UNUSED_ENV_VARS": "n"}
     test = ["-t", "tag_bw", "-s", str(message_bytes), "-n", str(messages), "-w", str(max(1, messages // 10))]
     with subprocess.Popen(

@@ -48,12 +48,15 @@ class DescribeReply(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     ITERATIONS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     engine_sequences: _builtins.int
     """Sequences the engine holds; equals the role's own count when nothing leaks."""
     resident_bytes: _builtins.int
     iterations: _builtins.int
     engine: _builtins.str
     """dtype, device and threads, for people"""
+    kv_bytes_per_token: _builtins.int
+    """all layers, keys and values"""
     @_builtins.property
     def member(self) -> _cluster_pb2.Member: ...
     def __init__(
@@ -64,10 +67,11 @@ class DescribeReply(_message.Message):
         resident_bytes: _builtins.int = ...,
         iterations: _builtins.int = ...,
         engine: _builtins.str = ...,
+        kv_bytes_per_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "engine_sequences", b"engine_sequences", "iterations", b"iterations", "member", b"member", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "engine_sequences", b"engine_sequences", "iterations", b"iterations", "kv_bytes_per_token", b"kv_bytes_per_token", "member", b"member", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

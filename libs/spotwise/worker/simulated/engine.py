@@ -58,14 +58,22 @@ class SimulatedEngine:
         cost: seconds of an iteration.
         words: ids to answer with; shared by all engines of a process.
         num_blocks, block_size: its KV cache, of which nothing exists.
+        kv_bytes_per_token: what that would weigh.
         name: of what it simulates, for people.
     """
 
     def __init__(
-        self, cost: IterationCost, words: tuple[int, ...], num_blocks: int, block_size: int, name: str
+        self,
+        cost: IterationCost,
+        words: tuple[int, ...],
+        num_blocks: int,
+        block_size: int,
+        kv_bytes_per_token: int,
+        name: str,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.kv_bytes_per_token = kv_bytes_per_token
         self.num_layers = NUM_LAYERS
         self.computes_with = f"simulated: {name}"
         self._cost = cost

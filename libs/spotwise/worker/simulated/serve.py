@@ -39,6 +39,7 @@ async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
             words,
             settings.num_blocks(costs),
             settings.kv_block_size,
+            costs.kv_bytes_per_token,
             _words(costs, settings),
         )
         transport = _transport(

@@ -40,7 +40,7 @@ def record(name: str = "r", **changes: Any) -> RequestRecord:
 
 def engine(cost: Any = None) -> SimulatedEngine:
     """An engine of 8 blocks."""
-    return SimulatedEngine(cost or NoCost(), WORDS, num_blocks=8, block_size=16, name="nothing")
+    return SimulatedEngine(cost or NoCost(), WORDS, num_blocks=8, block_size=16, kv_bytes_per_token=4, name="nothing")
 
 
 class Results:
