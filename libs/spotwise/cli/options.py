@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -22,7 +21,7 @@ from pydantic import (
 )
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.cost_profile import profile_from_dict
+from spotwise.core.cost_profile import CostProfile, profile_from_json
 from spotwise.worker.settings import WorkerSettings
 
 _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
@@ -136,14 +135,14 @@ def parse_size(text: str, option: str) -> int:
     return size
 
 
-def require_profile(path: Path, option: str) -> None:
-    """Check that a file is a cost profile.
+def read_profile(path: Path, option: str) -> CostProfile:
+    """What `spotwise profile` wrote into a file.
 
     Raises:
-        OptionError: it is none, or cannot be read; names `option`.
+        OptionError: it is no cost profile, or cannot be read; names `option`.
     """
     try:
-        profile_from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return profile_from_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise OptionError(f"{option} {path}: this is no cost profile of `spotwise profile`: {error}") from error
 

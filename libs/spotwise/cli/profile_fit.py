@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost
+from spotwise.core.cost_model import FLAT_BYTES_PER_S, BatchShape, LinearIterationCost, LinkCost
 from spotwise.mesh.grpc_control import IterationTime
 
 #: Reweighted least squares come as near to the least absolute error as they will in about so many rounds.
 _ROUNDS = 60
 _SMALLEST_RESIDUAL = 1e-6
-#: Bytes a second where larger hand-offs take no longer; a number that JSON has.
-_FLAT = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,8 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
         latency_s, second_per_byte = 0.0, float(seconds[0] / sizes[0])
     else:
         latency_s, second_per_byte = least_share_error(np.stack([np.ones_like(sizes), sizes], axis=1), seconds)
-    cost = LinkCost(float(latency_s), min(float(1 / second_per_byte), _FLAT) if second_per_byte > 0 else _FLAT)
+    bytes_per_s = min(float(1 / second_per_byte), FLAT_BYTES_PER_S) if second_per_byte > 0 else FLAT_BYTES_PER_S
+    cost = LinkCost(float(latency_s), bytes_per_s)
     errors = [abs(cost.transfer_s(size) / taken - 1) for size, taken in transfers]
     return LinkFit(cost, len(transfers), float(np.mean(errors)))
 

@@ -13,7 +13,7 @@ from spotwise.cli.detach import start_detached
 from spotwise.cli.errors import OptionError
 from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
-from spotwise.cli.options import EngineKind, MeshOptions, SimulatedKv, parse_size, require_profile, server_address
+from spotwise.cli.options import EngineKind, MeshOptions, SimulatedKv, parse_size, read_profile, server_address
 from spotwise.cli.report import Report, welcome_lines
 from spotwise.cli.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.stop_signals import StopSignals
@@ -66,7 +66,7 @@ def up(
         names = ", ".join(option for option, value in given.items() if value is not None)
         raise OptionError(f"{names}: only a simulated mesh knows that; add --engine simulated")
     if profile is not None:
-        require_profile(profile, "--profile")
+        read_profile(profile, "--profile")  # before anything starts; the workers read it again
     try:
         options = MeshOptions(
             name=name,

@@ -22,6 +22,9 @@ from typing import Protocol
 
 from spotwise.core.batching import Batch
 
+#: Of a link on which no size takes longer; finite, since infinity is no number of JSON, which journals and profiles are.
+FLAT_BYTES_PER_S = 1e18
+
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:

@@ -10,12 +10,21 @@ Invariants: `profile_from_dict(profile_as_dict(p)) == p`; a profile without KV, 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.core.cost_model import IterationCost, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.cost_model import (
+    BatchShape,
+    IterationCost,
+    LinearIterationCost,
+    LinkCost,
+    PiecewiseLinear,
+    TableIterationCost,
+)
 
 #: Of the documents written now; one of another format is refused.
 FORMAT = "spotwise-cost-profile/1"
@@ -88,7 +97,7 @@ class ScaledCost:
         if not 0.0 < self.speed < math.inf:
             raise ValueError(f"speed is {self.speed}; it must be above 0 and finite")
 
-    def iteration_s(self, shape: Any) -> float:
+    def iteration_s(self, shape: BatchShape) -> float:
         """Return the seconds of one iteration."""
         return self.cost.iteration_s(shape) / self.speed
 
@@ -99,12 +108,21 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "name": profile.name,
-        "iteration": {"kind": kind, **_plain(profile.iteration)},
-        "link": _plain(profile.link),
+        "iteration": {"kind": kind, **dataclasses.asdict(profile.iteration)},
+        "link": dataclasses.asdict(profile.link),
         "kv_bytes_per_token": profile.kv_bytes_per_token,
         "kv_tokens": profile.kv_tokens,
         "message_s": profile.message_s,
     }
+
+
+def profile_from_json(text: bytes) -> CostProfile:
+    """Return the profile that a file of `spotwise profile` holds.
+
+    Raises:
+        ValueError: it holds none; names the field, or the place where it is no JSON.
+    """
+    return profile_from_dict(json.loads(text))
 
 
 def profile_from_dict(document: Any) -> CostProfile:
@@ -162,6 +180,10 @@ def _numbers(fields: Mapping[str, Any], where: str, made: type, without: tuple[s
 def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where} is {value!r}, no number")
+    if (
+        not abs(value) <= sys.float_info.max
+    ):  # JSON has whole numbers of any size, and its reader takes NaN and Infinity
+        raise ValueError(f"{where} is no finite number")
     return float(value)
 
 
@@ -176,7 +198,3 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is no object")
     return value
-
-
-def _plain(cost: Any) -> dict[str, Any]:
-    return dataclasses.asdict(cost)

@@ -9,14 +9,12 @@ Invariant: nothing is learned of a transfer of no bytes or no time.
 
 from __future__ import annotations
 
-from spotwise.core.cost_model import LinkCost
+from spotwise.core.cost_model import FLAT_BYTES_PER_S, LinkCost
 
 #: What a transfer weighs, relative to the one after it: some twenty count.
 _FADING = 0.9
 #: Sizes that vary by less than this share of their mean are one size.
 _ONE_SIZE = 0.05
-#: Of a line that is flat: no size takes longer; finite, since infinity is no number of JSON, which journals are.
-_FLAT_BYTES_PER_S = 1e18
 
 
 class LinkFit:
@@ -51,6 +49,6 @@ class LinkFit:
             return through_origin
         slope = (self._product / self._weight - mean_bytes * mean_s) / variance
         if slope <= 0.0:
-            return LinkCost(mean_s, _FLAT_BYTES_PER_S)
+            return LinkCost(mean_s, FLAT_BYTES_PER_S)
         latency_s = mean_s - slope * mean_bytes
         return LinkCost(latency_s, 1.0 / slope) if latency_s >= 0.0 else through_origin

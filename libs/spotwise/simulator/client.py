@@ -38,19 +38,15 @@ class _Live:
     arrival: Arrival
     record: RequestRecord
     progress: Progress
-    started_s: float | None = None
     first_token_s: float | None = None
     delivered: int = 0  #: tokens, those included that were only counted
-    prompt_machine: str | None = None
-    token_machine: str | None = None
 
 
 class Client:
     """Everybody who asks.
 
     Attributes:
-        arrived, completed, failed: requests so far.
-        most_live: requests that were waiting for tokens at once at most.
+        completed, failed: requests so far.
         ended_s: when the last one ended.
     """
 
@@ -64,17 +60,18 @@ class Client:
         settings: WorldSettings,
     ) -> None:
         self.id = client_id
-        self.arrived = self.completed = self.failed = self.most_live = 0
+        self.completed = self.failed = 0
         self.ended_s = 0.0
         self._scheduler_id = scheduler_id
         self._queue = queue
         self._control = control
         self._observer = observer
         self._settings = settings
+        self._asked = 0
         self._live: dict[int, _Live] = {}
         self._receivers: dict[type, Any] = {
             m.RequestAccepted: lambda message: None,
-            m.RequestAssigned: self._assigned,
+            m.RequestAssigned: lambda message: None,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._tokens_came,
         }
@@ -87,15 +84,14 @@ class Client:
 
     def ask(self, arrival: Arrival) -> None:
         """Send a request now."""
-        number, settings = self.arrived, self._settings
-        self.arrived += 1
+        number, settings = self._asked, self._settings
+        self._asked += 1
         stop = StopCriteria(max_new_tokens=arrival.output_tokens)
         prompt = _prompt(arrival.prompt_tokens)
         record = RequestRecord(
             str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )
         self._live[number] = _Live(arrival, record, Progress(arrival.prompt_tokens))
-        self.most_live = max(self.most_live, len(self._live))
         asked_tokens = settings.asked_tokens(arrival.output_tokens)
         stream = m.StreamRef(self.id, number)
         order = m.SubmitRequest(record.request_id, _EPOCH, stream, arrival.prompt_tokens, asked_tokens)
@@ -112,18 +108,7 @@ class Client:
         """Return how far a live request is."""
         return self._live[int(request_id)].progress
 
-    def prefill_started(self, request_id: str) -> None:
-        """Note when a request's prompt began to be computed; later beginnings are parts, or after a preemption."""
-        live = self._live.get(int(request_id))
-        if live is not None and live.started_s is None:
-            live.started_s = self._queue.now
-
     # --- the gateway's inbox ------------------------------------------------------------------------------------------
-
-    def _assigned(self, message: m.RequestAssigned) -> None:
-        live = self._live.get(int(message.request_id))
-        if live is not None:
-            live.prompt_machine, live.token_machine = message.prompt_worker, message.token_worker
 
     def _rejected(self, message: m.RequestRejected) -> None:
         self._fail(int(message.request_id), f"{message.code.value}: {message.message}")
@@ -157,17 +142,7 @@ class Client:
                 f"{progress.output_tokens} of which were made"
             )
         self.completed += 1
-        self._observer.request_completed(
-            CompletedRequest(
-                arrival,
-                first_token_s,
-                self._queue.now,
-                queue_s=None if live.started_s is None else live.started_s - arrival.at_s,
-                longest_gap_s=progress.longest_gap_s,
-                prompt_machine=live.prompt_machine,
-                token_machine=live.token_machine,
-            )
-        )
+        self._observer.request_completed(CompletedRequest(arrival, first_token_s, self._queue.now))
         self._close(number, finished=True)
 
     def _fail(self, number: int, reason: str) -> None:

@@ -3,9 +3,9 @@
 Law: a design says which machines compute prompts and which compute tokens; a split says how many of each. A baseline has one
 kind, home to the mixed pool: every request is served in place, by mixed continuous batching.
 
-Source: Splitwise, tables IV and V, figures 16 to 18, section 6; prices per GPU-hour and power of a DGX as given there, in the
-units of `hardware.py`. Each GPU sends its own shard of the KV over its own 200 (A100) or 400 Gbit/s (H100), eight a machine.
-A capped machine's GPUs draw half, the machine 70 %.
+Source: Splitwise, tables IV and V, figures 16 to 18, section 6; prices per GPU-hour and power of a DGX as given there. Each
+GPU sends its own shard of the KV over its own 200 (A100) or 400 Gbit/s (H100), eight a machine. A capped machine's GPUs draw
+half, the machine 70 %.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ _CAPPED_POWER = 30.8
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine as one buys it: all of `MachineType` but what a model's iterations take on it.
+    """A machine as one buys it.
 
     Attributes:
         name: of the machine.
         profile: what a profile calls its GPUs.
+        memory_bytes: of all its GPUs.
+        link_bytes_per_s: of its network, each way.
+        price_per_hour: US dollars.
+        power: drawn at most, in units of a DGX-A100's (Splitwise, table V).
     """
 
     name: str
@@ -43,7 +47,7 @@ class Hardware:
 
     def serving(self, cost: IterationCost) -> MachineType:
         """Return the machine with a model on it."""
-        return MachineType(self.name, cost, self.memory_bytes, self.link_bytes_per_s, self.price_per_hour, self.power)
+        return MachineType(self.name, cost, self.memory_bytes, self.link_bytes_per_s)
 
 
 DGX_A100 = Hardware("dgx-a100", "a100-80gb", _DGX_MEMORY_BYTES, _GPUS * 25e9, _GPUS * 2.21, 1.0)
@@ -89,11 +93,6 @@ class Design:
     name: str
     prompt: Hardware
     token: Hardware | None = None
-
-    @property
-    def hardware(self) -> tuple[Hardware, ...]:
-        """Its kinds of machines, each once."""
-        return (self.prompt,) if self.token in (None, self.prompt) else (self.prompt, self.token)
 
     def price_per_hour(self, split: Split) -> float:
         """US dollars."""

@@ -10,7 +10,6 @@ what has happened.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +19,12 @@ class EventQueue:
 
     Attributes:
         now: simulated seconds since the start.
-        happened: events so far.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.happened = 0
         self._scheduled = 0
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
         """Let `action(argument)` happen at `time_s`.
@@ -43,10 +37,9 @@ class EventQueue:
         self._scheduled += 1
         heapq.heappush(self._heap, (time_s, self._scheduled, action, argument))
 
-    def run(self, until_s: float = math.inf) -> None:
-        """Let everything happen up to `until_s`, or until nothing is left."""
+    def run(self) -> None:
+        """Let everything happen, until nothing is left."""
         heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= until_s:
+        while heap:
             self.now, _, action, argument = pop(heap)
-            self.happened += 1
             action(argument)

@@ -19,7 +19,7 @@ from spotwise.core.cost_model import IterationCost, TableIterationCost
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.designs import DESIGNS, Design, Split
-from spotwise.simulator.hardware import GIB, LANGUAGE_MODELS
+from spotwise.simulator.hardware import BLOOM_176B, GIB, LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.machine_costs import A100, DecodeModel, built_in_costs, costs_from
 from spotwise.simulator.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.percentiles import Percentiles
@@ -27,8 +27,8 @@ from spotwise.simulator.recorded import recorded_design, recorded_settings
 from spotwise.simulator.results import WorldResult
 from spotwise.simulator.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
 from spotwise.simulator.workload import Workload
-from spotwise.simulator.world import World
-from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.world import World, machine_ids
+from spotwise.simulator.world_settings import Overlap, WorldSettings
 
 #: Objects between two looks for cycles among the youngest; Python's own 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
@@ -43,7 +43,7 @@ class Case:
     """A run to be.
 
     Attributes:
-        design: name of one of `DESIGNS`.
+        design: name of one of `DESIGNS`, or `RECORDED`.
         split: its machines.
         workload: what is asked.
         rate: requests a second; `None` for a trace's own.
@@ -141,6 +141,23 @@ class RunSummary:
         return 1000 * self.price_per_hour / 3600 / self.requests_per_s if self.requests_per_s else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """What a case is run with.
+
+    Attributes:
+        design: which machines do what.
+        costs: of iterations, by GPU.
+        reference: what slowdowns are measured against.
+        settings: how the world behaves.
+    """
+
+    design: Design
+    costs: Mapping[str, IterationCost]
+    reference: Uncontended
+    settings: WorldSettings
+
+
 def simulate(case: Case) -> RunSummary:
     """Run a case to the end of its last request.
 
@@ -148,64 +165,51 @@ def simulate(case: Case) -> RunSummary:
         ProfileError, TraceError: a file is not what it should be.
         ValueError: the model does not fit a machine, or the split not the design.
     """
-    design = design_of(case)
-    cluster = design.cluster(case.split, costs_of(case))
-    homes = {machine_id: machine.home.value for machine_id, machine in _ids(cluster).items()}
-    metrics = RunMetrics(reference_of(case), homes.__getitem__)
-    world = World(cluster, settings_of(case), metrics)
+    policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
+    setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
+    cluster = setup.design.cluster(case.split, setup.costs)
+    homes = dict(zip(machine_ids(len(cluster)), (machine.home.value for machine in cluster), strict=True))
+    metrics = RunMetrics(setup.reference, homes)
+    world = World(cluster, setup.settings, metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
         result = world.run(case.workload.arrivals(case.rate, case.seconds, case.seed))
-    return _summary(case, design, metrics, result, homes, time.perf_counter() - began_s)
+    return _summary(case, setup.design, metrics, result, homes, time.perf_counter() - began_s)
 
 
-def design_of(case: Case) -> Design:
-    """Return which machines do what."""
-    if case.recorded is not None:
-        return recorded_design(case.recorded, case.split, case.price_per_hour)
-    return DESIGNS[case.design]
-
-
-def costs_of(case: Case) -> Mapping[str, IterationCost]:
-    """Return what iterations cost, by GPU.
-
-    Raises:
-        ProfileError: the profile says too little.
-    """
-    if case.recorded is not None:
-        return {case.recorded.name: case.recorded.iteration}
-    return _table_costs(case, case.decode_model)
-
-
-def _table_costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
-    model = LANGUAGE_MODELS[case.model]
-    return (
-        built_in_costs(model, decode_model) if case.profile is None else costs_from(case.profile, model, decode_model)
+def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
+    """Recorded machines, held against one of themselves."""
+    return _Setup(
+        recorded_design(profile, case.split, case.price_per_hour),
+        {profile.name: profile.iteration},
+        AloneOn(profile.iteration),
+        recorded_settings(profile, policy),
     )
 
 
-def reference_of(case: Case) -> Uncontended:
-    """Return what slowdowns are measured against: a DGX-A100 with nothing else to do, by the same model of time.
+def _paper_setup(case: Case, policy: WorkerPolicy) -> _Setup:
+    """One of `DESIGNS`, held against a DGX-A100 with nothing else to do, by the same model of time.
 
-    One that differs from the published model in a single thing keeps the published reference; recorded machines are held
-    against one of themselves.
+    A model of time that differs from the published one in a single thing keeps the published reference.
     """
-    if case.recorded is not None:
-        return AloneOn(case.recorded.iteration)
-    if case.decode_model is DecodeModel.HONEST:
-        return AloneOn(_table_costs(case, DecodeModel.HONEST)[A100])
-    return PublishedAlone(_table_costs(case, DecodeModel.PUBLISHED)[A100])
+    design, model, decode_model = DESIGNS[case.design], LANGUAGE_MODELS[case.model], case.decode_model
+    costs = _costs(case, decode_model)
+    if decode_model is DecodeModel.HONEST:
+        return _Setup(design, costs, AloneOn(costs[A100]), WorldSettings(model, policy))
+    reference = PublishedAlone(_costs(case, DecodeModel.PUBLISHED)[A100])
+    return _Setup(design, costs, reference, _published_settings(model, policy))
 
 
-def settings_of(case: Case) -> WorldSettings:
-    """Return how the world of a case behaves."""
-    policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
-    if case.recorded is not None:
-        return recorded_settings(case.recorded, policy)
+def _costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
     model = LANGUAGE_MODELS[case.model]
-    if case.decode_model is DecodeModel.HONEST:
-        return WorldSettings(model, policy)
-    if model.name == "bloom-176b":
+    if case.profile is None:
+        return built_in_costs(model, decode_model)
+    return costs_from(case.profile, model, decode_model)
+
+
+def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSettings:
+    """Return the world of the published simulator, as far as there is a setting for it."""
+    if model.name == BLOOM_176B.name:
         model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
     # Its scheduler knows at once when prompts were computed, never re-purposes, and never serves in place what it can split.
     return WorldSettings(
@@ -234,12 +238,6 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _ids(cluster: list[SimulatedMachine]) -> dict[str, SimulatedMachine]:
-    """Return the machines by the ids that the world gives them."""
-    digits = len(str(len(cluster) - 1))
-    return {f"m{number:0{digits}}": machine for number, machine in enumerate(cluster)}
-
-
 def _summary(
     case: Case,
     design: Design,
@@ -258,7 +256,7 @@ def _summary(
         ended_s,
         requests_per_s,
         requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
-        {metric: latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
+        {metric: _latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
         metrics.verdict(),
         {name: _pool_summary(pool, machines.count(name), ended_s) for name, pool in sorted(metrics.pools.items())},
         design.price_per_hour(case.split),
@@ -270,7 +268,7 @@ def _summary(
     )
 
 
-def latency_figures(values: Percentiles) -> dict[str, float]:
+def _latency_figures(values: Percentiles) -> dict[str, float]:
     """Return mean and percentiles of latencies, seconds; nothing where there are none."""
     figures = {"mean": values.mean} | {f"p{percent}": values.at(percent) for percent in PERCENTS}
     return {name: seconds for name, seconds in figures.items() if seconds is not None}

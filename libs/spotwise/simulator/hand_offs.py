@@ -18,7 +18,6 @@ from spotwise.core.batching import BatchRow
 from spotwise.core.record import sequence_id
 from spotwise.core.worker import commands as c
 from spotwise.simulator.network import Link, Transfer
-from spotwise.simulator.results import MachineResult
 from spotwise.simulator.surroundings import Surroundings
 
 
@@ -39,16 +38,16 @@ class HandOffs:
 
     Args:
         send_link: of the machine.
-        result: where they are counted.
         receive: takes in what happened to the machine.
         around: the world.
+
+    Attributes:
+        sent: those that arrived.
     """
 
-    def __init__(
-        self, send_link: Link, result: MachineResult, receive: Callable[[Any], None], around: Surroundings
-    ) -> None:
+    def __init__(self, send_link: Link, receive: Callable[[Any], None], around: Surroundings) -> None:
+        self.sent = 0
         self._send_link = send_link
-        self._result = result
         self._receive = receive
         self._around = around
         self._queue = around.queue
@@ -116,8 +115,7 @@ class HandOffs:
             return  # called off while its last bytes were on the way
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
-        self._result.sent += 1
-        target.result.received += 1
+        self.sent += 1
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
         visible_s = now - push.committed_s
         delivered = c.HandoffDelivered(

@@ -1,7 +1,4 @@
-"""What a simulated machine and a language model are: numbers with their units.
-
-Power is in units of one DGX-A100's, as in the paper (Splitwise, table V); prices are in US dollars an hour.
-"""
+"""What a simulated machine and a language model are: numbers with their units."""
 
 from __future__ import annotations
 
@@ -51,16 +48,12 @@ class MachineType:
         cost: what its iterations take with the model.
         memory_bytes: of all its GPUs.
         link_bytes_per_s: of its network, each way.
-        price_per_hour: US dollars.
-        power: drawn at most, in units of a DGX-A100's.
     """
 
     name: str
     cost: IterationCost
     memory_bytes: int
     link_bytes_per_s: float
-    price_per_hour: float
-    power: float
 
     def kv_tokens(self, model: LanguageModel, memory_share: float = 1.0) -> int:
         """Tokens whose KV fits beside the model's weights in that share of the memory.

@@ -47,7 +47,6 @@ class Machine:
         self.receive_link = Link(machine_type.link_bytes_per_s)
         self.pool = CountedBlockPool(kv_tokens // settings.kv_block_size, settings.kv_block_size)
         self.role = WorkerRole(machine_id, 1, machine_id, self.pool, settings.worker_policy)
-        self.result = MachineResult(machine_id, machine_type.name, kind.home, kv_blocks=self.pool.num_blocks)
         self._cost = machine_type.cost
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
@@ -55,7 +54,7 @@ class Machine:
         self._counts = settings.counted_steps > 1
         self._token_times = TokenTimes(around.observer)
         self._order: Order | None = None
-        self._hand_offs = HandOffs(self.send_link, self.result, self.receive, around)
+        self._hand_offs = HandOffs(self.send_link, self.receive, around)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._news_is_planned = False
@@ -87,11 +86,8 @@ class Machine:
 
     def finish(self) -> MachineResult:
         """Return what the machine did."""
-        self.result.home = self.home
-        self.result.preemptions = self.role.load().preemptions
-        self.result.sent_bytes = self.send_link.carried_bytes
-        self.result.received_bytes = self.receive_link.carried_bytes
-        return self.result
+        preemptions = self.role.load().preemptions
+        return MachineResult(self.id, self.home, self._hand_offs.sent, self.send_link.carried_bytes, preemptions)
 
     def _tell_role(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self._queue.now):
@@ -165,7 +161,6 @@ class Machine:
         if order.shape.prompt_tokens:
             for row in command.batch.rows:
                 if not row.is_decode:
-                    self._around.store.prefill_started(row.sequence_id.rpartition("@")[0])
                     self._hand_offs.part_started(row, order.look_s - self._queue.now)
         self._queue.at(order.look_s, self._look, (order, order.look_s))
 
@@ -196,7 +191,7 @@ class Machine:
         ends_s = order.take_ended(self._queue.now)
         if not ends_s:
             return
-        self._account(order, len(ends_s), order.counted_s - began_s)
+        self._around.observer.iterations_ended(self.id, order.shape, order.counted_s - began_s, len(ends_s))
         self._token_times.iterations_ended(order.batch, ends_s)
         is_over = order.is_over
         if is_over:
@@ -206,16 +201,6 @@ class Machine:
                 self._tell_role(c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made)))
                 return
         self._tell_role(c.IterationsCounted(len(ends_s), ended=is_over))
-
-    def _account(self, order: Order, iterations: int, seconds: float) -> None:
-        result, used_blocks = self.result, self.pool.used_blocks
-        result.iterations += iterations
-        result.busy_s += seconds
-        if order.shape.prompt_tokens:
-            result.prompt_s += seconds
-        result.kv_block_s += used_blocks * seconds
-        result.kv_blocks_peak = max(result.kv_blocks_peak, used_blocks)
-        self._around.observer.iterations_ended(self.id, order.shape, seconds, iterations)
 
 
 def _nothing(command: Any) -> None:

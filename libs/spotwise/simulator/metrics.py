@@ -7,21 +7,15 @@ small.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.simulator.observation import Arrival, CompletedRequest
 from spotwise.simulator.percentiles import Percentiles
-from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES, Latencies, Objectives, Uncontended
+from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES, Uncontended
 
 METRICS = ("ttft", "tbt", "e2e")
-
-
-def pool_of(machine_id: str) -> str:
-    """Return the pool in a machine's id: `prompt-3` belongs to `prompt`."""
-    return machine_id.rpartition("-")[0]
 
 
 @dataclass(slots=True)
@@ -31,14 +25,13 @@ class PoolFigures:
     Attributes:
         busy_s: seconds in iterations, all machines together.
         seconds_by_tokens: of these, by the tokens that the iteration computed: prompt tokens and decodes.
-        iterations, decode_tokens, prompt_tokens: counts.
+        iterations, decode_tokens: counts.
     """
 
     busy_s: float = 0.0
     seconds_by_tokens: dict[int, float] = field(default_factory=dict)
     iterations: int = 0
     decode_tokens: int = 0
-    prompt_tokens: int = 0
 
 
 class RunMetrics:
@@ -46,25 +39,24 @@ class RunMetrics:
 
     Args:
         uncontended: what slowdowns are measured against.
-        group_of: by which machines are grouped, of their ids.
+        pool_of: the pool of each machine, by its id.
 
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
         slowdowns: by metric.
-        pools: by group, in order of their first iteration.
-        completed, failed: requests.
+        pools: by name, in order of their first iteration.
+        failed: requests.
         output_tokens: of completed requests.
         finishes: when requests were answered, seconds from the start.
     """
 
-    def __init__(self, uncontended: Uncontended, group_of: Callable[[str], str] = pool_of) -> None:
+    def __init__(self, uncontended: Uncontended, pool_of: Mapping[str, str]) -> None:
         self._uncontended = uncontended
-        self._group_of = group_of
+        self._pool_of = pool_of
         self.latencies = {metric: Percentiles() for metric in (*METRICS, "itl")}
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
-        self.completed = 0
-        self.failed: Counter[str] = Counter()
+        self.failed = 0
         self.output_tokens = 0
         self.finishes = Percentiles()
 
@@ -72,29 +64,26 @@ class RunMetrics:
 
     def request_completed(self, request: CompletedRequest) -> None:
         """Count a request's latencies."""
-        self.completed += 1
         self.output_tokens += request.arrival.output_tokens
         self.finishes.add(request.finished_s)
-        took = Latencies(request.ttft_s, request.tbt_s, request.e2e_s)
         alone = self._uncontended.latencies(request.arrival)
-        self._count("ttft", took.ttft_s, alone.ttft_s)
-        self._count("e2e", took.e2e_s, alone.e2e_s)
-        if took.tbt_s is not None and alone.tbt_s is not None:
-            self._count("tbt", took.tbt_s, alone.tbt_s)
+        self._count("ttft", request.ttft_s, alone.ttft_s)
+        self._count("e2e", request.e2e_s, alone.e2e_s)
+        if request.tbt_s is not None and alone.tbt_s is not None:
+            self._count("tbt", request.tbt_s, alone.tbt_s)
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
         """Count a request that was not answered."""
-        self.failed[reason] += 1
+        self.failed += 1
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Count what a machine computed."""
-        pool = self.pools.setdefault(self._group_of(machine_id), PoolFigures())
+        pool = self.pools.setdefault(self._pool_of[machine_id], PoolFigures())
         pool.busy_s += seconds
         tokens = shape.prompt_tokens + shape.decodes
         pool.seconds_by_tokens[tokens] = pool.seconds_by_tokens.get(tokens, 0.0) + seconds
         pool.iterations += iterations
         pool.decode_tokens += shape.decodes * iterations
-        pool.prompt_tokens += shape.prompt_tokens * iterations
 
     def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
         """Count gaps between tokens."""
@@ -117,17 +106,17 @@ class RunMetrics:
             return None
         return 0.5 * self.finishes.count / (last_s - first_s)
 
-    def verdict(self, objectives: Objectives = SPLITWISE_OBJECTIVES) -> Verdict:
-        """Hold the slowdowns against objectives."""
+    def verdict(self) -> Verdict:
+        """Hold the slowdowns against the paper's objectives."""
         return Verdict(
             {
                 metric: tuple(
                     (self.slowdowns[metric].at(percent) or 0.0, bound)
                     for percent, bound in zip(PERCENTS, bounds, strict=True)
                 )
-                for metric, bounds in objectives.bounds.items()
+                for metric, bounds in SPLITWISE_OBJECTIVES.items()
             },
-            self.failed.total(),
+            self.failed,
         )
 
 
@@ -157,11 +146,6 @@ class Verdict:
             for percent, (slowdown, bound) in zip(PERCENTS, figures, strict=True)
             if not slowdown < bound
         ]
-
-    @property
-    def tightest(self) -> float:
-        """How near the nearest bound is: the largest share of its bound that a slowdown has; 1 and more breaks it."""
-        return max(slowdown / bound for figures in self.slowdowns.values() for slowdown, bound in figures)
 
 
 def time_shares(pool: PoolFigures) -> tuple[list[int], list[float]]:

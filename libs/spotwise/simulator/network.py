@@ -37,11 +37,6 @@ class Link:
     transfers: dict[Transfer, None] = field(default_factory=dict)
     carried_bytes: float = 0.0
 
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """What passes through it now."""
-        return sum(transfer.rate_bytes_per_s for transfer in self.transfers)
-
 
 @dataclass(slots=True, eq=False)
 class Transfer:

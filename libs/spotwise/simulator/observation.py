@@ -34,18 +34,11 @@ class CompletedRequest:
     Attributes:
         arrival: as it came.
         first_token_s, finished_s: when its first and its last token were there, seconds from the start of the run.
-        queue_s: from its arrival to the start of its first prefill iteration, where that is known.
-        longest_gap_s: the longest time between two of its tokens; 0 where it has one.
-        prompt_machine, token_machine: who served it, where that is known; the same where nothing was transferred.
     """
 
     arrival: Arrival
     first_token_s: float
     finished_s: float
-    queue_s: float | None = None
-    longest_gap_s: float = 0.0
-    prompt_machine: str | None = None
-    token_machine: str | None = None
 
     @property
     def ttft_s(self) -> float:

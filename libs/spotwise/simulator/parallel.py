@@ -54,7 +54,7 @@ def _drive_here(
     results: dict[_Key, _Result] = {}
     for key, search in searches.items():
         answer: Sequence[RunSummary] | None = None
-        while key not in results:
+        while True:
             try:
                 cases = search.send(answer)  # type: ignore[arg-type]  # the first answer is None
             except StopIteration as end:
@@ -83,20 +83,22 @@ class _Driver(Generic[_Key, _Result]):
         self._finished = finished
         self._run = run
         self._runs: dict[Case, Future[RunSummary]] = {}
-        self._told: dict[Case, None] = {}
-        self._wanted: dict[_Key, Sequence[Case]] = {}
+        self._open: dict[Future[RunSummary], None] = {}  # in the order in which they were asked for
+        self._wanted: dict[_Key, list[Future[RunSummary]]] = {}
         self._results: dict[_Key, _Result] = {}
 
     def results(self) -> dict[_Key, _Result]:
         for key in self._searches:
             self._go_on(key, None)
         while self._wanted:
-            wait([run for run in self._runs.values() if not run.done()], return_when=FIRST_COMPLETED)
-            self._tell()
-            for key, cases in list(self._wanted.items()):
-                if all(self._runs[case].done() for case in cases):
+            wait(self._open, return_when=FIRST_COMPLETED)
+            for run in [run for run in self._open if run.done()]:
+                del self._open[run]
+                self._finished(run.result())
+            for key, runs in list(self._wanted.items()):
+                if not any(run in self._open for run in runs):
                     del self._wanted[key]
-                    self._go_on(key, [self._runs[case].result() for case in cases])
+                    self._go_on(key, [run.result() for run in runs])
         return {key: self._results[key] for key in self._searches}
 
     def _go_on(self, key: _Key, answer: Sequence[RunSummary] | None) -> None:
@@ -105,13 +107,8 @@ class _Driver(Generic[_Key, _Result]):
         except StopIteration as end:
             self._results[key] = end.value
             return
-        self._wanted[key] = cases
         for case in cases:
             if case not in self._runs:
-                self._runs[case] = self._pool.submit(self._run, case)
-
-    def _tell(self) -> None:
-        for case, run in self._runs.items():
-            if run.done() and case not in self._told:
-                self._told[case] = None
-                self._finished(run.result())
+                run = self._runs[case] = self._pool.submit(self._run, case)
+                self._open[run] = None
+        self._wanted[key] = [self._runs[case] for case in cases]

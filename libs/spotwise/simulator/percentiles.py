@@ -43,11 +43,6 @@ class Percentiles:
         self._cells: Counter[int] = Counter()
 
     @property
-    def is_exact(self) -> bool:
-        """Whether every value is still there."""
-        return self._kept is not None
-
-    @property
     def mean(self) -> float | None:
         """Mean of all values."""
         return self.total / self.count if self.count else None
@@ -82,15 +77,6 @@ class Percentiles:
             return _ranked(sorted(self._kept), rank)
         middle = math.exp((_ranked(sorted(self._cells.items()), rank) - 0.5) * _LOG_FACTOR)
         return min(max(middle, self.smallest), self.largest)
-
-    def share_within(self, bound: float) -> float | None:
-        """Return the share of the values that are at most `bound`, 0 to 1; `None` where there are none."""
-        if not self.count:
-            return None
-        if self._kept is not None:
-            return sum(times for value, times in self._kept if value <= bound) / self.count
-        last = _cell(max(bound, 0.0))
-        return sum(times for cell, times in self._cells.items() if cell <= last) / self.count
 
 
 def _cell(value: float) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotwise.simulator.experiment import RunSummary
 from spotwise.simulator.metrics import METRICS
+from spotwise.simulator.recorded import RECORDED
 from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.traces import IntArray
 
@@ -28,6 +29,7 @@ _COLOURS = {
     "Splitwise-HH": "#0072B2",
     "Splitwise-HA": "#009E73",
     "Splitwise-HHcap": "#CC79A7",
+    RECORDED: "#56B4E9",
 }
 _BOUND = "#D00000"
 _DPI = 150
@@ -69,7 +71,7 @@ def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") ->
     grid = figure.subplots(len(METRICS), len(PERCENTS), sharex=True)
     for row, metric in enumerate(METRICS):
         for column, percent in enumerate(PERCENTS):
-            axes, bound = grid[row][column], SPLITWISE_OBJECTIVES.bounds[metric][column]
+            axes, bound = grid[row][column], SPLITWISE_OBJECTIVES[metric][column]
             for label, own in runs.items():
                 points = _means(own, metric, column)
                 axes.plot(
@@ -157,7 +159,7 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
     from matplotlib.colors import LogNorm
 
     column = PERCENTS.index(percent)
-    bound = SPLITWISE_OBJECTIVES.bounds[metric][column]
+    bound = SPLITWISE_OBJECTIVES[metric][column]
     prompts = [run.case.split.prompt for run in grid[0]]
     tokens = [row[0].case.split.token for row in grid]
     values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])

@@ -19,14 +19,13 @@ Tables never fall: measurements that do are pooled with their neighbours (isoton
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import numpy as np
 
-from spotwise.core.cost_model import BatchShape, PiecewiseLinear, TableIterationCost, pairs
+from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost, pairs
 from spotwise.simulator.hardware import LanguageModel
 from spotwise.simulator.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
 
@@ -49,21 +48,6 @@ class Peaks:
     memory_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class FitError:
-    """Mean absolute percentage error, percent, on rows that the fit has not seen.
-
-    Attributes:
-        prompt, decode: of the two phases.
-    """
-
-    prompt: float
-    decode: float
-
-
-Fit = Callable[[Sequence[ProfileRow]], TableIterationCost]
-
-
 def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> TableIterationCost:
     """Fit measurements of one model on one machine, cleaned (`measured`).
 
@@ -79,7 +63,7 @@ def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -
     by_batch: dict[int, list[float]] = {1: [single_s]}
     for row in rows:
         if row.batch_size > 1:
-            by_batch.setdefault(row.batch_size, []).append(row.token_s - context_s * _decode_context(row))
+            by_batch.setdefault(row.batch_size, []).append(row.token_s - context_s * row.decode_context)
     return TableIterationCost(
         _rising({tokens: fmean(seconds) for tokens, seconds in by_tokens.items()}),
         _rising({batch_size: median(seconds) for batch_size, seconds in by_batch.items()}),
@@ -117,7 +101,7 @@ def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
         if row.prompt_size == _BATCH_LINE_PROMPT and row.token_size <= LONGEST_TRUE_OUTPUT:
             decodes.setdefault(row.batch_size, []).append(row.token_s)
     by_batch = _rising({batch_size: median(seconds) for batch_size, seconds in decodes.items()})
-    return dataclasses.replace(fit_published(rows), decode=by_batch)
+    return replace(fit_published(rows), decode=by_batch)
 
 
 def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterationCost:
@@ -126,63 +110,7 @@ def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterati
     Source: Splitwise, figure 9; the published profile has 1.3 for half of an H100's power, and no measurement of it.
     """
     slower = PiecewiseLinear(cost.prompt.at, tuple(factor * seconds for seconds in cost.prompt.seconds))
-    return dataclasses.replace(cost, prompt=slower, prompt_context_s=factor * cost.prompt_context_s)
-
-
-def error_on_repeats(rows: Sequence[ProfileRow], fit: Fit, folds: int = 5) -> FitError:
-    """Fit without every fifth row, try it on these, and so on in turn: the error at sizes that were measured."""
-    return _error(
-        (rows[fold::folds], [r for i, r in enumerate(rows) if i % folds != fold], fit) for fold in range(folds)
-    )
-
-
-def error_between_points(rows: Sequence[ProfileRow], fit: Fit) -> FitError:
-    """Fit without all rows of one size, try it on these, and so on in turn: the error between sizes, which double.
-
-    The smallest and the largest of each line stay in, since nothing is between them.
-    """
-    sizes = sorted({(row.prompt_size, row.batch_size) for row in rows})
-    longest, largest = max(size for size, _ in sizes), max(batch for _, batch in sizes)
-    shortest = min(size for size, _ in sizes)
-    inner = [
-        (size, batch)
-        for size, batch in sizes
-        if (batch > 1 or size not in (shortest, longest))
-        and batch != largest
-        and (size, batch) != (_BATCH_LINE_PROMPT, 1)
-    ]
-    return _error(
-        (
-            [row for row in rows if (row.prompt_size, row.batch_size) == left_out],
-            [row for row in rows if (row.prompt_size, row.batch_size) != left_out],
-            fit,
-        )
-        for left_out in inner
-    )
-
-
-def _error(splits: Iterable[tuple[Sequence[ProfileRow], Sequence[ProfileRow], Fit]]) -> FitError:
-    prompt: list[float] = []
-    decode: list[float] = []
-    for unseen, seen, fit in splits:
-        cost = fit(seen)
-        for row in unseen:
-            prompt_s, decode_s = predicted(cost, row)
-            prompt.append(100 * abs(prompt_s / row.prompt_s - 1))
-            decode.append(100 * abs(decode_s / row.token_s - 1))
-    return FitError(fmean(prompt), fmean(decode))
-
-
-def predicted(cost: TableIterationCost, row: ProfileRow) -> tuple[float, float]:
-    """Return the seconds of a row's prompt phase and of its mean decode iteration, as a cost has them."""
-    prompt = BatchShape(row.prompt_tokens, row.batch_size * pairs(0, row.prompt_size))
-    decode = BatchShape(decodes=row.batch_size, decode_context=_decode_context(row))
-    return cost.iteration_s(prompt), cost.iteration_s(decode)
-
-
-def _decode_context(row: ProfileRow) -> int:
-    """Tokens that an iteration in the middle of the answers attends to."""
-    return row.batch_size * (row.prompt_size + row.token_size // 2)
+    return replace(cost, prompt=slower, prompt_context_s=factor * cost.prompt_context_s)
 
 
 def _prompt_medians(rows: Iterable[ProfileRow]) -> dict[tuple[int, int], float]:
@@ -212,7 +140,7 @@ def _context_line(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks
     singles = [row for row in rows if row.batch_size == 1 and row.token_size <= LONGEST_TRUE_OUTPUT]
     if len({row.prompt_size for row in singles}) < 2:
         raise ProfileError("a fit needs single requests with prompts of two sizes at least")
-    x = np.array([_decode_context(row) for row in singles], dtype=np.float64)
+    x = np.array([row.decode_context for row in singles], dtype=np.float64)
     y = np.array([row.token_s for row in singles])
     slope = float(np.polyfit(x, y, 1)[0])
     slope = max(slope, model.kv_token_bytes / peaks.memory_bytes_per_s)

@@ -35,7 +35,6 @@ class ProfileRow:
         token_size: output tokens asked for.
         prompt_s: seconds of the batch's whole prompt phase.
         token_s: mean seconds of an iteration of its token phase.
-        peak_power, average_power: shares of the GPUs' rated power; `None` where nobody measured it.
     """
 
     model: str
@@ -46,13 +45,16 @@ class ProfileRow:
     token_size: int
     prompt_s: float
     token_s: float
-    peak_power: float | None
-    average_power: float | None
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts of the batch."""
         return self.prompt_size * self.batch_size
+
+    @property
+    def decode_context(self) -> int:
+        """Tokens that an iteration in the middle of the answers attends to."""
+        return self.batch_size * (self.prompt_size + self.token_size // 2)
 
 
 _COLUMNS: Mapping[str, type] = {
@@ -61,8 +63,6 @@ _COLUMNS: Mapping[str, type] = {
     "prompt_size": int,
     "batch_size": int,
     "token_size": int,
-    "peak_power": float,
-    "average_power": float,
     "prompt_time": float,
     "token_time": float,
     "tensor_parallel": int,
@@ -130,6 +130,4 @@ def _row(path: Path, line: int, fields: Mapping[str, str]) -> ProfileRow:
         int(values["token_size"]),
         float(values["prompt_time"]) / 1000,
         float(values["token_time"]) / 1000,
-        float(values["peak_power"]) or None,
-        float(values["average_power"]) or None,
     )

@@ -136,20 +136,17 @@ def _rank(objective: Objective, design: Design, split: Split) -> tuple[float, in
     return objective.of(design, split), split.machines, split.prompt
 
 
-def best_split(
-    case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[int], first: int | None = None
-) -> Search[BestSplit]:
-    """Search the one of several splits that carries the highest rate.
+def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[int]) -> Search[BestSplit]:
+    """Search the one of several splits that carries the highest rate, from the middle one on.
 
     Args:
         case: its split, rate and seed do not matter.
         splits: in the order of their prompt machines.
         grid: of rates.
         seeds: over which limits are averaged.
-        first: index of the split to begin with; the middle one where it is not given.
     """
     limits: dict[int, Limit] = {}
-    here = len(splits) // 2 if first is None else first
+    here = len(splits) // 2
     stride = max(1, len(splits) // 4)
     while True:
         around = [index for index in (here, here - stride, here + stride) if 0 <= index < len(splits)]

@@ -20,6 +20,7 @@ from spotwise.simulator.metrics import METRICS
 from spotwise.simulator.profiles import ProfileError
 from spotwise.simulator.search import Search
 from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.synthetic import SYNTHETIC
 from spotwise.simulator.workload import Workload
 
 #: For how long requests came, and the seed of their gaps.
@@ -57,11 +58,10 @@ class PublishedRun:
     @property
     def holds(self) -> bool:
         """Whether all objectives held."""
-        bounds = SPLITWISE_OBJECTIVES.bounds
         return all(
             ours < bound
             for metric in METRICS
-            for ours, bound in zip(self.slowdowns[metric], bounds[metric], strict=True)
+            for ours, bound in zip(self.slowdowns[metric], SPLITWISE_OBJECTIVES[metric], strict=True)
         )
 
 
@@ -140,9 +140,11 @@ def compare(
 
 
 def _read(fields: Mapping[str, str]) -> tuple[PublishedCluster, PublishedRun]:
-    design = DESIGNS[fields["design"]]
+    design, workload = DESIGNS[fields["design"]], fields["workload"]
+    if workload not in SYNTHETIC:
+        raise ValueError(f"{workload!r} is none of the workloads {', '.join(SYNTHETIC)}")
     prompt, token = int(fields["prompt_machines"]), int(fields["token_machines"])
     split = Split(prompt) if design.token is None else Split(prompt, token)
     slowdowns = {metric: tuple(float(fields[f"{metric}_p{percent}"]) for percent in PERCENTS) for metric in METRICS}
     run = PublishedRun(float(fields["rate_rps"]), int(fields["requests"]), slowdowns)
-    return PublishedCluster(_MODES[fields["mode"]], fields["workload"], design.name, split), run
+    return PublishedCluster(_MODES[fields["mode"]], workload, design.name, split), run

@@ -10,13 +10,12 @@ from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.network import Link, Network
 from spotwise.simulator.observation import Observer
-from spotwise.simulator.results import MachineResult
 from spotwise.simulator.token_times import Progress
 from spotwise.simulator.world_settings import WorldSettings
 
 
 class RequestStore(Protocol):
-    """Where the records of requests are, and who likes to know when a prompt begins."""
+    """Where the records of requests are."""
 
     def record(self, request_id: str, epoch: int) -> RequestRecord | None:
         """Return an attempt's record, if it is still there."""
@@ -24,15 +23,11 @@ class RequestStore(Protocol):
     def progress(self, request_id: str) -> Progress:
         """Return how far a request is whose record is there."""
 
-    def prefill_started(self, request_id: str) -> None:
-        """Note that the first part of a prompt is computed from now on."""
-
 
 class Neighbour(Protocol):
     """A machine, as others see it."""
 
     receive_link: Link
-    result: MachineResult
 
     def receive(self, event: Any) -> None:
         """Take in what happened to it."""

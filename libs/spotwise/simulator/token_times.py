@@ -28,13 +28,11 @@ class Progress:
         prompt_tokens: of its prompt.
         output_tokens: made so far.
         last_token_s: when the last one was made.
-        longest_gap_s: between two of them.
     """
 
     prompt_tokens: int
     output_tokens: int = 0
     last_token_s: float = 0.0
-    longest_gap_s: float = 0.0
 
 
 class TokenTimes:
@@ -44,7 +42,6 @@ class TokenTimes:
         self._observer = observer
         self._progress: dict[str, Progress] = {}
         self._first_s = self._last_s = 0.0
-        self._longest_s = 0.0
         self._iterations = 0
 
     def enter(self, sequence_id: str, progress: Progress) -> None:
@@ -60,10 +57,7 @@ class TokenTimes:
         rows = len(batch.rows)
         for end_s in ends_s:
             if self._iterations:
-                gap_s = end_s - self._last_s
-                self._observer.tokens_spaced(gap_s, rows)
-                if gap_s > self._longest_s:
-                    self._longest_s = gap_s
+                self._observer.tokens_spaced(end_s - self._last_s, rows)
             else:
                 self._first_s = end_s
             self._iterations += 1
@@ -75,11 +69,11 @@ class TokenTimes:
         Returns:
             Whose tokens it made, in order of rows.
         """
-        first_s, last_s, longest_s, iterations = self._first_s, self._last_s, self._longest_s, self._iterations
-        self._longest_s, self._iterations = 0.0, 0
+        first_s, last_s, iterations = self._first_s, self._last_s, self._iterations
+        self._iterations = 0
         progress_of = self._progress
         made = []
-        since_s, gap_s, alike = math.nan, 0.0, 0
+        since_s, alike = math.nan, 0
         for sequence_id, first_position, num_tokens, _ in batch.rows:
             progress = progress_of[sequence_id]
             output_tokens = progress.output_tokens
@@ -92,10 +86,7 @@ class TokenTimes:
                     if alike:
                         self._observer.tokens_spaced(first_s - since_s, alike)
                     since_s, alike = progress.last_token_s, 0
-                    gap_s = max(first_s - since_s, longest_s)
                 alike += 1
-                if gap_s > progress.longest_gap_s:
-                    progress.longest_gap_s = gap_s
             progress.output_tokens = output_tokens + iterations
             progress.last_token_s = last_s
         if alike:

@@ -10,8 +10,8 @@ changes neither.
 
 Source: an event-driven simulator of the cluster, Splitwise section 5.
 
-Invariants: every request that arrives ends, once; the next arrival is read when the one before it has come, so memory holds
-what is live and what is counted, whatever the length of the trace.
+Invariants: every request that arrives ends, once, and at the end no KV block is held; the next arrival is read when the one
+before it has come, so memory holds what is live and what is counted, whatever the length of the trace.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
 
 _SCHEDULER = "scheduler"
 _CLIENT = "client"
+
+
+def machine_ids(count: int) -> list[str]:
+    """Return the ids of so many machines, in their order, which is that of the ids, too."""
+    digits = len(str(count - 1))
+    return [f"m{number:0{digits}}" for number in range(count)]
 
 
 class World:
@@ -55,9 +61,7 @@ class World:
         network = Network(self._queue, settings.private_link_bytes_per_s)
         around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
         self._machines: dict[str, Machine] = {}
-        digits = len(str(len(machines) - 1))
-        for number, kind in enumerate(machines):
-            machine_id = f"m{number:0{digits}}"
+        for number, (machine_id, kind) in enumerate(zip(machine_ids(len(machines)), machines, strict=True)):
             machine = Machine(machine_id, kind, number / len(machines), around)
             self._machines[machine_id] = around.machines[machine_id] = machine
         self._arrivals: Iterator[Arrival] = iter(())
@@ -68,11 +72,6 @@ class World:
         """Simulated seconds since the start."""
         return self._queue.now
 
-    @property
-    def kv_blocks_held(self) -> int:
-        """KV blocks in use on all machines."""
-        return sum(machine.pool.used_blocks for machine in self._machines.values())
-
     def run(self, arrivals: Iterable[Arrival]) -> WorldResult:
         """Serve a trace to its last token. A world is run once.
 
@@ -80,7 +79,8 @@ class World:
             arrivals: in order of time; read one by one.
 
         Raises:
-            SimulationError: a request was neither answered nor refused, or the mesh broke another promise.
+            SimulationError: a request was neither answered nor refused, KV blocks were left behind, or the mesh broke another
+                promise.
             ValueError: arrivals go back in time.
         """
         for machine in self._machines.values():
@@ -92,14 +92,14 @@ class World:
         client = self._client
         if client.live:
             raise SimulationError(f"nothing happens any more, and {client.live} requests wait for tokens")
+        held = sum(machine.pool.used_blocks for machine in self._machines.values())
+        if held:
+            raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for nobody")
         return WorldResult(
             ended_s=client.ended_s,
-            arrived=client.arrived,
             completed=client.completed,
             failed=client.failed,
-            most_live=client.most_live,
             machines=tuple(machine.finish() for machine in self._machines.values()),
-            events=self._queue.happened,
         )
 
     def _await_next(self) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.cost_profile import BUILT_IN, CostProfile, ScaledCost, profile_as_dict, profile_from_dict
+from spotwise.core.cost_profile import (
+    BUILT_IN,
+    CostProfile,
+    ScaledCost,
+    profile_as_dict,
+    profile_from_dict,
+    profile_from_json,
+)
 
 TABLE = TableIterationCost(
     prompt=PiecewiseLinear((1, 512, 2048), (0.01, 0.05, 0.2)),
@@ -26,8 +33,8 @@ TABLE = TableIterationCost(
 )
 def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
     """Whatever kind of cost it has; what a file tells besides is passed over."""
-    document = json.loads(json.dumps({**profile_as_dict(profile), "fit": {"mape": 0.02}}))
-    assert profile_from_dict(document) == profile
+    document = {**profile_as_dict(profile), "fit": {"mape": 0.02}}
+    assert profile_from_json(json.dumps(document).encode()) == profile
 
 
 @pytest.mark.parametrize(
@@ -42,6 +49,9 @@ def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
         ({"iteration": {"kind": "table", "prompt": 3}}, "iteration.prompt"),
         ({"link": {"latency_s": 0.0, "bytes_per_s": "fast"}}, "link.bytes_per_s"),
         ({"link": {"latency_s": 0.0, "bytes_per_s": True}}, "link.bytes_per_s"),
+        ({"link": {"latency_s": math.nan, "bytes_per_s": 1e9}}, "link.latency_s"),
+        ({"link": {"latency_s": 0.0, "bytes_per_s": math.inf}}, "link.bytes_per_s"),
+        ({"message_s": 10**400}, "message_s"),
         ({"kv_tokens": 1.5}, "kv_tokens"),
         ({"kv_tokens": 0}, "kv_tokens"),
         ({"kv_bytes_per_token": None}, "kv_bytes_per_token"),
@@ -56,7 +66,14 @@ def test_what_is_wrong_with_a_document_is_named(change: dict[str, Any], named: s
 def test_what_is_no_object_is_no_profile() -> None:
     """A list, for instance."""
     with pytest.raises(ValueError, match="the profile is no object"):
-        profile_from_dict([])
+        profile_from_json(b"[]")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"model,hardware", b"\xff\xfe\xfd"])
+def test_what_is_no_json_is_no_profile(text: bytes) -> None:
+    """Nor what is no text."""
+    with pytest.raises(ValueError, match=r"line 1|decode"):
+        profile_from_json(text)
 
 
 def test_context_weighs_what_the_cost_says() -> None:

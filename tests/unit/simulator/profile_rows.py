@@ -23,9 +23,7 @@ def row(
     hardware: str = "a100-80gb",
     tensor_parallel: int = 8,
 ) -> ProfileRow:
-    return ProfileRow(
-        "bloom-176b", hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_s, token_s, None, None
-    )
+    return ProfileRow("bloom-176b", hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_s, token_s)
 
 
 def lines(
@@ -43,8 +41,8 @@ def lines(
 def write(rows: list[ProfileRow], path: Path) -> Path:
     """Write rows as a CSV of milliseconds."""
     text = "".join(
-        f"{r.model},{r.hardware},{r.prompt_size},{r.batch_size},{r.token_size},{r.peak_power or 0},"
-        f"{r.average_power or 0},{1000 * r.prompt_s!r},{1000 * r.token_s!r},0,{r.tensor_parallel}\n"
+        f"{r.model},{r.hardware},{r.prompt_size},{r.batch_size},{r.token_size},0,0,"
+        f"{1000 * r.prompt_s!r},{1000 * r.token_s!r},0,{r.tensor_parallel}\n"
         for r in rows
     )
     path.write_text(HEADER + text)

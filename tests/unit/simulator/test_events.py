@@ -21,7 +21,6 @@ class TestEventQueue:
         queue.run()
         assert happened == ["first", "second", "late"]
         assert queue.now == 2.0
-        assert queue.happened == 3
 
     def test_what_an_event_schedules_for_now_comes_after_what_was_scheduled_for_now_before(self) -> None:
         """So nothing happens in the middle of something else."""
@@ -36,18 +35,6 @@ class TestEventQueue:
         queue.at(1.0, happened.append, "second")
         queue.run()
         assert happened == ["first", "second", "caused"]
-
-    def test_run_stops_at_its_limit_and_goes_on_from_there(self) -> None:
-        """What is due at the limit happens."""
-        queue = EventQueue()
-        happened: list[float] = []
-        for time_s in (1.0, 2.0, 3.0):
-            queue.at(time_s, happened.append, time_s)
-        queue.run(until_s=2.0)
-        assert happened == [1.0, 2.0]
-        assert len(queue) == 1
-        queue.run()
-        assert happened == [1.0, 2.0, 3.0]
 
     @pytest.mark.parametrize("time_s", [0.5, math.nan])
     def test_the_past_and_no_time_at_all_are_refused(self, time_s: float) -> None:

@@ -13,7 +13,6 @@ from spotwise.core.worker import commands as c
 from spotwise.simulator.events import EventQueue
 from spotwise.simulator.hand_offs import HandOffs
 from spotwise.simulator.network import Link, Network
-from spotwise.simulator.results import MachineResult
 from tests.unit.simulator.worlds import settings
 
 TARGET = KvTarget("t", 1, "t", (0, 1))
@@ -25,11 +24,10 @@ def test_a_push_that_is_called_off_is_told_of_once_and_frees_its_links(after_s: 
     queue = EventQueue()
     told: list[Any] = []
     received: list[Any] = []
-    target = SimpleNamespace(receive_link=Link(1000.0), receive=received.append, result=SimpleNamespace(received=0))
+    target = SimpleNamespace(receive_link=Link(1000.0), receive=received.append)
     around: Any = SimpleNamespace(settings=settings(), queue=queue, network=Network(queue), machines={"t": target})
     sender = Link(1000.0)
-    result = MachineResult("p", "tiny", m.Pool.PROMPT, kv_blocks=4)
-    hand_offs = HandOffs(sender, result, told.append, around)
+    hand_offs = HandOffs(sender, told.append, around)
     hand_offs.ordered(m.StartPrefill("r", 1, m.StreamRef("gateway", 1), "scheduler", 1, 1, TARGET, 5.0, 1))
     hand_offs.push(c.PushKv(KvHandoff("r", 1, 1, 0), TARGET, (0,)))
     queue.at(after_s, lambda _: hand_offs.abort(c.AbortPush("r", 1)))
@@ -37,7 +35,7 @@ def test_a_push_that_is_called_off_is_told_of_once_and_frees_its_links(after_s: 
     queue.run()
     assert told == [c.HandoffFailed("r", 1, "called off")]
     assert received == []
-    assert result.sent == 0
+    assert hand_offs.sent == 0
     assert not sender.transfers
     assert not target.receive_link.transfers
     assert sender.carried_bytes == pytest.approx(after_s * 1000.0)

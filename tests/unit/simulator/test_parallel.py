@@ -6,12 +6,21 @@ import pytest
 
 from spotwise.simulator.experiment import Case, RunSummary
 from spotwise.simulator.parallel import drive
-from spotwise.simulator.search import Grid, limit_of
+from spotwise.simulator.search import Grid, Search, limit_of
 from tests.unit.simulator.summaries import Oracle, case, summary
 
 
 def holds_up_to_90(of: Case) -> RunSummary:
     return summary(of, holds=(of.rate or 0.0) <= 90.0)
+
+
+def again(of: Case, times: int) -> Search[list[Case]]:
+    """Search that asks for the same run several times."""
+    answered: list[Case] = []
+    for _ in range(times):
+        (run,) = yield [of]
+        answered.append(run.case)
+    return answered
 
 
 def fails(of: Case) -> RunSummary:
@@ -45,3 +54,12 @@ def test_a_run_that_two_searches_want_happens_once() -> None:
     one, other = drive(searches, 1, run=oracle.run).values()
     assert one == other
     assert len(oracle.asked) == len(set(oracle.asked))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_search_asks_for_again_is_known(jobs: int) -> None:
+    """It is answered, and goes on, without a run."""
+    finished: list[Case] = []
+    results = drive({"": again(case(), 3)}, jobs, lambda run: finished.append(run.case), holds_up_to_90)
+    assert results == {"": [case()] * 3}
+    assert finished == [case()]

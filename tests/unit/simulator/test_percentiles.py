@@ -18,15 +18,14 @@ def filled(values: list[float], exact_entries: int = 100) -> Percentiles:
 def test_few_values_have_exact_percentiles() -> None:
     """By nearest rank: a value that was seen."""
     percentiles = filled([4.0, 1.0, 3.0, 2.0])
-    assert percentiles.is_exact
     assert [percentiles.at(percent) for percent in (0, 25, 26, 50, 75, 76, 100)] == [1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0]
     assert (percentiles.mean, percentiles.smallest, percentiles.largest) == (2.5, 1.0, 4.0)
 
 
 def test_nothing_has_no_percentile() -> None:
-    """Nor a mean, nor a share."""
+    """Nor a mean."""
     nothing = Percentiles()
-    assert (nothing.at(50), nothing.mean, nothing.smallest, nothing.share_within(1.0)) == (None, None, None, None)
+    assert (nothing.at(50), nothing.mean, nothing.smallest) == (None, None, None)
 
 
 @pytest.mark.parametrize("percent", [1, 50, 90, 99, 99.9])
@@ -34,7 +33,6 @@ def test_many_values_have_percentiles_within_the_stated_error(percent: float) ->
     """Whatever their size, from microseconds to hours."""
     values = np.exp(np.random.default_rng(1).uniform(np.log(1e-6), np.log(1e4), 30_000))
     percentiles = filled(values.tolist())
-    assert not percentiles.is_exact
     rank = int(np.ceil(len(values) * percent / 100)) - 1
     assert percentiles.at(percent) == pytest.approx(np.sort(values)[rank], rel=1.0001 * RELATIVE_ERROR)
 
@@ -56,8 +54,6 @@ def test_a_value_may_count_many_times(exact_entries: int) -> None:
     assert percentiles.at(98) == pytest.approx(1.0, rel=RELATIVE_ERROR)
     assert percentiles.at(99) == pytest.approx(10.0, rel=RELATIVE_ERROR)
     assert percentiles.at(99.5) == pytest.approx(20.0, rel=RELATIVE_ERROR)
-    assert percentiles.share_within(10.0) == 0.99
-    assert percentiles.share_within(0.5) == 0.0
 
 
 def test_memory_does_not_grow_with_the_values() -> None:

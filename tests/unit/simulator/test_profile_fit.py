@@ -11,14 +11,12 @@ from spotwise.simulator.hardware import BLOOM_176B
 from spotwise.simulator.machine_costs import H100, H100_CAPPED, PEAKS, DecodeModel, costs_from
 from spotwise.simulator.profile_fit import (
     Peaks,
-    error_between_points,
-    error_on_repeats,
     fit_honest,
     fit_published,
     fit_published_by_batch,
-    predicted,
 )
 from spotwise.simulator.profiles import ProfileError
+from tests.unit.simulator.fit_errors import error_between_points, error_on_repeats, predicted
 from tests.unit.simulator.profile_rows import lines, row, write
 
 #: So fast that no bound of arithmetic or memory is in the way.

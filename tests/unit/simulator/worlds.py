@@ -21,7 +21,7 @@ COST = LinearIterationCost(0.01, 0.0001, 0.0, 0.0005, 0.000001)
 
 def machine_type(kv_tokens: int = 4096, link_bytes_per_s: float = 1e7, cost: IterationCost = COST) -> MachineType:
     """A machine with memory for so many tokens."""
-    return MachineType("tiny", cost, kv_tokens * MODEL.kv_token_bytes, link_bytes_per_s, 1.0, 1.0)
+    return MachineType("tiny", cost, kv_tokens * MODEL.kv_token_bytes, link_bytes_per_s)
 
 
 def machines(
@@ -65,6 +65,14 @@ class Diary:
 
     def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
         self.gaps.append((gap_s, tokens))
+
+    def busy_s(self, machine_id: str) -> float:
+        """Seconds of a machine in iterations."""
+        return sum(seconds for id_, _, seconds, _ in self.iterations if id_ == machine_id)
+
+    def run_by(self, machine_id: str) -> int:
+        """Iterations that a machine has run."""
+        return sum(count for id_, _, _, count in self.iterations if id_ == machine_id)
 
 
 def serve(

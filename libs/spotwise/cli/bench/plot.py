@@ -12,17 +12,17 @@ from spotwise.cli.errors import CommandError, OptionError
 _FORMATS = (".png", ".svg", ".pdf")
 
 
-def require_plotting(path: Path) -> None:
-    """Check before anything is measured that a plot can be written.
+def require_plotting(path: Path, option: str = "--plot") -> None:
+    """Check before anything is measured that the plot that an option asks for can be written.
 
     Raises:
         CommandError: matplotlib is missing.
         OptionError: the file's name says no format that it writes.
     """
     if path.suffix not in _FORMATS:
-        raise OptionError(f"--plot {path}: give it a name that ends in {', '.join(_FORMATS)}")
+        raise OptionError(f"{option} {path}: give it a name that ends in {', '.join(_FORMATS)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("--plot needs matplotlib; install it with: pip install 'spotwise[bench]'")
+        raise CommandError(f"{option} needs matplotlib; install it with: pip install 'spotwise[bench]'")
 
 
 def plot_curves(curves: Mapping[str, Sequence[Point]], path: Path) -> None:

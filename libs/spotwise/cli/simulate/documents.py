@@ -62,8 +62,8 @@ def case_document(case: Case) -> dict[str, Any]:
         "rate": case.rate,
         "seconds": case.seconds,
         "seed": case.seed,
-        "model": case.model,
-        "decode_model": case.decode_model.value,
+        "model": case.model if case.recorded is None else case.recorded.name,
+        "decode_model": case.decode_model.value if case.recorded is None else None,
         "chunk_tokens": case.chunk_tokens,
     }
 

@@ -1,21 +1,40 @@
-"""What the simulations' options mean."""
+"""The options that several simulations take, and what they mean."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.core.cost_profile import CostProfile, profile_from_dict
+from spotwise.cli.options import read_profile
+from spotwise.core.cost_profile import CostProfile
 from spotwise.simulator.designs import DESIGNS, Design, Split
 from spotwise.simulator.hardware import LANGUAGE_MODELS
+from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.profiles import ProfileError
 from spotwise.simulator.synthetic import SYNTHETIC
 from spotwise.simulator.traces import TraceError
 from spotwise.simulator.workload import ArrivalKind, Workload
+
+#: What the models of time are.
+TIMED = (
+    "How iterations are timed: as measured (honest), as the published simulator has it (published), or like that with "
+    "decodes by batch size (by-batch)."
+)
+
+WorkloadOption = Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")]
+TraceOption = Annotated[Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")]
+ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")]
+JointlyOption = Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")]
+ModelOption = Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")]
+DecodeModelOption = Annotated[DecodeModel, typer.Option(help=TIMED)]
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result there.")]
 
 
 def parse_design(text: str) -> Design:
@@ -45,14 +64,9 @@ def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
     Raises:
         OptionError: they are no numbers of machines, or not as many as the design has kinds.
     """
-    try:
-        numbers = [int(part) for part in text.split(",")]
-        split = Split(*numbers)
-    except (TypeError, ValueError):
-        numbers = []
-    wanted = 1 if design.token is None else 2
-    if len(numbers) != wanted or min(numbers) < 1:
-        example = "one number, like 40" if wanted == 1 else "prompt and token machines, like 25,15"
+    split = _split(text)
+    if split is None or (split.token == 0) != (design.token is None):
+        example = "one number, like 40" if design.token is None else "prompt and token machines, like 25,15"
         raise OptionError(f"{option} {text!r}: {design.name} takes {example}")
     return split
 
@@ -63,15 +77,21 @@ def parse_recorded_split(text: str | None) -> Split:
     Raises:
         OptionError: they are none, or not given.
     """
+    split = _split(text or "")
+    if split is None:
+        raise OptionError(
+            f"--machines {text or ''!r}: how many of the recorded machine? prompt and token, like 4,2, or 6 mixed"
+        )
+    return split
+
+
+def _split(text: str) -> Split | None:
+    """One or two numbers of machines, each at least 1; `None` where the text is something else."""
     try:
-        numbers = [int(part) for part in (text or "").split(",")]
-        if min(numbers) > 0:
-            return Split(*numbers)
-    except (TypeError, ValueError):
-        pass
-    raise OptionError(
-        f"--machines {text or ''!r}: how many of the recorded machine? prompt and token, like 4,2, or 6 mixed"
-    )
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        return None
+    return Split(*numbers) if len(numbers) <= 2 and min(numbers) > 0 else None
 
 
 def recorded_profile(path: Path | None) -> CostProfile | None:
@@ -80,12 +100,7 @@ def recorded_profile(path: Path | None) -> CostProfile | None:
     Raises:
         OptionError: it is a JSON file and no profile.
     """
-    if path is None or path.suffix.lower() != ".json":
-        return None
-    try:
-        return profile_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise OptionError(f"--profile {path}: {error}") from error
+    return None if path is None or path.suffix.lower() != ".json" else read_profile(path, "--profile")
 
 
 def parse_model(text: str) -> str:

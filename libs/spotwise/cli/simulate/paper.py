@@ -15,7 +15,7 @@ from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.documents import write_document
-from spotwise.cli.simulate.options import parse_seeds, processors, told_plainly
+from spotwise.cli.simulate.options import TIMED, JobsOption, JsonOption, parse_seeds, processors, told_plainly
 from spotwise.cli.simulate.paper_figures import draw_figures
 from spotwise.cli.simulate.paper_tables import (
     comparison_document,
@@ -24,9 +24,8 @@ from spotwise.cli.simulate.paper_tables import (
     headlines_document,
     limits_table,
 )
-from spotwise.cli.simulate.progress import runs_bar
+from spotwise.cli.simulate.progress import carry_out, runs_bar
 from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.parallel import drive
 from spotwise.simulator.published_runs import compare, read_published_runs
 from spotwise.simulator.search import Grid, Search
 from spotwise.simulator.splitwise_headlines import headlines
@@ -85,7 +84,7 @@ def paper(
         list[DecodeModel] | None,
         typer.Option(
             "--decode-model",
-            help="How iterations are timed, a column each: as measured, or as the published simulator has it; by default both.",
+            help=f"A column each; by default published and honest. {TIMED}",
         ),
     ] = None,
     measure_headlines: Annotated[
@@ -100,13 +99,13 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, 20 seconds, steps of 20: minutes instead of hours, and coarse.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    jobs: JobsOption = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Measure the headlines of a paper in the simulator, and put them beside the paper's."""
     if figures is not None:
-        require_plotting(figures / "figure.png")
+        require_plotting(figures / "figure.png", "--figures")
     require_writable(json)
     files = Data(data)
     if published_runs and files.published is None:
@@ -120,7 +119,7 @@ def paper(
     }
     if published_runs:
         assert files.published is not None
-        document |= _check_published(files, files.published, processors(jobs), console)
+        document |= _check_published(files, files.published, jobs, console)
     if measure_headlines:
         step = step or (20.0 if quick else 10.0)
         scope = Scope(
@@ -131,7 +130,7 @@ def paper(
             profile=files.profile,
         )
         scopes = {model: replace(scope, decode_model=model) for model in models}
-        found = _measure(scopes, processors(jobs), console)
+        found = _measure(scopes, jobs, console)
         document |= headlines_document(found)
         if figures is not None:
             with told_plainly(), runs_bar(console, "figures") as finished:
@@ -143,7 +142,7 @@ def paper(
     write_document(document, json, console)
 
 
-def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int, console: Console) -> dict[DecodeModel, Findings]:
+def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int | None, console: Console) -> dict[DecodeModel, Findings]:
     """Carry out all searches at once, by whatever model of time, and print what came out."""
     searches: dict[tuple[DecodeModel, str, Cluster | str], Search[Any]] = {}
     for model, scope in scopes.items():
@@ -153,8 +152,7 @@ def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int, console: Console) -
             "saturated": saturation_searches(scope),
         }
         searches |= {(model, kind, key): search for kind, some in asked.items() for key, search in some.items()}
-    with told_plainly(), runs_bar(console, "headlines") as finished:
-        results = drive(searches, jobs, finished)
+    results = carry_out(searches, jobs, console, "headlines")
 
     def of(model: DecodeModel, kind: str) -> dict[Any, Any]:
         return {key: result for (by, what, key), result in results.items() if (by, what) == (model, kind)}
@@ -166,15 +164,15 @@ def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int, console: Console) -
     return found
 
 
-def _check_published(files: Data, published: Path, jobs: int, console: Console) -> dict[str, Any]:
+def _check_published(files: Data, published: Path, jobs: int | None, console: Console) -> dict[str, Any]:
     """Search our limits beside the published simulator's, print them, and return them for the document."""
-    with told_plainly(), runs_bar(console, "published runs") as finished:
+    with told_plainly():
         lines = read_published_runs(published)
-        searches = {
-            cluster: compare(cluster, runs, Workload(cluster.workload, files.traces[cluster.workload]), files.profile)
-            for cluster, runs in lines.items()
-        }
-        results = drive(searches, jobs, finished)
+    searches = {
+        cluster: compare(cluster, runs, Workload(cluster.workload, files.traces[cluster.workload]), files.profile)
+        for cluster, runs in lines.items()
+    }
+    results = carry_out(searches, jobs, console, "published runs")
     console.print(comparison_table(results))
     agreeing = sum(comparison.agrees for comparison in results.values())
     console.print(f"{agreeing} of {len(results)} limits agree within one step of 10 requests/s.")

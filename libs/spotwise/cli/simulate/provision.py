@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.bench.plot import require_plotting
@@ -16,22 +15,27 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
+    ArrivalsOption,
+    DecodeModelOption,
+    JobsOption,
+    JointlyOption,
+    JsonOption,
+    ModelOption,
+    TraceOption,
+    WorkloadOption,
     parse_designs,
     parse_model,
     parse_seeds,
     parse_split,
     parse_workload,
-    processors,
-    told_plainly,
 )
-from spotwise.cli.simulate.progress import runs_bar
+from spotwise.cli.simulate.progress import carry_out
 from spotwise.simulator.designs import DESIGNS, SPLITWISE_HA, Design, Split
 from spotwise.simulator.experiment import Case
 from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.parallel import drive
 from spotwise.simulator.plots import plot_bars, save
 from spotwise.simulator.provisioning import BestSplit, Objective, Provisioned, best_split, cheapest_split, splits_within
-from spotwise.simulator.search import Grid, Search
+from spotwise.simulator.search import Grid
 from spotwise.simulator.workload import ArrivalKind
 
 
@@ -52,25 +56,21 @@ def provision(
     max_machines: Annotated[int | None, typer.Option(min=1, help="Budget: machines.")] = None,
     designs: Annotated[str, typer.Option(help="Which designs, with commas; by default all.")] = ",".join(DESIGNS),
     most: Annotated[str, typer.Option(help="Prompt and token machines at most, where a rate is given.")] = "100,60",
-    workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
-    trace: Annotated[
-        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
-    ] = None,
-    arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
-    jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
+    workload: WorkloadOption = "conv",
+    trace: TraceOption = None,
+    arrivals: ArrivalsOption = ArrivalKind.POISSON,
+    jointly: JointlyOption = False,
     seconds: Annotated[float, typer.Option(min=0.001, help="How long requests arrive.")] = 120.0,
     step: Annotated[float, typer.Option(min=0.001, help="Rates are multiples of this.")] = 10.0,
     seeds: Annotated[int, typer.Option(min=1, help="All must hold; limits are means over them.")] = 1,
-    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")] = "bloom-176b",
-    decode_model: Annotated[
-        DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
-    ] = DecodeModel.HONEST,
+    model: ModelOption = "bloom-176b",
+    decode_model: DecodeModelOption = DecodeModel.HONEST,
     profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    jobs: JobsOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the designs side by side into FILE.png, .svg or .pdf.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Search numbers of machines, design by design, for an objective under all nine latency objectives."""
     chosen = parse_designs(designs)
@@ -94,7 +94,7 @@ def provision(
         searches = {
             design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
         }
-        found = _search(searches, processors(jobs), console)
+        found = carry_out(searches, jobs, console, "searching")
         rows: dict[str, Row | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
         tried = {
             key: [
@@ -110,13 +110,14 @@ def provision(
             raise OptionError("--max-cost, --max-power, --max-machines: budgets are for --objective throughput")
         wanted = Objective(objective.value)
         fits = {design.name: _within(design, bounds) for design in chosen}
-        needed = _search(
+        needed = carry_out(
             {
                 design.name: cheapest_split(case(design, rate), wanted, parse_seeds(seeds), fits[design.name])
                 for design in chosen
             },
-            processors(jobs),
+            jobs,
             console,
+            "searching",
         )
         rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}
         tried = {
@@ -135,8 +136,6 @@ def provision(
         console.print(f"drawn into {plot}", style="dim")
 
 
-_Answer = TypeVar("_Answer")
-
 #: Of one design: figure by name.
 Row = Mapping[str, float]
 
@@ -147,11 +146,6 @@ _FIGURES = {
     "cost, $/h": "{:,.0f}",
     "power, DGX-A100": "{:,.1f}",
 }
-
-
-def _search(searches: Mapping[str, Search[_Answer]], jobs: int, console: Console) -> dict[str, _Answer]:
-    with told_plainly(), runs_bar(console, "searching") as finished:
-        return drive(searches, jobs, finished)
 
 
 def _budget(

@@ -15,21 +15,26 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
 from spotwise.cli.simulate.documents import run_document, write_document
 from spotwise.cli.simulate.options import (
+    ArrivalsOption,
+    DecodeModelOption,
+    JobsOption,
+    JointlyOption,
+    JsonOption,
+    ModelOption,
+    TraceOption,
+    WorkloadOption,
     parse_design,
     parse_model,
     parse_recorded_split,
     parse_split,
     parse_workload,
-    processors,
     recorded_profile,
-    told_plainly,
 )
-from spotwise.cli.simulate.progress import runs_bar
+from spotwise.cli.simulate.progress import carry_out
 from spotwise.simulator.designs import PAPER_SPLITS
 from spotwise.simulator.experiment import Case, RunSummary
 from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.metrics import METRICS
-from spotwise.simulator.parallel import drive
 from spotwise.simulator.plots import plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.recorded import RECORDED
 from spotwise.simulator.search import Search
@@ -45,21 +50,17 @@ def run(
     machines: Annotated[
         str | None, typer.Option(help="Prompt and token machines, like 25,15; by default the paper's, at equal power.")
     ] = None,
-    workload: Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")] = "conv",
-    trace: Annotated[
-        Path | None, typer.Option(help="Sizes, or arrivals too, of this file in the Azure format.")
-    ] = None,
-    arrivals: Annotated[ArrivalKind, typer.Option(help="At random, or as in the trace.")] = ArrivalKind.POISSON,
-    jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False,
+    workload: WorkloadOption = "conv",
+    trace: TraceOption = None,
+    arrivals: ArrivalsOption = ArrivalKind.POISSON,
+    jointly: JointlyOption = False,
     rates: Annotated[
         str | None, typer.Option(help="Requests per second, several with commas; not given, 50 or the trace's own.")
     ] = None,
     seconds: Annotated[float | None, typer.Option(min=0.001, help="How long requests arrive; by default 120.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and sizes.")] = 0,
-    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")] = "bloom-176b",
-    decode_model: Annotated[
-        DecodeModel, typer.Option(help="How iterations are timed: as measured, or as the published simulator has it.")
-    ] = DecodeModel.HONEST,
+    model: ModelOption = "bloom-176b",
+    decode_model: DecodeModelOption = DecodeModel.HONEST,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -68,11 +69,11 @@ def run(
     ] = None,
     price: Annotated[float, typer.Option(min=0, help="Of a recorded machine, US dollars an hour.")] = 0.0,
     chunk_tokens: Annotated[int | None, typer.Option(min=256, help="Cut prompts: tokens an iteration at most.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")] = None,
+    jobs: JobsOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw latencies (several rates) or batch sizes (one) there.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
     asked = parse_workload(workload, trace, arrivals, jointly=jointly)
@@ -110,8 +111,7 @@ def run(
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
     cases = [replace(case, rate=rate) for rate in swept]
-    with told_plainly(), runs_bar(console, "simulating") as finished:
-        runs = list(drive(dict(enumerate(map(_single, cases))), processors(jobs), finished).values())
+    runs = list(carry_out(dict(enumerate(map(_single, cases))), jobs, console, "simulating").values())
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
+from spotwise.core.cost_model import pairs
 
 #: However slow the device and however many decode; an iteration with fewer prompt tokens says little of what these cost.
 MIN_TOKENS = 16
@@ -75,7 +76,7 @@ class StallBudget:
         """Note a part that joins."""
         self._spent_tokens += tokens
         if self._cost is not None:
-            self._seconds -= self._cost.of(tokens, _context(first_position, tokens))
+            self._seconds -= self._cost.of(tokens, pairs(first_position, tokens))
 
 
 class Pace:
@@ -120,7 +121,7 @@ class Pace:
         self._last_end_s = now
         if batch.prompt_tokens < MIN_TOKENS or seconds <= 0.0:  # a clock that was set back
             return
-        contexts = [(row.is_decode, _context(row.first_position, row.num_tokens)) for row in batch.rows]
+        contexts = [(row.is_decode, pairs(row.first_position, row.num_tokens)) for row in batch.rows]
         token_s = seconds / (batch.num_tokens + sum(context for _, context in contexts) / self._context_parity)
         per_token = sum(context for is_decode, context in contexts if not is_decode) / batch.prompt_tokens
         if self._cost is not None:
@@ -128,8 +129,3 @@ class Pace:
             per_token = self._context_per_token + _NEWEST * (per_token - self._context_per_token)
         self._cost = TokenCost(token_s, token_s / self._context_parity)
         self._context_per_token = per_token
-
-
-def _context(first_position: int, tokens: int) -> float:
-    """Return how many tokens a part attends to in all."""
-    return tokens * (first_position + tokens / 2)

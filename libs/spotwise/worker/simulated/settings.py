@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Literal, Self
@@ -10,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_dict
+from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.worker.settings import WorkerSettings
 
@@ -54,8 +53,8 @@ class SimulatedWorkerSettings(WorkerSettings):
         if self.profile is None:
             return BUILT_IN
         try:
-            return profile_from_dict(json.loads(self.profile.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            return profile_from_json(self.profile.read_bytes())
+        except (OSError, ValueError) as error:
             raise ValueError(f"{self.profile} is no cost profile: {error}") from error
 
     def num_blocks(self, costs: CostProfile) -> int:

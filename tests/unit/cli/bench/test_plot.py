@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,13 @@ def test_a_name_without_a_format_is_refused_before_anything_runs(tmp_path: Path)
     """And the formats are named."""
     with pytest.raises(CommandError, match=r"\.png, \.svg"):
         require_plotting(tmp_path / "curve")
+
+
+@pytest.mark.parametrize("option", ["--plot", "--figures"])
+def test_a_missing_library_is_told_of_by_the_option_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    """And how to install it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CommandError, match=rf"{option} needs matplotlib.*pip install"):
+        require_plotting(tmp_path / "curve.png", option)

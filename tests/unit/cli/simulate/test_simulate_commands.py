@@ -53,6 +53,7 @@ def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, 
     (run,) = orjson.loads(file.read_bytes())["runs"]
     assert set(run["pools"]) <= homes
     assert run["price_per_hour"] == 10.5
+    assert (run["design"], run["model"], run["decode_model"]) == ("Recorded", BUILT_IN.name, None)
     assert 0.9 < run["slowdowns"]["ttft"]["p50"]["ours"] < 2.0
     assert "DGX-A100" not in ended.stdout
 
@@ -64,6 +65,17 @@ def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name:
     ended = spotwise(*f"simulate run --design HH --machines 1,1 --rates {rates} {TINY} --plot {plot}".split())
     assert ended.status == 0, ended.stderr
     assert plot.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("rates", ["1", "1,2"])
+def test_recorded_machines_are_drawn(spotwise: CommandLine, tmp_path: Path, rates: str) -> None:
+    """As designs of the paper are."""
+    profile, plot = tmp_path / "machine.json", tmp_path / "drawn.svg"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    arguments = f"simulate run --profile {profile} --machines 1,1 --rates {rates} {TINY} --plot {plot}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "Recorded" in plot.read_text()
 
 
 def test_provisioning_finds_the_fewest_machines(spotwise: CommandLine, tmp_path: Path) -> None:
