@@ -20,6 +20,7 @@ from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.designs import DESIGNS, Design, Split
 from spotwise.simulator.hardware import BLOOM_176B, GIB, LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.machine_costs import A100, DecodeModel, built_in_costs, costs_from
 from spotwise.simulator.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.percentiles import Percentiles
@@ -56,6 +57,8 @@ class Case:
         chunk_tokens: cut prompts so that no iteration has more tokens (chunked prefill); `None` runs them whole.
         recorded: what all machines are; `design`, `model`, `decode_model` and `profile` say nothing then.
         price_per_hour: of a recorded machine, US dollars.
+        verdict_only: end the run as soon as an objective cannot hold any more. Nothing but whether they hold is to be read
+            from its summary then; requests that were not answered by that time count as failed.
     """
 
     design: str
@@ -70,6 +73,7 @@ class Case:
     chunk_tokens: int | None = None
     recorded: CostProfile | None = None
     price_per_hour: float = 0.0
+    verdict_only: bool = False
 
     @property
     def label(self) -> str:
@@ -169,11 +173,16 @@ def simulate(case: Case) -> RunSummary:
     setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
     cluster = setup.design.cluster(case.split, setup.costs)
     homes = dict(zip(machine_ids(len(cluster)), (machine.home.value for machine in cluster), strict=True))
-    metrics = RunMetrics(setup.reference, homes)
+    requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
+    metrics = RunMetrics(setup.reference, homes, LostObjectives(requests) if case.verdict_only else None)
     world = World(cluster, setup.settings, metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
-        result = world.run(case.workload.arrivals(case.rate, case.seconds, case.seed))
+        try:
+            result = world.run(case.workload.arrivals(case.rate, case.seconds, case.seed))
+        except ObjectivesLostError:
+            metrics.failed = requests - metrics.finishes.count
+            result = replace(world.result(), failed=metrics.failed)
     return _summary(case, setup.design, metrics, result, homes, time.perf_counter() - began_s)
 
 

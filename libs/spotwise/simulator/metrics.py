@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape
+from spotwise.simulator.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.observation import Arrival, CompletedRequest
 from spotwise.simulator.percentiles import Percentiles
 from spotwise.simulator.slo import PERCENTS, SPLITWISE_OBJECTIVES, Uncontended
@@ -40,6 +41,7 @@ class RunMetrics:
     Args:
         uncontended: what slowdowns are measured against.
         pool_of: the pool of each machine, by its id.
+        lost: ends the run once an objective cannot hold any more; `None` lets it run to its end.
 
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
@@ -50,9 +52,12 @@ class RunMetrics:
         finishes: when requests were answered, seconds from the start.
     """
 
-    def __init__(self, uncontended: Uncontended, pool_of: Mapping[str, str]) -> None:
+    def __init__(
+        self, uncontended: Uncontended, pool_of: Mapping[str, str], lost: LostObjectives | None = None
+    ) -> None:
         self._uncontended = uncontended
         self._pool_of = pool_of
+        self._lost = lost
         self.latencies = {metric: Percentiles() for metric in (*METRICS, "itl")}
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
@@ -63,7 +68,11 @@ class RunMetrics:
     # --- what it hears ------------------------------------------------------------------------------------------------
 
     def request_completed(self, request: CompletedRequest) -> None:
-        """Count a request's latencies."""
+        """Count a request's latencies.
+
+        Raises:
+            ObjectivesLostError: an objective cannot hold any more, and nobody wants to know more than that.
+        """
         self.output_tokens += request.arrival.output_tokens
         self.finishes.add(request.finished_s)
         alone = self._uncontended.latencies(request.arrival)
@@ -73,8 +82,14 @@ class RunMetrics:
             self._count("tbt", request.tbt_s, alone.tbt_s)
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        """Count a request that was not answered."""
+        """Count a request that was not answered.
+
+        Raises:
+            ObjectivesLostError: nobody wants to know more than that.
+        """
         self.failed += 1
+        if self._lost is not None:
+            raise ObjectivesLostError
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Count what a machine computed."""
@@ -92,6 +107,8 @@ class RunMetrics:
     def _count(self, metric: str, seconds: float, alone_s: float) -> None:
         self.latencies[metric].add(seconds)
         self.slowdowns[metric].add(seconds / alone_s)
+        if self._lost is not None:
+            self._lost.count(metric, seconds / alone_s)
 
     # --- what it tells ------------------------------------------------------------------------------------------------
 

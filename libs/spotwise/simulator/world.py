@@ -95,6 +95,11 @@ class World:
         held = sum(machine.pool.used_blocks for machine in self._machines.values())
         if held:
             raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for nobody")
+        return self.result()
+
+    def result(self) -> WorldResult:
+        """Return what is known; of a run that an observer ended by an exception, what was known then."""
+        client = self._client
         return WorldResult(
             ended_s=client.ended_s,
             completed=client.completed,

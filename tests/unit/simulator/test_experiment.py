@@ -71,3 +71,26 @@ def test_chunks_bound_what_an_iteration_computes() -> None:
     assert run.pools["mixed"].tokens[-1] <= 512
     whole = simulate(Case("Baseline-H100", Split(2), Workload("code"), 3.0, 10.0))
     assert whole.pools["mixed"].tokens[-1] > 2048
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.0, 4.0, 6.0, 9.0, 20.0])
+@pytest.mark.parametrize("decode_model", [DecodeModel.HONEST, DecodeModel.PUBLISHED])
+def test_a_run_of_which_only_the_verdict_is_asked_has_the_same_one(rate: float, decode_model: DecodeModel) -> None:
+    """However early it ends: where the objectives hold it is the whole run, and where they do not none that is longer."""
+    case = replace(CODE, rate=rate, decode_model=decode_model)
+    whole, early = simulate(case), simulate(replace(case, verdict_only=True))
+    assert early.verdict.holds == whole.verdict.holds
+    if whole.verdict.holds:
+        assert replace(early, case=case) == whole
+    else:
+        assert early.ended_s <= whole.ended_s
+
+
+def test_a_lost_run_ends_long_before_its_last_request() -> None:
+    """At many times what a cluster carries the first percent of requests says it."""
+    case = replace(CODE, rate=60.0, verdict_only=True)
+    asked = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed))
+    run = simulate(case)
+    assert not run.verdict.holds
+    assert run.completed < 0.5 * asked
+    assert run.completed + run.failed == pytest.approx(asked, abs=1)

@@ -83,7 +83,8 @@ def provision(
     console = report_console()
 
     def case(design: Design, at_rate: float | None) -> Case:
-        return Case(design.name, Split(1, 1), asked, at_rate, seconds, 0, name, decode_model, profile)
+        split = Split(1, 1)  # of which another takes the place
+        return Case(design.name, split, asked, at_rate, seconds, 0, name, decode_model, profile, verdict_only=True)
 
     if objective is Aim.THROUGHPUT:
         if rate is not None:
