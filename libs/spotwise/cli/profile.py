@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -47,30 +48,29 @@ def profile(
             progress.update(task, description="prompts and decodes")
             found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
             model = endpoint.model
-    costs, fit = fitted_profile(found, model)
-    document = {**profile_as_dict(costs), "fit": fit, "environment": environment()}
+    about = environment()
+    costs, fit = fitted_profile(found, model, about)
+    document = {**profile_as_dict(costs), "fit": fit, "environment": about}
     file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     console.print(_table(costs, fit))
     console.print(f"written to {file}", style="dim")
 
 
-def fitted_profile(found: Measurements, model: str) -> tuple[CostProfile, dict[str, Any]]:
-    """Return the profile that says best what was measured, and how well it does.
+def fitted_profile(found: Measurements, model: str, about: Mapping[str, Any]) -> tuple[CostProfile, dict[str, Any]]:
+    """Return the profile that says best what was measured `about` this machine, and how well it does.
 
     Raises:
-        CommandError: no KV was handed over, or nothing was measured.
+        CommandError: nothing was measured.
     """
-    if found.kv_bytes_per_token is None:
-        raise CommandError("no KV was handed over: a profile needs a mesh with prompt workers and token workers")
     try:
-        iterations, link = fit_iterations(found.iterations), fit_link(found.transfers)
+        iterations = fit_iterations(found.iterations)
+        link = fit_link(found.transfers) if found.transfers else None
     except ValueError as error:
         raise CommandError(str(error)) from error
-    about = environment()
     costs = CostProfile(
         f"{model} on {about['cores']} cores of {about['cpu']}",
         iterations.cost,
-        link.cost,
+        None if link is None else link.cost,
         found.kv_bytes_per_token,
         found.kv_tokens,
         median(found.messages_s) if found.messages_s else USUAL_MESSAGE_S,
@@ -79,9 +79,9 @@ def fitted_profile(found: Measurements, model: str) -> tuple[CostProfile, dict[s
         "iterations": iterations.iterations,
         "mape": iterations.mape,
         "mape_of": iterations.mape_of,
-        "handoffs": link.handoffs,
-        "link_mape": link.mape,
     }
+    if link is not None:
+        fit |= {"handoffs": link.handoffs, "link_mape": link.mape}
     return costs, fit
 
 
@@ -97,12 +97,18 @@ def _table(costs: CostProfile, fit: dict[str, Any]) -> Table:
         ("1,000 tokens that a prompt token attends to, us", f"{1e9 * cost.prompt_context_s:,.3f}"),
         ("a sequence that decodes, us", f"{1e6 * cost.decode_s:,.1f}"),
         ("1,000 tokens that it attends to, us", f"{1e9 * cost.decode_context_s:,.1f}"),
-        ("a hand-off, ms", f"{1e3 * link.latency_s:,.3f}"),
-        ("its bytes, MB/s", f"{link.bytes_per_s / 1e6:,.0f}"),
+        *(
+            ()
+            if link is None
+            else (
+                ("a hand-off, ms", f"{1e3 * link.latency_s:,.3f}"),
+                ("its bytes, MB/s", f"{link.bytes_per_s / 1e6:,.0f}"),
+                (f"mean error of {fit['handoffs']:,} hand-offs", f"{fit['link_mape']:.1%}"),
+            )
+        ),
         ("a message, ms", f"{1e3 * costs.message_s:,.3f}"),
         (f"mean error of {fit['iterations']:,} iterations", f"{fit['mape']:.1%}"),
         *((f"of those, {kind}", f"{mape:.1%}") for kind, mape in fit["mape_of"].items()),
-        (f"mean error of {fit['handoffs']:,} hand-offs", f"{fit['link_mape']:.1%}"),
     ):
         table.add_row(title, figure)
     return table

@@ -50,14 +50,14 @@ class Measurements:
         iterations: times of all workers together.
         transfers: (bytes, seconds) of each hand-off, from the end of its prompt's computation.
         messages_s: of each request that was alone, what its first token took beyond its prompt's iterations, a message.
-        kv_bytes_per_token: as the hand-offs show; `None` where there was none.
+        kv_bytes_per_token: of the workers' model.
         kv_tokens: room of the smallest worker.
     """
 
     iterations: list[IterationTime] = field(default_factory=list)
     transfers: list[tuple[int, float]] = field(default_factory=list)
     messages_s: list[float] = field(default_factory=list)
-    kv_bytes_per_token: int | None = None
+    kv_bytes_per_token: int = 0
     kv_tokens: int = 0
 
 
@@ -98,7 +98,7 @@ async def measure_costs(
                     times += recent.times
                 found.iterations += times
                 for ledger in ledgers:
-                    _note_transfer(ledger, step, found)
+                    _note_transfer(ledger, found)
                 if step.requests == 1:
                     _note_messages(ledgers[0], times, found)
                 done()
@@ -106,12 +106,14 @@ async def measure_costs(
 
 
 async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
-    statuses = [status for status in await gather_status(endpoint.redis_url) if status.engine is not None]
-    if not statuses:
+    statuses = await gather_status(endpoint.redis_url)
+    engines = [status.engine for status in statuses if status.engine is not None]
+    if not engines:
         raise CommandError("no worker of the mesh answers; `spotwise status` shows who is there")
-    loads = [status.member_now.load for status in statuses]
+    found.kv_bytes_per_token = engines[0].kv_bytes_per_token
+    loads = [engine.member.load for engine in engines]
     found.kv_tokens = min(load.kv_blocks_total * load.kv_block_size for load in loads if load is not None)
-    return [status.member for status in statuses]
+    return [engine.member for engine in engines]
 
 
 async def _recent(worker: Member, after: int = 0) -> RecentIterations:
@@ -124,15 +126,11 @@ def _is_whole(ledger: Ledger) -> bool:
     return has_ended and ("handed_off" in ledger or "kv_received" not in ledger)
 
 
-def _note_transfer(ledger: Ledger, step: ProfileStep, found: Measurements) -> None:
+def _note_transfer(ledger: Ledger, found: Measurements) -> None:
     """Note a request's hand-off, if it had one."""
     handed_off = ledger.get("handed_off")
     if handed_off is not None:
-        kv_bytes = int(handed_off["kv_bytes"])
-        found.transfers.append((kv_bytes, float(handed_off["visible_s"])))
-        # Whole blocks travel: the longest prompts say best what a token weighs.
-        per_token = kv_bytes // step.prompt_tokens
-        found.kv_bytes_per_token = min(per_token, found.kv_bytes_per_token or per_token)
+        found.transfers.append((int(handed_off["kv_bytes"]), float(handed_off["visible_s"])))
 
 
 def _note_messages(ledger: Ledger, times: Sequence[IterationTime], found: Measurements) -> None:

@@ -39,7 +39,7 @@ class CostProfile:
     Attributes:
         name: of machine and model, for people.
         iteration: seconds of an iteration.
-        link: seconds of a hand-off.
+        link: seconds of a hand-off; `None` where the mesh that was recorded made none, as one of mixed workers.
         kv_bytes_per_token: bytes of one token's KV, all layers.
         kv_tokens: tokens that a worker's KV cache holds.
         message_s: seconds from one member's decision to the next one's, over bus and store.
@@ -47,7 +47,7 @@ class CostProfile:
 
     name: str
     iteration: LinearIterationCost | TableIterationCost
-    link: LinkCost
+    link: LinkCost | None
     kv_bytes_per_token: int
     kv_tokens: int
     message_s: float = USUAL_MESSAGE_S
@@ -57,6 +57,19 @@ class CostProfile:
             raise ValueError("kv_bytes_per_token and kv_tokens must be at least 1")
         if not 0.0 <= self.message_s < math.inf:
             raise ValueError("message_s must be at least 0 and finite")
+
+    @property
+    def known_link(self) -> LinkCost:
+        """Seconds of a hand-off.
+
+        Raises:
+            ValueError: nobody knows.
+        """
+        if self.link is None:
+            raise ValueError(
+                f"{self.name!r} says nothing of hand-offs; record a mesh with prompt workers and token workers"
+            )
+        return self.link
 
     @property
     def context_parity(self) -> float:
@@ -109,7 +122,7 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
         "format": FORMAT,
         "name": profile.name,
         "iteration": {"kind": kind, **dataclasses.asdict(profile.iteration)},
-        "link": dataclasses.asdict(profile.link),
+        "link": None if profile.link is None else dataclasses.asdict(profile.link),
         "kv_bytes_per_token": profile.kv_bytes_per_token,
         "kv_tokens": profile.kv_tokens,
         "message_s": profile.message_s,
@@ -136,10 +149,11 @@ def profile_from_dict(document: Any) -> CostProfile:
         raise ValueError(f"its format is {fields.get('format')!r}, not {FORMAT!r}")
     iteration = dict(_mapping(fields.get("iteration"), "iteration"))
     kind = iteration.pop("kind", None)
+    link = fields.get("link")
     return CostProfile(
         name=str(fields.get("name", "")),
         iteration=_iteration(kind, iteration),
-        link=LinkCost(**_numbers(_mapping(fields.get("link"), "link"), "link", LinkCost)),
+        link=None if link is None else LinkCost(**_numbers(_mapping(link, "link"), "link", LinkCost)),
         kv_bytes_per_token=_count(fields, "kv_bytes_per_token"),
         kv_tokens=_count(fields, "kv_tokens"),
         message_s=_number(fields.get("message_s", USUAL_MESSAGE_S), "message_s"),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.cost_model import FLAT_BYTES_PER_S, BatchShape, LinkCost
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
@@ -24,6 +24,8 @@ from spotwise.simulator.observation import Arrival, CompletedRequest
 from spotwise.simulator.world import World
 from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
 
+#: Of mixed machines alone, which hand nothing over.
+_NO_LINK = LinkCost(0.0, FLAT_BYTES_PER_S)
 #: Name of a design that is made of recorded machines.
 RECORDED = "Recorded"
 
@@ -67,7 +69,12 @@ def simulate_recorded(
     """Serve the arrivals by a simulated copy of the cluster; times in the order in which requests ended.
 
     The answers' lengths are what requests asked for, as in a run that ignores the end of a text.
+
+    Raises:
+        ValueError: workers of several pools hand KV over, and the profile does not say what that costs.
     """
+    if len(set(cluster.homes)) > 1:
+        _ = profile.known_link
     kv_tokens = cluster.kv_blocks * cluster.kv_block_size
     kind = recorded_hardware(replace(profile, kv_tokens=kv_tokens)).serving(profile.iteration)
     policy = replace(cluster.worker_policy, prefix_caching=False, kv_push=KvPush.SERIAL, max_in_flight=1)
@@ -90,11 +97,18 @@ def recorded_model(profile: CostProfile) -> LanguageModel:
 def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hardware:
     """Return the profile's machine, with the memory that its KV cache had."""
     memory_bytes = profile.kv_tokens * recorded_model(profile).kv_token_bytes
-    return Hardware(profile.name, profile.name, memory_bytes, profile.link.bytes_per_s, price_per_hour, 0.0)
+    bytes_per_s = (profile.link or _NO_LINK).bytes_per_s
+    return Hardware(profile.name, profile.name, memory_bytes, bytes_per_s, price_per_hour, 0.0)
 
 
 def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 0.0) -> Design:
-    """Return a cluster of such machines: in two pools, or all of them mixed."""
+    """Return a cluster of such machines: in two pools, or all of them mixed.
+
+    Raises:
+        ValueError: two pools hand KV over, and the profile does not say what that costs.
+    """
+    if split.token:
+        _ = profile.known_link
     hardware = recorded_hardware(profile, price_per_hour)
     return Design(RECORDED, hardware, hardware if split.token else None)
 
@@ -107,7 +121,7 @@ def recorded_settings(profile: CostProfile, policy: WorkerPolicy) -> WorldSettin
         memory_share=1.0,  # the profile's memory is what was left for KV
         overlap=Overlap(None),  # its link is what hand-offs visibly cost, however much of them was hidden
         control_latency_s=profile.message_s,
-        link_latency_s=profile.link.latency_s,
+        link_latency_s=(profile.link or _NO_LINK).latency_s,
     )
 
 

@@ -29,7 +29,12 @@ TABLE = TableIterationCost(
 
 @pytest.mark.parametrize(
     "profile",
-    [BUILT_IN, replace(BUILT_IN, iteration=TABLE), replace(BUILT_IN, iteration=replace(TABLE, mixed_factor=1.1))],
+    [
+        BUILT_IN,
+        replace(BUILT_IN, iteration=TABLE),
+        replace(BUILT_IN, iteration=replace(TABLE, mixed_factor=1.1)),
+        replace(BUILT_IN, link=None),
+    ],
 )
 def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
     """Whatever kind of cost it has; what a file tells besides is passed over."""

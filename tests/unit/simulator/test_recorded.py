@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spotwise.core.cluster.policy import PoolPolicy
@@ -33,6 +35,16 @@ def test_two_workers_hand_over_after_the_prompt() -> None:
     (times,) = simulate_recorded(pair, PROFILE, arrivals_of([(5.0, 96, 2)]))
     assert times.ttft_s == pytest.approx(0.106 + 5 * 0.003)
     assert times.tpot_s == pytest.approx(0.05 + 96_000 / 1e6 + 0.012, abs=0.003)
+
+
+def test_mixed_workers_need_no_link() -> None:
+    """They hand nothing over; those of two pools do, and nobody knows what it costs."""
+    unlinked = replace(PROFILE, link=None)
+    requests = arrivals_of([(5.0, 96, 2), (5.0, 96, 2)])
+    mixed = cluster(Pool.MIXED, Pool.MIXED)
+    assert simulate_recorded(mixed, unlinked, requests) == simulate_recorded(mixed, PROFILE, requests)
+    with pytest.raises(ValueError, match="says nothing of hand-offs"):
+        simulate_recorded(cluster(Pool.PROMPT, Pool.TOKEN), unlinked, requests)
 
 
 def test_requests_come_when_they_came() -> None:

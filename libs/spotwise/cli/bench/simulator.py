@@ -64,7 +64,7 @@ def simulator(
         with running_mesh(up_arguments(up_args), {"SPOTWISE_JOURNAL": str(folder.resolve())}) as endpoint:
             progress.update(task, description="profile")
             found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
-            profile, fit = fitted_profile(found, endpoint.model)
+            profile, fit = fitted_profile(found, endpoint.model, environment())
             asyncio.run(run_open_loop(endpoint, storm(_WARM_UP_REQUESTS, 0, sizes)))
             for rate, schedule in zip(swept, schedules, strict=True):
                 progress.update(task, description=f"{rate:g} requests/s")
@@ -84,7 +84,10 @@ def simulator(
     for rate, (began_s, ended_s) in zip(swept, windows, strict=True):
         asked = [request for request in requests if began_s <= request.arrived_s <= ended_s]
         sizes_then = [(each.arrived_s, each.prompt_tokens, each.output_tokens) for each in asked]
-        simulated = simulate_recorded(cluster, profile, arrivals_of(sizes_then))
+        try:
+            simulated = simulate_recorded(cluster, profile, arrivals_of(sizes_then))
+        except ValueError as error:
+            raise CommandError(str(error)) from error
         rows += compared(f"{rate:g} requests/s", simulated, times_of(asked))
     if keep is not None:
         document = {**profile_as_dict(profile), "fit": fit}

@@ -71,16 +71,21 @@ def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
     return split
 
 
-def parse_recorded_split(text: str | None) -> Split:
+def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
     """Numbers of recorded machines: `4,2`, or `6` that do both.
 
     Raises:
-        OptionError: they are none, or not given.
+        OptionError: they are none, or not given, or hand over KV at a cost that was not recorded.
     """
     split = _split(text or "")
     if split is None:
         raise OptionError(
             f"--machines {text or ''!r}: how many of the recorded machine? prompt and token, like 4,2, or 6 mixed"
+        )
+    if split.token and recorded.link is None:
+        raise OptionError(
+            f"--machines {text!r}: the profile says nothing of hand-offs; give one number, of mixed machines, or record a "
+            "mesh with prompt workers and token workers"
         )
     return split
 

@@ -28,6 +28,7 @@ from spotwise.cli.simulate.options import (
     parse_seeds,
     parse_split,
     parse_workload,
+    recorded_profile,
 )
 from spotwise.cli.simulate.progress import carry_out
 from spotwise.simulator.designs import DESIGNS, SPLITWISE_HA, Design, Split
@@ -75,6 +76,8 @@ def provision(
     """Search numbers of machines, design by design, for an objective under all nine latency objectives."""
     chosen = parse_designs(designs)
     bounds = parse_split(most, SPLITWISE_HA, "--most")
+    if recorded_profile(profile) is not None:
+        raise OptionError(f"--profile {profile}: machines to buy are the paper's; give a CSV to fit their costs to")
     asked = parse_workload(workload, trace, arrivals, jointly=jointly)
     name = parse_model(model)
     if plot is not None:

@@ -31,8 +31,9 @@ from spotwise.cli.simulate.options import (
     recorded_profile,
 )
 from spotwise.cli.simulate.progress import carry_out
-from spotwise.simulator.designs import PAPER_SPLITS
+from spotwise.simulator.designs import PAPER_SPLITS, Split
 from spotwise.simulator.experiment import Case, RunSummary
+from spotwise.simulator.hardware import BLOOM_176B
 from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.metrics import METRICS
 from spotwise.simulator.plots import plot_batch_sizes, plot_latencies, save
@@ -79,15 +80,15 @@ def run(
     asked = parse_workload(workload, trace, arrivals, jointly=jointly)
     recorded = recorded_profile(profile)
     if recorded is None:
-        chosen = parse_design(design or "HA")
-        splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
-        split, name = splits[chosen.name] if machines is None else parse_split(machines, chosen), chosen.name
+        name, split = _paper_machines(design, machines, workload, price)
     else:
         if design is not None:
             raise OptionError(
                 f"--design {design!r}: {profile} is of one kind of machine; say only how many, --machines 4,2"
             )
-        split, name = parse_recorded_split(machines), RECORDED
+        if model != BLOOM_176B.name or decode_model is not DecodeModel.HONEST:
+            raise OptionError(f"--model, --decode-model: {profile} says what its model's iterations take")
+        name, split = RECORDED, parse_recorded_split(machines, recorded)
     is_own = arrivals is ArrivalKind.TRACE
     case = Case(
         name,
@@ -123,6 +124,16 @@ def run(
         figure = plot_latencies({case.label: runs}) if len(runs) > 1 else plot_batch_sizes(runs, case.label)
         save(figure, plot)
         console.print(f"drawn into {plot}", style="dim")
+
+
+def _paper_machines(design: str | None, machines: str | None, workload: str, price: float) -> tuple[str, Split]:
+    if price:
+        raise OptionError("--price: it is that of a recorded machine, so give its --profile; the paper's are known")
+    chosen = parse_design(design or "HA")
+    if machines is not None:
+        return chosen.name, parse_split(machines, chosen)
+    splits = PAPER_SPLITS["iso-power", workload if workload in ("code", "conv") else "conv"]
+    return chosen.name, splits[chosen.name]
 
 
 def _single(case: Case) -> Search[RunSummary]:

@@ -36,7 +36,7 @@ class SimulatedWorkerSettings(WorkerSettings):
 
     @model_validator(mode="after")
     def _profile_is_one(self) -> Self:
-        self.costs()
+        self.link(self.costs())
         return self
 
     @property
@@ -65,8 +65,13 @@ class SimulatedWorkerSettings(WorkerSettings):
         return max(1, tokens // self.kv_block_size)
 
     def link(self, costs: CostProfile) -> LinkCost:
-        """Return the link's cost at this speed."""
-        return LinkCost(costs.link.latency_s / self.speed, costs.link.bytes_per_s * self.speed)
+        """Return the link's cost at this speed.
+
+        Raises:
+            ValueError: the profile does not say it.
+        """
+        link = costs.known_link
+        return LinkCost(link.latency_s / self.speed, link.bytes_per_s * self.speed)
 
     def policy(self, context_parity: float = math.inf) -> WorkerPolicy:
         """Return how each worker batches and gives memory; seconds in it are of the simulation's speed, as all others."""

@@ -117,6 +117,37 @@ def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: Comman
     assert (cluster["design"], cluster["published_breaks"], cluster["ours"]) == ("Splitwise-AA", 10.0, None)
 
 
+def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLine, tmp_path: Path) -> None:
+    """In two pools it would hand KV over, and nobody knows what that costs."""
+    profile = tmp_path / "machine.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
+    mixed = spotwise(*f"simulate run --profile {profile} --machines 3 --rates 2 {TINY}".split())
+    assert mixed.status == 0, mixed.stderr
+    split = spotwise(*f"simulate run --profile {profile} --machines 2,1 --rates 2 {TINY}".split())
+    assert split.status != 0
+    assert "--machines" in split.stderr
+    assert "hand-offs" in split.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --profile {} --machines 2 --model llama2-70b",
+        "run --profile {} --machines 2 --decode-model published",
+        "run --profile {} --machines 2 --design HA",
+        "run --price 3",
+        "provision --objective cost --rate 2 --profile {}",
+    ],
+)
+def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: Path, command: str) -> None:
+    """A recorded machine has its own model and times, and only it has a price of the user's; no recorded one is bought."""
+    profile = tmp_path / "machine.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    ended = spotwise("simulate", *command.format(profile).split())
+    assert ended.status == 2
+    assert command.split("--")[-1].split()[0] in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
     [

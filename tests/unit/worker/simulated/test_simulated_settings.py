@@ -41,6 +41,14 @@ def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
             SimulatedWorkerSettings(model_dir=model_dir, profile=path)
 
 
+def test_a_profile_without_hand_offs_is_refused(model_dir: Path) -> None:
+    """A simulated worker may be asked for one at any time."""
+    path = model_dir / "profile.json"
+    path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
+    with pytest.raises(ValidationError, match="says nothing of hand-offs; record a mesh with prompt workers"):
+        SimulatedWorkerSettings(model_dir=model_dir, profile=path)
+
+
 def test_kv_room_is_the_profiles_unless_bytes_were_asked_for(model_dir: Path) -> None:
     """Counted in blocks; there is always one."""
     plain = SimulatedWorkerSettings(model_dir=model_dir)
