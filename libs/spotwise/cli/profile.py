@@ -18,7 +18,7 @@ from spotwise.cli.bench.servers import SPLIT_ALWAYS, mesh_of
 from spotwise.cli.errors import CommandError
 from spotwise.cli.profile_fit import fit_iterations, fit_link
 from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
-from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile, profile_as_dict
 
 _QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS = 64, 2, 1
@@ -90,25 +90,26 @@ def _table(costs: CostProfile, fit: dict[str, Any]) -> Table:
     table.add_column("cost")
     table.add_column("", justify="right")
     cost, link = costs.iteration, costs.link
-    assert isinstance(cost, LinearIterationCost)  # what is fitted
+    assert isinstance(cost, TableIterationCost)  # what is fitted
     for title, figure in (
-        ("an iteration, ms", f"{1e3 * cost.fixed_s:,.3f}"),
-        ("a prompt token, us", f"{1e6 * cost.prompt_token_s:,.2f}"),
+        *_by_size("prompt tokens", cost.prompt),
+        *_by_size("decodes", cost.decode),
         ("1,000 tokens that a prompt token attends to, us", f"{1e9 * cost.prompt_context_s:,.3f}"),
-        ("a sequence that decodes, us", f"{1e6 * cost.decode_s:,.1f}"),
-        ("1,000 tokens that it attends to, us", f"{1e9 * cost.decode_context_s:,.1f}"),
-        *(
-            ()
-            if link is None
-            else (
-                ("a hand-off, ms", f"{1e3 * link.latency_s:,.3f}"),
-                ("its bytes, MB/s", f"{link.bytes_per_s / 1e6:,.0f}"),
-                (f"mean error of {fit['handoffs']:,} hand-offs", f"{fit['link_mape']:.1%}"),
-            )
-        ),
+        ("1,000 tokens that a decode attends to, us", f"{1e9 * cost.decode_context_s:,.1f}"),
         ("a message, ms", f"{1e3 * costs.message_s:,.3f}"),
         (f"mean error of {fit['iterations']:,} iterations", f"{fit['mape']:.1%}"),
         *((f"of those, {kind}", f"{mape:.1%}") for kind, mape in fit["mape_of"].items()),
     ):
         table.add_row(title, figure)
+    if link is not None:
+        table.add_row("a hand-off, ms", f"{1e3 * link.latency_s:,.3f}")
+        table.add_row("its bytes, MB/s", f"{link.bytes_per_s / 1e6:,.0f}")
+        table.add_row(f"mean error of {fit['handoffs']:,} hand-offs", f"{fit['link_mape']:.1%}")
     return table
+
+
+def _by_size(what: str, seconds: PiecewiseLinear) -> list[tuple[str, str]]:
+    return [
+        (f"{size:,.0f} {what}, ms", f"{1e3 * taken:,.1f}")
+        for size, taken in zip(seconds.at, seconds.seconds, strict=True)
+    ]

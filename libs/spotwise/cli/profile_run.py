@@ -60,6 +60,16 @@ class Measurements:
     kv_bytes_per_token: int = 0
     kv_tokens: int = 0
 
+    def __add__(self, later: Measurements) -> Measurements:
+        """Return what was measured of the same mesh at two times."""
+        return Measurements(
+            self.iterations + later.iterations,
+            self.transfers + later.transfers,
+            self.messages_s + later.messages_s,
+            self.kv_bytes_per_token,
+            self.kv_tokens,
+        )
+
 
 def profile_steps(longest_prompt: int, widest: int, repeats: int) -> list[ProfileStep]:
     """Prompts alone, doubling in length; then decodes, doubling in number, over short and over long contexts."""

@@ -75,9 +75,11 @@ class CostProfile:
     def context_parity(self) -> float:
         """Tokens of context that cost a prompt token as much as all else; infinite where they cost nothing, or no one knows."""
         cost = self.iteration
-        if isinstance(cost, LinearIterationCost) and cost.prompt_token_s > 0 and cost.prompt_context_s > 0:
-            return cost.prompt_token_s / cost.prompt_context_s
-        return math.inf
+        if isinstance(cost, LinearIterationCost):
+            token_s = cost.prompt_token_s
+        else:
+            token_s = (cost.prompt.seconds[-1] - cost.prompt.seconds[0]) / (cost.prompt.at[-1] - cost.prompt.at[0])
+        return token_s / cost.prompt_context_s if token_s > 0 and cost.prompt_context_s > 0 else math.inf
 
 
 #: About a DGX-H100 that serves Llama2-70B: TTFT 95 ms at 1,500 tokens, TBT 31 ms (Splitwise, table IV), an InfiniBand link of

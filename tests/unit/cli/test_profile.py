@@ -8,26 +8,45 @@ import pytest
 
 from spotwise.cli.profile_fit import fit_iterations, fit_link
 from spotwise.cli.profile_run import ProfileStep, profile_steps
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost
+from spotwise.core.cost_model import BatchShape, LinkCost, PiecewiseLinear, TableIterationCost
 from spotwise.mesh.grpc_control import IterationTime
 
-COST = LinearIterationCost(2e-3, 4e-4, 3e-8, 1.5e-3, 2e-6)
+COST = TableIterationCost(
+    PiecewiseLinear((16.0, 64.0, 128.0, 2048.0), (0.01, 0.03, 0.06, 0.8)),
+    PiecewiseLinear((1.0, 4.0, 32.0), (0.012, 0.014, 0.05)),
+    3e-8,
+    2e-6,
+)
 
 
 def shapes() -> list[BatchShape]:
-    """Prompts, decodes, and both together."""
-    prompts = [BatchShape(tokens, tokens * tokens / 2, 0, 0) for tokens in (16, 64, 256, 1024, 2048)]
+    """Prompts, alone and behind others' tokens, decodes, and both together."""
+    prompts = [
+        BatchShape(tokens, tokens * (behind + tokens / 2), 0, 0)
+        for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)
+        for behind in (0, 512)
+    ]
     decodes = [BatchShape(0, 0.0, rows, rows * context) for rows in (1, 4, 16, 32) for context in (32, 512, 1024)]
     return prompts + decodes + [BatchShape(64, 64 * 32.0, 4, 400)]
 
 
 def test_costs_are_found_again() -> None:
-    """All five of them, from times without noise."""
+    """From times without noise: what each size takes, bends included, and what attention takes."""
     fit = fit_iterations([IterationTime(shape, COST.iteration_s(shape)) for shape in shapes()])
-    for name in ("fixed_s", "prompt_token_s", "prompt_context_s", "decode_s", "decode_context_s"):
-        assert getattr(fit.cost, name) == pytest.approx(getattr(COST, name), rel=1e-3), name
+    for shape in shapes():
+        assert fit.cost.iteration_s(shape) == pytest.approx(COST.iteration_s(shape), rel=1e-3), shape
+    assert fit.cost.prompt_context_s == pytest.approx(COST.prompt_context_s, rel=1e-3)
+    assert fit.cost.decode_context_s == pytest.approx(COST.decode_context_s, rel=1e-3)
     assert fit.mape < 1e-3
     assert set(fit.mape_of) == {"prompt", "decode", "mixed"}
+
+
+def test_many_iterations_of_one_size_do_not_outweigh_the_others() -> None:
+    """A mixed worker cuts most prompts to one size: those of twice that are fitted as well."""
+    often = [IterationTime(BatchShape(64 + number % 3, 2e3, 2, 100), 0.031) for number in range(300)]
+    others = [IterationTime(shape, COST.iteration_s(shape)) for shape in shapes()]
+    cost = fit_iterations(often + others).cost
+    assert cost.prompt(128) == pytest.approx(COST.prompt(128), rel=0.1)
 
 
 def test_a_few_iterations_that_were_held_up_count_little() -> None:
@@ -45,15 +64,16 @@ def test_a_few_iterations_that_were_held_up_count_little() -> None:
 def test_no_part_costs_less_than_nothing() -> None:
     """Where longer contexts happened to be quicker, they cost nothing."""
     times = [IterationTime(BatchShape(0, 0.0, 4, context), 0.02 - context * 1e-7) for context in (100, 1000, 10_000)]
-    cost = fit_iterations(times).cost
+    cost = fit_iterations([*times, IterationTime(BatchShape(9, 40.0), 0.01)]).cost
     assert cost.decode_context_s == 0.0
     assert cost.iteration_s(BatchShape(0, 0.0, 4, 1000)) == pytest.approx(0.02, rel=0.1)
 
 
 def test_nothing_measured_is_no_fit() -> None:
     """Times of nothing neither."""
-    with pytest.raises(ValueError, match="no iteration"):
-        fit_iterations([IterationTime(BatchShape(1, 0.5, 0, 0), 0.0)])
+    for seconds in (0.0, 1.0):
+        with pytest.raises(ValueError, match="no iteration"):
+            fit_iterations([IterationTime(BatchShape(1, 0.5, 0, 0), seconds)])
     with pytest.raises(ValueError, match="no hand-off"):
         fit_link([(0, 1.0)])
 

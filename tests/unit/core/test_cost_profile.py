@@ -86,7 +86,9 @@ def test_context_weighs_what_the_cost_says() -> None:
     linear = LinearIterationCost(0.01, prompt_token_s=1e-4, prompt_context_s=1e-7, decode_s=0.0, decode_context_s=0.0)
     assert replace(BUILT_IN, iteration=linear).context_parity == pytest.approx(1000)
     assert replace(BUILT_IN, iteration=replace(linear, prompt_context_s=0.0)).context_parity == math.inf
-    assert replace(BUILT_IN, iteration=TABLE).context_parity == math.inf
+    table = replace(TABLE, prompt=PiecewiseLinear((16.0, 32.0, 116.0), (0.01, 0.015, 0.02)), prompt_context_s=1e-7)
+    assert replace(BUILT_IN, iteration=table).context_parity == pytest.approx(1000)
+    assert replace(BUILT_IN, iteration=replace(table, prompt_context_s=0.0)).context_parity == math.inf
 
 
 def test_the_built_in_profile_is_about_what_was_published() -> None:

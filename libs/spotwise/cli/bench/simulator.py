@@ -1,7 +1,8 @@
 """`spotwise bench simulator`: a live run beside its simulation, by a profile recorded on the same machine.
 
-Law: one mesh is profiled, then loaded, and records a journal of it all; the simulator is given the profile, the cluster and
-the arrivals of that journal, and none of its times. The same journal is decided again by fresh roles.
+Law: one mesh is profiled, loaded and profiled once more, since a machine's pace drifts, and records a journal of it all; the
+simulator is given the profile, the cluster and the arrivals of that journal, and none of its times. The same journal is decided
+again by fresh roles.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh, up_arguments
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.profile import fitted_profile
 from spotwise.cli.profile_run import measure_costs, profile_steps
 from spotwise.cli.recorded_run import recorded_cluster, times_of
@@ -54,17 +55,18 @@ def simulator(
     swept, seconds = parse_rates(_QUICK_RATES if quick else rates), _QUICK_SECONDS if quick else seconds
     sizes = Sizes((min(32, longest_prompt), longest_prompt), (2, longest_answer))
     schedules = [poisson_arrivals(rate, seconds, seed, sizes) for rate in swept]
-    steps = profile_steps(64, 2, 1) if quick else profile_steps(longest_prompt, 16, 3)
+    steps = profile_steps(64, 2, 1) if quick else profile_steps(longest_prompt, 16, 2)
     require_writable(json)
+    if keep is not None and keep.is_dir() and any(keep.iterdir()):
+        raise OptionError(f"--keep {keep}: it is not empty, and journals of other runs would be taken for this one's")
     console = report_console()
     windows: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as temporary, progress_bar(console) as progress:
         folder = keep or Path(temporary)
-        task = progress.add_task("starting a mesh", total=len(steps) + sum(map(len, schedules)))
+        task = progress.add_task("starting a mesh", total=2 * len(steps) + sum(map(len, schedules)))
         with running_mesh(up_arguments(up_args), {"SPOTWISE_JOURNAL": str(folder.resolve())}) as endpoint:
             progress.update(task, description="profile")
             found = uvloop.run(measure_costs(endpoint, steps, seed, lambda: progress.advance(task)))
-            profile, fit = fitted_profile(found, endpoint.model, environment())
             asyncio.run(run_open_loop(endpoint, storm(_WARM_UP_REQUESTS, 0, sizes)))
             for rate, schedule in zip(swept, schedules, strict=True):
                 progress.update(task, description=f"{rate:g} requests/s")
@@ -73,6 +75,9 @@ def simulator(
                 windows.append((began_s, time.time()))
                 for reason, count in failures(outcomes).items():
                     raise CommandError(f"{count} requests failed: {reason}")
+            progress.update(task, description="profile again")
+            found += uvloop.run(measure_costs(endpoint, steps, seed + 1, lambda: progress.advance(task)))
+            profile, fit = fitted_profile(found, endpoint.model, environment())
         progress.update(task, description="deciding again")
         try:
             journals = find_journals(folder)
