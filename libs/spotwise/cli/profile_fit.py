@@ -15,8 +15,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from spotwise.core.cost_model import FLAT_BYTES_PER_S, BatchShape, LinkCost, PiecewiseLinear, TableIterationCost
 from spotwise.mesh.grpc_control import IterationTime
@@ -114,6 +112,10 @@ def least_share_error(
     Each error counts as its weight `[measured]`, or all alike. The minimum is found as a linear program: the errors are
     variables, each at least as large as the miss either way.
     """
+    # Imported here and not at the top: it takes half a second, which no other command should.
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
     shares = terms / seconds[:, None]
     scale = np.maximum(np.abs(shares).max(axis=0), np.finfo(np.float64).tiny)
     scaled, errors = shares / scale, np.eye(len(seconds))
