@@ -12,11 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import find_store
+from spotwise.cli.mesh_access import find_store, open_store
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import LedgerEntry
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
 
 
 def explain(
@@ -43,14 +41,8 @@ def explain(
 
 
 async def _ledger(redis_url: str, request_id: str) -> list[LedgerEntry]:
-    try:
-        store = await RedisStore.connect(redis_url)
-        try:
-            return await store.get_ledger(request_id)
-        finally:
-            await store.close()
-    except MeshError as error:
-        raise CommandError(str(error)) from error
+    async with open_store(redis_url) as store:
+        return await store.get_ledger(request_id)
 
 
 def _table(request_id: str, entries: list[LedgerEntry]) -> Table:

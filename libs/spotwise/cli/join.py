@@ -12,11 +12,9 @@ import typer
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch_plan import Machine, plan_joining_worker
-from spotwise.cli.mesh_access import running_state
+from spotwise.cli.mesh_access import open_store, running_state
 from spotwise.cli.options import parse_size, require_worker_id
 from spotwise.cli.run_folder import DEFAULT_NAME
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
 from spotwise.mesh.same_id import holder
 
 
@@ -54,14 +52,8 @@ def join(
 
 async def _require_free(redis_url: str, worker_id: str) -> None:
     """Say at once what the worker would find out itself when it has loaded its libraries."""
-    try:
-        store = await RedisStore.connect(redis_url)
-        try:
-            other = await holder(store, worker_id)
-        finally:
-            await store.close()
-    except MeshError as error:
-        raise CommandError(str(error)) from error
+    async with open_store(redis_url) as store:
+        other = await holder(store, worker_id)
     if other is not None:
         raise CommandError(
             f"--id {worker_id!r} is in use by pid {other.pid} on {other.host}; choose another, or `spotwise drain` that one"

@@ -1,13 +1,17 @@
-"""How a command finds a running mesh."""
+"""How a command finds a running mesh, and its store."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.options import server_address
 from spotwise.cli.run_folder import run_folder
 from spotwise.cli.run_state import RunState, read_state
+from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redis_store import RedisStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +73,20 @@ def find_store(name: str, redis_url: str | None) -> str:
         return running_state(name).redis_url
     server_address(redis_url, "--redis-url")
     return redis_url
+
+
+@asynccontextmanager
+async def open_store(url: str) -> AsyncIterator[RedisStore]:
+    """A mesh's store, as long as the block lasts.
+
+    Raises:
+        CommandError: instead of any `MeshError`, from the store or from whatever else of the mesh the block asks.
+    """
+    try:
+        store = await RedisStore.connect(url)
+        try:
+            yield store
+        finally:
+            await store.close()
+    except MeshError as error:
+        raise CommandError(str(error)) from error

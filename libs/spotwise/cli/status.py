@@ -13,14 +13,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import find_store
+from spotwise.cli.mesh_access import find_store, open_store
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.cluster.views import holds_foreign_work
 from spotwise.core.messages import Member, MemberKind, Pool
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 _WATCH_S = 1.0
@@ -75,14 +73,8 @@ async def gather_status(redis_url: str) -> list[MemberStatus]:
     Raises:
         CommandError: the store does not answer.
     """
-    try:
-        store = await RedisStore.connect(redis_url)
-        try:
-            members = await store.members()
-        finally:
-            await store.close()
-    except MeshError as error:
-        raise CommandError(str(error)) from error
+    async with open_store(redis_url) as store:
+        members = await store.members()
     return list(await asyncio.gather(*map(_ask, members)))
 
 

@@ -109,6 +109,7 @@ class RunSummary:
 
     Attributes:
         completed, failed: requests.
+        first_failure: why the first of these failed; `None` where none did.
         ended_s: when the last one ended, simulated.
         requests_per_s: between a quarter and three quarters of all answers, when the cluster neither fills nor empties.
         output_tokens_per_s: at that rate.
@@ -126,6 +127,7 @@ class RunSummary:
     case: Case
     completed: int
     failed: int
+    first_failure: str | None
     ended_s: float
     requests_per_s: float
     output_tokens_per_s: float
@@ -262,6 +264,7 @@ def _summary(
         case,
         result.completed,
         result.failed,
+        metrics.first_failure,
         ended_s,
         requests_per_s,
         requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,

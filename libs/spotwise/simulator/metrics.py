@@ -48,6 +48,7 @@ class RunMetrics:
         slowdowns: by metric.
         pools: by name, in order of their first iteration.
         failed: requests.
+        first_failure: why the first of these did; `None` where none did.
         output_tokens: of completed requests.
         finishes: when requests were answered, seconds from the start.
     """
@@ -62,6 +63,7 @@ class RunMetrics:
         self.slowdowns = {metric: Percentiles() for metric in METRICS}
         self.pools: dict[str, PoolFigures] = {}
         self.failed = 0
+        self.first_failure: str | None = None
         self.output_tokens = 0
         self.finishes = Percentiles()
 
@@ -88,6 +90,7 @@ class RunMetrics:
             ObjectivesLostError: nobody wants to know more than that.
         """
         self.failed += 1
+        self.first_failure = self.first_failure or reason
         if self._lost is not None:
             raise ObjectivesLostError
 

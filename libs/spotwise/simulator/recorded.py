@@ -71,7 +71,7 @@ def simulate_recorded(
     The answers' lengths are what requests asked for, as in a run that ignores the end of a text.
 
     Raises:
-        ValueError: workers of several pools hand KV over, and the profile does not say what that costs.
+        ValueError: workers of several pools hand KV over, and the profile does not say what that costs; or a request fails.
     """
     if len(set(cluster.homes)) > 1:
         _ = profile.known_link
@@ -143,7 +143,7 @@ class _Times:
         self.completed.append(RequestTimes(request.ttft_s, tpot_s, request.e2e_s))
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        pass
+        raise ValueError(f"a request of {arrival.prompt_tokens} tokens was served and would not be again: {reason}")
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         pass

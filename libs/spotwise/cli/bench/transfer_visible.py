@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotwise.cli.bench.completion import ask_whole, open_client, random_prompt, told_plainly
-from spotwise.cli.bench.ledgers import Ledger, open_store, whole_ledger
+from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
+from spotwise.cli.mesh_access import open_store
 from spotwise.mesh.redis_store import RedisStore
 
 #: What tells the workers when to send.

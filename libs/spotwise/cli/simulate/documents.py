@@ -19,7 +19,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
     """All of a run's figures, those of its pools thinned out to a hundred points."""
     return {
         **case_document(run.case),
-        "requests": {"completed": run.completed, "failed": run.failed},
+        "requests": {"completed": run.completed, "failed": run.failed, "first_failure": run.first_failure},
         "ended_s": run.ended_s,
         "requests_per_s": run.requests_per_s,
         "output_tokens_per_s": run.output_tokens_per_s,

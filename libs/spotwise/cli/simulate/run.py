@@ -189,7 +189,7 @@ def sentences(run: RunSummary) -> list[str]:
         "All nine objectives hold." if run.verdict.holds else f"Objectives broken: {', '.join(run.verdict.broken)}."
     )
     if run.failed:
-        verdict += f" {run.failed} requests failed."
+        verdict += f" {run.failed} requests failed, the first of them because {run.first_failure}."
     price = run.dollars_per_1000_requests
     per_request = "" if price is None else f", {price:.2f} $ per 1,000 requests"
     power = f"; power of {run.power:.1f} DGX-A100" if run.power else ""

@@ -41,6 +41,21 @@ def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Pat
     assert run["requests"]["completed"] == 30
 
 
+def test_why_requests_failed_is_said(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Of the first of them, in the report and in the file."""
+    trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,20000,9\n2024-01-01 00:00:02,50,9\n")
+    profile = tmp_path / "machine.json"
+    profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN) | {"kv_tokens": 4096}))
+    arguments = f"simulate run --profile {profile} --machines 1 --trace {trace} --arrivals trace --jobs 1 --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "1 requests failed, the first of them because never_fits" in " ".join(ended.stdout.split())
+    (run,) = orjson.loads(file.read_bytes())["runs"]
+    assert run["requests"]["failed"] == 1
+    assert run["requests"]["first_failure"].startswith("never_fits")
+
+
 @pytest.mark.parametrize(("machines", "homes"), [("2,1", {"prompt", "token"}), ("3", {"mixed"})])
 def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, machines: str, homes: set[str]) -> None:
     """As many as are asked for, in two pools or mixed; held against one that is alone, and priced as was said."""
