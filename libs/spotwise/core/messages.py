@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from spotwise.core.members import Member as Member
 from spotwise.core.members import MemberKind as MemberKind
@@ -218,9 +219,8 @@ class RenewLeases:
 # --- worker -> gateway ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """What one iteration brought one stream.
+class TokenDelta(NamedTuple):
+    """What one iteration brought one stream; a tuple, since one is made for every token, here and at its gateway.
 
     Attributes:
         stream_id: the attempt, at its gateway.

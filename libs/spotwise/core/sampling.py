@@ -10,6 +10,7 @@ Invariants: `counter_uniform` is a pure function, in [0, 1), the same on every m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -85,9 +86,8 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What an iteration produced for one sequence.
+class SampledToken(NamedTuple):
+    """What an iteration produced for one sequence; a tuple, since one is made for every token.
 
     Attributes:
         sequence_id: the attempt.

@@ -231,7 +231,7 @@ async def test_impossible_alternatives_are_still_json(client: httpx.AsyncClient,
     async def impossible(request_id: str, spec: Any) -> Any:
         async for batch in original(request_id, spec):
             tokens = tuple(
-                replace(token, logprobs=token.logprobs and replace(token.logprobs, logprob=float("-inf")))
+                token._replace(logprobs=token.logprobs and replace(token.logprobs, logprob=float("-inf")))
                 for token in batch.tokens
             )
             yield replace(batch, tokens=tokens)
