@@ -1,6 +1,6 @@
 """Which machines to buy: the best split of a design for an objective, under latency objectives and constraints.
 
-Law: two questions, both answered by simulation alone.
+Law: two questions, both answered by simulation alone, and by nothing of a run but whether its objectives hold.
 
 - A rate is given: which split serves it at the least cost, or power, or with the fewest machines? For some numbers of token
   machines the fewest prompt machines that do, by bisection and only where that would be better than the best so far; then
@@ -74,7 +74,7 @@ def cheapest_split(case: Case, objective: Objective, seeds: Sequence[int], most:
         seeds: all of which must hold.
         most: of either kind of machine. A baseline has none of the second kind.
     """
-    design = DESIGNS[case.design]
+    design, case = DESIGNS[case.design], replace(case, verdict_only=True)
     tried: dict[Split, bool] = {}
     best: Split | None = None
     stride = max(1, most.token // 4)
@@ -145,6 +145,7 @@ def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[
         grid: of rates.
         seeds: over which limits are averaged.
     """
+    case = replace(case, verdict_only=True)
     limits: dict[int, Limit] = {}
     here = len(splits) // 2
     stride = max(1, len(splits) // 4)

@@ -34,6 +34,12 @@ JointlyOption = Annotated[bool, typer.Option("--jointly", help="Draw a prompt wi
 ModelOption = Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")]
 DecodeModelOption = Annotated[DecodeModel, typer.Option(help=TIMED)]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs", help="Keep runs in this file, and spare those that are in it: a search that was stopped goes on."
+    ),
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result there.")]
 
 

@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.documents import write_document
-from spotwise.cli.simulate.options import TIMED, JobsOption, JsonOption, parse_seeds, processors, told_plainly
+from spotwise.cli.simulate.options import (
+    TIMED,
+    JobsOption,
+    JsonOption,
+    RunsOption,
+    parse_seeds,
+    told_plainly,
+)
 from spotwise.cli.simulate.paper_figures import draw_figures
 from spotwise.cli.simulate.paper_tables import (
     comparison_document,
@@ -24,7 +30,7 @@ from spotwise.cli.simulate.paper_tables import (
     headlines_document,
     limits_table,
 )
-from spotwise.cli.simulate.progress import carry_out, runs_bar
+from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.machine_costs import DecodeModel
 from spotwise.simulator.published_runs import compare, read_published_runs
 from spotwise.simulator.search import Grid, Search
@@ -100,6 +106,7 @@ def paper(
         bool, typer.Option("--quick", help="One seed, 20 seconds, steps of 20: minutes instead of hours, and coarse.")
     ] = False,
     jobs: JobsOption = None,
+    runs: RunsOption = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
     json: JsonOption = None,
 ) -> None:
@@ -107,19 +114,21 @@ def paper(
     if figures is not None:
         require_plotting(figures / "figure.png", "--figures")
     require_writable(json)
+    require_writable(runs, "--runs")
     files = Data(data)
     if published_runs and files.published is None:
         raise OptionError("--published-runs: needs --data with profiles/splitwise_sim_replay.csv")
     if not measure_headlines and not published_runs:
         raise OptionError("--no-headlines: nothing is left to do without --published-runs")
     console = report_console()
+    simulations = Simulations(console, jobs, runs)
     models = list(dict.fromkeys(decode_models or (DecodeModel.PUBLISHED, DecodeModel.HONEST)))
     document: dict[str, Any] = {
         "environment": environment(simulation=f"paper {which.value}", decode_models=models, quick=quick)
     }
     if published_runs:
         assert files.published is not None
-        document |= _check_published(files, files.published, jobs, console)
+        document |= _check_published(files, files.published, simulations)
     if measure_headlines:
         step = step or (20.0 if quick else 10.0)
         scope = Scope(
@@ -130,19 +139,16 @@ def paper(
             profile=files.profile,
         )
         scopes = {model: replace(scope, decode_model=model) for model in models}
-        found = _measure(scopes, jobs, console)
+        found = _measure(scopes, simulations)
         document |= headlines_document(found)
         if figures is not None:
-            with told_plainly(), runs_bar(console, "figures") as finished:
-                for model, of_model in found.items():
-                    for path in draw_figures(
-                        scopes[model], of_model, figures / model.value, processors(jobs), finished
-                    ):
-                        console.print(f"drawn into {path}", style="dim")
+            for model, of_model in found.items():
+                for path in draw_figures(scopes[model], of_model, figures / model.value, simulations):
+                    console.print(f"drawn into {path}", style="dim")
     write_document(document, json, console)
 
 
-def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int | None, console: Console) -> dict[DecodeModel, Findings]:
+def _measure(scopes: Mapping[DecodeModel, Scope], simulations: Simulations) -> dict[DecodeModel, Findings]:
     """Carry out all searches at once, by whatever model of time, and print what came out."""
     searches: dict[tuple[DecodeModel, str, Cluster | str], Search[Any]] = {}
     for model, scope in scopes.items():
@@ -152,19 +158,19 @@ def _measure(scopes: Mapping[DecodeModel, Scope], jobs: int | None, console: Con
             "saturated": saturation_searches(scope),
         }
         searches |= {(model, kind, key): search for kind, some in asked.items() for key, search in some.items()}
-    results = carry_out(searches, jobs, console, "headlines")
+    results = simulations.carry_out(searches, "headlines")
 
     def of(model: DecodeModel, kind: str) -> dict[Any, Any]:
         return {key: result for (by, what, key), result in results.items() if (by, what) == (model, kind)}
 
     found = {model: Findings(of(model, "limit"), of(model, "saturated"), of(model, "cheapest")) for model in scopes}
     for model, of_model in found.items():
-        console.print(limits_table(of_model.limits, model))
-    console.print(headline_table(headlines(found), list(found)))
+        simulations.console.print(limits_table(of_model.limits, model))
+    simulations.console.print(headline_table(headlines(found), list(found)))
     return found
 
 
-def _check_published(files: Data, published: Path, jobs: int | None, console: Console) -> dict[str, Any]:
+def _check_published(files: Data, published: Path, simulations: Simulations) -> dict[str, Any]:
     """Search our limits beside the published simulator's, print them, and return them for the document."""
     with told_plainly():
         lines = read_published_runs(published)
@@ -172,10 +178,10 @@ def _check_published(files: Data, published: Path, jobs: int | None, console: Co
         cluster: compare(cluster, runs, Workload(cluster.workload, files.traces[cluster.workload]), files.profile)
         for cluster, runs in lines.items()
     }
-    results = carry_out(searches, jobs, console, "published runs")
-    console.print(comparison_table(results))
+    results = simulations.carry_out(searches, "published runs")
+    simulations.console.print(comparison_table(results))
     agreeing = sum(comparison.agrees for comparison in results.values())
-    console.print(f"{agreeing} of {len(results)} limits agree within one step of 10 requests/s.")
+    simulations.console.print(f"{agreeing} of {len(results)} limits agree within one step of 10 requests/s.")
     clusters_found = [comparison_document(cluster, comparison) for cluster, comparison in results.items()]
     return {"published_runs": {"agree": agreeing, "clusters": clusters_found}}
 

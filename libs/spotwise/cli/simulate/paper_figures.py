@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH, Split
 from spotwise.simulator.experiment import RunSummary
-from spotwise.simulator.parallel import drive
 from spotwise.simulator.plots import (
     plot_bars,
     plot_batch_sizes,
@@ -29,10 +28,12 @@ _SIZES = 20_000
 _PROMPTS, _TOKENS = tuple(range(15, 37, 3)), tuple(range(1, 10))
 
 
-def draw_figures(
-    scope: Scope, found: Findings, folder: Path, jobs: int, finished: Callable[[RunSummary], None]
-) -> list[Path]:
-    """Draw them, and return the files."""
+def draw_figures(scope: Scope, found: Findings, folder: Path, simulations: Simulations) -> list[Path]:
+    """Draw them, and return the files.
+
+    Raises:
+        CommandError: a trace or a profile is none.
+    """
     paths: list[Path] = []
 
     def keep(figure: Any, name: str) -> None:
@@ -47,7 +48,7 @@ def draw_figures(
         for rate in _BATCH_RATES
     }
     searches["design space"] = heat_map(scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), _PROMPTS, _TOKENS)
-    runs = drive(searches, jobs, finished)
+    runs = simulations.carry_out(searches, "figures")
     title = f"{SPLITWISE_HH.name}, {CODE_RATE:g} requests/s of code"
     keep(plot_design_space(runs.pop("design space"), "ttft", 90, title), "figure-12.png")
     for workload in scope.workloads:

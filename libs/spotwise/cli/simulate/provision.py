@@ -21,6 +21,7 @@ from spotwise.cli.simulate.options import (
     JointlyOption,
     JsonOption,
     ModelOption,
+    RunsOption,
     TraceOption,
     WorkloadOption,
     parse_designs,
@@ -30,7 +31,7 @@ from spotwise.cli.simulate.options import (
     parse_workload,
     recorded_profile,
 )
-from spotwise.cli.simulate.progress import carry_out
+from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.designs import DESIGNS, SPLITWISE_HA, Design, Split
 from spotwise.simulator.experiment import Case
 from spotwise.simulator.machine_costs import DecodeModel
@@ -68,6 +69,7 @@ def provision(
     decode_model: DecodeModelOption = DecodeModel.HONEST,
     profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
     jobs: JobsOption = None,
+    runs: RunsOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the designs side by side into FILE.png, .svg or .pdf.")
     ] = None,
@@ -83,11 +85,12 @@ def provision(
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
+    require_writable(runs, "--runs")
     console = report_console()
+    simulations = Simulations(console, jobs, runs)
 
     def case(design: Design, at_rate: float | None) -> Case:
-        split = Split(1, 1)  # of which another takes the place
-        return Case(design.name, split, asked, at_rate, seconds, 0, name, decode_model, profile, verdict_only=True)
+        return Case(design.name, Split(1, 1), asked, at_rate, seconds, 0, name, decode_model, profile)
 
     if objective is Aim.THROUGHPUT:
         if rate is not None:
@@ -98,7 +101,7 @@ def provision(
         searches = {
             design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
         }
-        found = carry_out(searches, jobs, console, "searching")
+        found = simulations.carry_out(searches, "searching")
         rows: dict[str, Row | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
         tried = {
             key: [
@@ -114,13 +117,11 @@ def provision(
             raise OptionError("--max-cost, --max-power, --max-machines: budgets are for --objective throughput")
         wanted = Objective(objective.value)
         fits = {design.name: _within(design, bounds) for design in chosen}
-        needed = carry_out(
+        needed = simulations.carry_out(
             {
                 design.name: cheapest_split(case(design, rate), wanted, parse_seeds(seeds), fits[design.name])
                 for design in chosen
             },
-            jobs,
-            console,
             "searching",
         )
         rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}

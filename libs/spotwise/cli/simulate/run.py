@@ -30,7 +30,7 @@ from spotwise.cli.simulate.options import (
     parse_workload,
     recorded_profile,
 )
-from spotwise.cli.simulate.progress import carry_out
+from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.designs import PAPER_SPLITS, Split
 from spotwise.simulator.experiment import Case, RunSummary
 from spotwise.simulator.hardware import BLOOM_176B
@@ -112,7 +112,7 @@ def run(
     if rates is not None:
         swept = [*ascending(rates, float, "--rates", "requests per second like 40,60,80")]
     cases = [replace(case, rate=rate) for rate in swept]
-    runs = list(carry_out(dict(enumerate(map(_single, cases))), jobs, console, "simulating").values())
+    runs = list(Simulations(console, jobs).carry_out(dict(enumerate(map(_single, cases))), "simulating").values())
     for summary in runs:
         console.print(latency_table(summary))
         console.print(pool_table(summary))

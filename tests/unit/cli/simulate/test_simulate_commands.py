@@ -116,6 +116,20 @@ def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None
     assert "per $/h" in ended.stdout
 
 
+def test_a_search_that_was_stopped_goes_on(spotwise: CommandLine, tmp_path: Path) -> None:
+    """With the runs that it had made: they are in the file, each once, however many processes made them."""
+    runs = tmp_path / "kept" / "runs"
+    arguments = "simulate provision --objective machines --rate 2 --designs HH --most 4,2 --workload code --seconds 5"
+    arguments += f" --runs {runs}"
+    first = spotwise(*arguments.split(), "--jobs", "2")
+    assert first.status == 0, first.stderr
+    kept = runs.read_bytes()
+    assert kept.count(b"\n") > 2
+    again = spotwise(*arguments.split(), "--jobs", "1")
+    assert again.stdout == first.stdout
+    assert runs.read_bytes() == kept
+
+
 def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
     """Of each of its clusters, at its arrival times; with a verdict."""
     folder, file = tmp_path / "profiles", tmp_path / "published.json"

@@ -1,0 +1,97 @@
+"""Runs in a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotwise.core.cost_profile import BUILT_IN
+from spotwise.simulator import kept_runs
+from spotwise.simulator.designs import Split
+from spotwise.simulator.experiment import Case, RunSummary, simulate
+from spotwise.simulator.kept_runs import KeptRuns
+from spotwise.simulator.recorded import RECORDED
+from spotwise.simulator.workload import Workload
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
+CODE = Case("Splitwise-HA", Split(2, 1), Workload("code"), 2.0, 5.0)
+
+
+class Counting:
+    """Simulates, and counts."""
+
+    def __init__(self) -> None:
+        self.runs: list[Case] = []
+
+    def __call__(self, case: Case) -> RunSummary:
+        """Run a case."""
+        self.runs.append(case)
+        return simulate(case)
+
+
+@pytest.fixture(autouse=True)
+def _other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test reads files and code as a process does that has just begun."""
+    forget()
+
+
+def forget() -> None:
+    """Know no more than a process that begins."""
+    kept_runs._read.cache_clear()
+    kept_runs._contents.cache_clear()
+    kept_runs._code.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CODE,
+        replace(CODE, design="Baseline-A100", split=Split(2), verdict_only=True, rate=30.0),
+        replace(CODE, design=RECORDED, recorded=BUILT_IN, price_per_hour=3.5),
+    ],
+)
+def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:
+    """It comes back whole, whichever process asks."""
+    run, path = Counting(), tmp_path / "runs"
+    first = KeptRuns(path, run)(case)
+    forget()
+    again = KeptRuns(path, run)(case)
+    assert again == first
+    assert again.wall_s == first.wall_s
+    assert len(run.runs) == 1
+    KeptRuns(path, run)(replace(case, seed=1))
+    assert len(run.runs) == 2
+
+
+def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace under its old name, and a simulator that has been worked on."""
+    run, path, trace = Counting(), tmp_path / "runs", tmp_path / "trace.csv"
+    trace.write_text(TRACE.format(tokens=20))
+    case = replace(CODE, workload=Workload("mine", trace))
+    KeptRuns(path, run)(case)
+    trace.write_text(TRACE.format(tokens=21))
+    forget()
+    KeptRuns(path, run)(case)
+    assert len(run.runs) == 2
+    monkeypatch.setattr(kept_runs, "_code", lambda: b"other code")
+    KeptRuns(path, run)(case)
+    assert len(run.runs) == 3
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    """The others are there."""
+    run, path = Counting(), tmp_path / "runs"
+    KeptRuns(path, run)(CODE)
+    whole = path.read_bytes()
+    KeptRuns(path, run)(replace(CODE, seed=1))
+    path.write_bytes(path.read_bytes()[: len(whole) + 100])
+    forget()
+    KeptRuns(path, run)(CODE)
+    assert len(run.runs) == 2
+    KeptRuns(path, run)(replace(CODE, seed=1))
+    assert len(run.runs) == 3
+    forget()
+    KeptRuns(path, run)(replace(CODE, seed=1))
+    assert len(run.runs) == 3
