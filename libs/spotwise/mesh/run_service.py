@@ -11,7 +11,7 @@ import structlog
 import uvloop
 from pydantic import ValidationError
 
-from spotwise.mesh.garbage import collect_rarely
+from spotwise.mesh.garbage import collect_rarely, leave_to_the_system
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.telemetry import configure_logging
@@ -43,6 +43,8 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
     except MeshError as error:
         structlog.get_logger(__name__).error("cannot_serve", error=str(error))
         return 1
+    finally:
+        leave_to_the_system()
     return 0
 
 
