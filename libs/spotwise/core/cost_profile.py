@@ -196,9 +196,8 @@ def _numbers(fields: Mapping[str, Any], where: str, made: type, without: tuple[s
 def _number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where} is {value!r}, no number")
-    if (
-        not abs(value) <= sys.float_info.max
-    ):  # JSON has whole numbers of any size, and its reader takes NaN and Infinity
+    # JSON has whole numbers of any size, and its reader takes NaN and Infinity.
+    if not abs(value) <= sys.float_info.max:
         raise ValueError(f"{where} is no finite number")
     return float(value)
 
