@@ -1,0 +1,132 @@
+"""Where a request goes when its home pools are over their thresholds."""
+
+from __future__ import annotations
+
+from spotwise.core.cluster.placement import PlacedBy
+from spotwise.core.cluster.policy import PoolPolicy
+from tests.unit.core.builders import worker_member
+from tests.unit.core.cluster.placing import choice, chosen, mixed_worker, prompt_worker
+
+
+class TestPromptsSpillOver:
+    """A prompt pool over its threshold: the mixed pool, a converted token worker, the shortest queue."""
+
+    FULL = prompt_worker("p", pending=85)
+
+    def test_a_queue_that_is_empty_is_never_over(self) -> None:
+        """A prompt longer than the threshold must go somewhere."""
+        long = {"prompt_tokens": 500, "kv_tokens": 510}
+        assert chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), **long) == ("p", "t", PlacedBy.HOME)
+
+    def test_the_threshold_itself_is_within(self) -> None:
+        """84 and 16 are 100."""
+        workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
+        assert chosen(*workers) == ("p", "t", PlacedBy.HOME)
+
+    def test_the_mixed_pool_comes_first_and_serves_in_place(self) -> None:
+        """KV never leaves a worker whose home is not the prompt pool."""
+        workers = [self.FULL, mixed_worker("m", owed=900), worker_member("t")]
+        assert chosen(*workers) == ("m", "m", PlacedBy.MIXED_POOL)
+
+    def test_a_token_worker_with_a_prompt_in_place_is_in_the_mixed_pool(self) -> None:
+        """So that one of them is disturbed rather than two."""
+        away = worker_member("t2", owed=900, pending=40, prompts_in_place=1)
+        assert chosen(self.FULL, worker_member("t1"), away) == ("t2", "t2", PlacedBy.MIXED_POOL)
+
+    def test_a_prompt_worker_that_decodes_is_in_the_mixed_pool_and_hands_off(self) -> None:
+        """Its home is the prompt pool still."""
+        away = prompt_worker("p2", decoding=1)
+        assert chosen(self.FULL, away, worker_member("t")) == ("p2", "t", PlacedBy.MIXED_POOL)
+        assert chosen(self.FULL, away, mixed_worker("m", pending=1), worker_member("t")) == (
+            "p2",
+            "t",
+            PlacedBy.MIXED_POOL,
+        )
+
+    def test_a_prompt_worker_that_decodes_does_not_stand_in_the_prompt_pool(self) -> None:
+        """One without decodes comes first, though its queue is longer."""
+        workers = [prompt_worker("p1", pending=60), prompt_worker("p2", decoding=1), worker_member("t")]
+        assert chosen(*workers) == ("p1", "t", PlacedBy.HOME)
+
+    def test_else_the_token_worker_that_owes_least_is_converted(self) -> None:
+        """It computes the prompt in place, if it has room for all of it."""
+        over = mixed_worker("m", pending=90)
+        workers = [self.FULL, over, worker_member("t1", owed=5), worker_member("t2"), worker_member("t3", owed=9)]
+        assert chosen(*workers) == ("t2", "t2", PlacedBy.CONVERSION)
+        small = worker_member("t2", free=1)
+        assert chosen(self.FULL, over, worker_member("t1", owed=5), small) == ("t1", "t1", PlacedBy.CONVERSION)
+
+    def test_all_over_the_shortest_queue_of_the_home_pool(self) -> None:
+        """Whatever its length; one that is away from home is of that pool, too."""
+        workers = [self.FULL, prompt_worker("p2", pending=95), worker_member("t", pending=90, prompts_in_place=1)]
+        assert chosen(*workers) == ("p", "t", PlacedBy.ALL_OVER)
+        away = prompt_worker("p2", pending=84, decoding=1)
+        busy = worker_member("t", pending=90, prompts_in_place=1)
+        assert chosen(self.FULL, away, busy, prompt_tokens=20) == ("p2", "t", PlacedBy.ALL_OVER)
+
+    def test_a_prompt_that_no_prompt_worker_could_ever_hold_spills_over(self) -> None:
+        """A busy one may wait for blocks; a small one would wait for ever."""
+        small = prompt_worker("p1", blocks=1)
+        busy = prompt_worker("p2", blocks=2, free=0, pending=80)
+        assert choice(small, busy, worker_member("t"), prompt_tokens=17) == ("p2", "t")
+        assert chosen(small, worker_member("t"), prompt_tokens=17) == ("t", "t", PlacedBy.CONVERSION)
+
+
+class TestTokensSpillOver:
+    """A token pool over its threshold: the mixed pool, a converted prompt worker, wherever there is room."""
+
+    FULL = worker_member("t", free=1)
+
+    def test_the_mixed_pool_comes_first(self) -> None:
+        """It takes the KV in as a token worker does."""
+        workers = [prompt_worker("p"), self.FULL, mixed_worker("m", owed=900)]
+        assert chosen(*workers) == ("p", "m", PlacedBy.MIXED_POOL)
+
+    def test_token_workers_with_prompts_in_place_are_in_the_mixed_pool(self) -> None:
+        """One of them without comes first, though it owes more."""
+        away = worker_member("t2", prompts_in_place=1)
+        assert chosen(prompt_worker("p"), worker_member("t1", owed=50), away) == ("p", "t1", PlacedBy.HOME)
+        assert chosen(prompt_worker("p"), self.FULL, away) == ("p", "t2", PlacedBy.MIXED_POOL)
+
+    def test_a_prompt_worker_that_decodes_serves_in_place(self) -> None:
+        """No KV goes to a worker whose home is the prompt pool."""
+        away = prompt_worker("p2", decoding=1, pending=50)
+        assert chosen(prompt_worker("p1"), self.FULL, away) == ("p2", "p2", PlacedBy.MIXED_POOL)
+        owes_less = mixed_worker("m", owed=5)
+        assert chosen(prompt_worker("p1"), self.FULL, prompt_worker("p2", decoding=1, owed=9), owes_less) == (
+            "p1",
+            "m",
+            PlacedBy.MIXED_POOL,
+        )
+
+    def test_else_the_prompt_worker_with_the_shortest_queue_is_converted(self) -> None:
+        """It decodes what it has computed, if it has room for all of it."""
+        workers = [prompt_worker("p1", pending=50), prompt_worker("p2", pending=40), self.FULL]
+        assert chosen(*workers) == ("p2", "p2", PlacedBy.CONVERSION)
+        assert chosen(prompt_worker("p1", free=1), prompt_worker("p2", pending=40), self.FULL) == (
+            "p2",
+            "p2",
+            PlacedBy.CONVERSION,
+        )
+
+    def test_owed_tokens_count_where_a_bound_is_set(self) -> None:
+        """An empty queue is never over; without a bound memory alone decides."""
+        bound = PoolPolicy(max_owed_tokens=50)
+        workers = [prompt_worker("p"), worker_member("t", owed=35), mixed_worker("m", owed=30)]
+        assert chosen(*workers, policy=bound) == ("p", "m", PlacedBy.MIXED_POOL)
+        assert chosen(*workers) == ("p", "t", PlacedBy.HOME)
+        assert chosen(prompt_worker("p"), worker_member("t"), kv_tokens=99, policy=bound) == ("p", "t", PlacedBy.HOME)
+
+    def test_all_over_the_token_worker_that_owes_least(self) -> None:
+        """Before the mixed pool, where it has room."""
+        bound = PoolPolicy(max_pending_prompt_tokens=100, max_owed_tokens=50)
+        full = prompt_worker("p", pending=90)
+        over = mixed_worker("m", owed=41)
+        workers = [full, over, worker_member("t1", owed=44), worker_member("t2", owed=43)]
+        assert chosen(*workers, policy=bound) == ("p", "t2", PlacedBy.ALL_OVER)
+        assert chosen(full, over, worker_member("t", free=0), policy=bound) == ("p", "m", PlacedBy.ALL_OVER)
+
+    def test_nobody_waits_while_anybody_has_room(self) -> None:
+        """Not even for a prompt worker whose own queue is over."""
+        assert chosen(prompt_worker("p", pending=90), self.FULL) == ("p", "p", PlacedBy.ALL_OVER)
+        assert choice(prompt_worker("p", free=1), self.FULL, mixed_worker("m", free=1)) is None

@@ -1,0 +1,131 @@
+"""KV that is handed off while its prompt is computed."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.record import KvHandoff
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush, PushCosts, PushMode
+from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta
+
+LAYERWISE = WorkerPolicy(BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE)
+
+
+class TestLayerwise:
+    """A prompt's KV leaves while it is computed."""
+
+    def test_the_push_is_opened_before_the_iteration_and_committed_after_it(self) -> None:
+        """For the prompt's blocks; with the first token nothing but the commit is left to say."""
+        bench = WorkerBench(policy=LAYERWISE)
+        commands = bench.prefill("r", prompt=30)
+        kinds = [type(command) for command in commands]
+        assert kinds.index(c.OpenPush) < kinds.index(c.RunIteration)
+        assert only(commands, c.OpenPush) == [c.OpenPush("r", 1, TARGET, (0, 1), 30, 0)]
+        commands = bench.iterate(r=50)
+        assert only(commands, c.CommitPush) == [c.CommitPush(KvHandoff("r", 1, 30, 50))]
+        assert only(commands, c.PushKv) == []
+        commands = bench.feed(c.HandoffDelivered("r", 1, 4096, 0.25, "shm", 0.05, PushMode.LAYERWISE))
+        (facts,) = ledger(commands, "handed_off")
+        assert (facts["transfer_s"], facts["visible_s"], facts["mode"]) == (0.25, 0.05, "layerwise")
+        bench.assert_empty()
+
+    def test_a_prompt_in_parts_opens_one_push(self) -> None:
+        """With its first part."""
+        bench = WorkerBench(
+            policy=WorkerPolicy(
+                BatchLimits(4, 12, 12), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE
+            )
+        )
+        commands = bench.prefill("r", prompt=30) + bench.iterate() + bench.iterate() + bench.iterate(r=50)
+        assert len(only(commands, c.OpenPush)) == len(only(commands, c.CommitPush)) == 1
+        assert len(only(commands, c.RunIteration)) == 3
+
+    def test_blocks_that_are_computed_already_are_named(self) -> None:
+        """A prompt that begins like one before it."""
+        bench = WorkerBench(policy=WorkerPolicy(kv_push=KvPush.LAYERWISE))
+        known = tuple(range(40))
+        bench.start("a", prompt=40)
+        bench.load("a", prompt=known)
+        bench.iterate(a=50)
+        bench.delivered("a")
+        bench.start("b", prompt=40)
+        (push,) = only(bench.load("b", prompt=known), c.OpenPush)
+        assert push.written_tokens == 32
+
+    def test_a_prompt_for_this_worker_opens_none(self) -> None:
+        """Nothing is transferred."""
+        bench = WorkerBench(policy=LAYERWISE)
+        assert only(bench.in_place("r"), c.OpenPush) == []
+
+    def test_one_that_is_cancelled_is_called_off_and_keeps_its_blocks_until_then(self) -> None:
+        """Its iteration has to end, and its push, in any order."""
+        for push_first in (True, False):
+            bench = WorkerBench(policy=LAYERWISE)
+            bench.prefill("r")
+            commands = bench.feed(m.CancelRequest("r", 1))
+            assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+            assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+            ends = [c.IterationFinished(()), c.HandoffFailed("r", 1, "called off")]
+            bench.feed(ends[push_first])
+            assert bench.pool.free_blocks == 18
+            assert bench.feed(ends[not push_first]) == [c.DropSequence("r@1")]
+            bench.assert_empty()
+
+    def test_one_that_ends_with_its_first_token_is_called_off(self) -> None:
+        """There is nothing to hand over."""
+        bench = WorkerBench(policy=LAYERWISE)
+        bench.prefill("r")
+        commands = bench.iterate(r=STOP_TOKEN)
+        assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+        assert only(commands, c.CommitPush) == []
+        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        bench.assert_empty()
+
+    def test_a_push_that_fails_before_its_prompt_is_computed_ends_the_attempt(self) -> None:
+        """At once; its blocks come free with the iteration, whose token is nobody's."""
+        bench = WorkerBench(policy=LAYERWISE)
+        bench.prefill("r")
+        commands = bench.feed(c.HandoffFailed("r", 1, "connection lost"))
+        delta = error_delta(commands)
+        assert (delta.retryable, delta.token_index) == (True, 0)
+        assert only(commands, c.AbortPush) == []
+        assert sent(commands, "t") == [m.CancelRequest("r", 1)]
+        assert deltas(bench.iterate(r=50)) == []
+        bench.assert_empty()
+
+    def test_an_iteration_that_fails_calls_off_its_pushes(self) -> None:
+        """What the engine wrote is unknown."""
+        bench = WorkerBench(policy=LAYERWISE)
+        bench.prefill("r")
+        assert only(bench.feed(c.IterationFailed("out of memory")), c.AbortPush) == [c.AbortPush("r", 1)]
+        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        bench.assert_empty()
+
+    def test_one_on_its_way_is_called_off_as_well(self) -> None:
+        """A serial push need not go on for a client that left."""
+        bench = WorkerBench()
+        bench.prefill("r")
+        bench.iterate(r=50)
+        assert only(bench.feed(m.CancelRequest("r", 1)), c.AbortPush) == [c.AbortPush("r", 1)]
+        bench.delivered("r")
+        bench.assert_empty()
+
+    def test_what_was_measured_decides(self) -> None:
+        """The first two prompts of a pair try both ways; then the cheaper one is taken."""
+        bench = WorkerBench(policy=WorkerPolicy(prefix_caching=False, kv_push=KvPush.AUTO))
+        layerwise, costs = [], PushCosts()
+        line = LinkCost(0.001, 1e9)
+        for name in "abcd":
+            layerwise.append(bool(only(bench.prefill(name), c.OpenPush)))
+            bench.iterate(**{name: 50})
+            costs = (
+                PushCosts(line, costs.layerwise) if not layerwise[-1] else PushCosts(costs.serial, LinkCost(0.0, 1e12))
+            )
+            bench.feed(c.PushesMeasured("t", costs))
+            bench.delivered(name)
+        assert layerwise == [False, True, True, True]
+        bench.assert_empty()
