@@ -193,5 +193,9 @@ class LinkCost:
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
 
 
+#: Of mixed machines alone, which hand nothing over.
+NO_LINK = LinkCost(0.0, FLAT_BYTES_PER_S)
+
+
 def _ascend(values: Sequence[float], *, strictly: bool) -> bool:
     return all(a < b or (a == b and not strictly) for a, b in pairwise(values))

@@ -2,7 +2,8 @@
 
 Law: a profile says all that a simulated worker knows of its machine and its model: the seconds of an iteration, the seconds of
 a hand-off, what a token's KV weighs and how many tokens of it there is room for. It is plain data (JSON), written by
-`spotwise profile` and read by whoever simulates; what is wrong with one is said by the name of its field.
+`spotwise profile`, or by a worker that measured itself, and read by whoever simulates or schedules; what is wrong with one is
+said by the name of its field.
 
 Invariants: `profile_from_dict(profile_as_dict(p)) == p`; a profile without KV, or with less than no time, does not exist.
 """
@@ -18,8 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotwise.core.cost_model import (
-    BatchShape,
-    IterationCost,
     LinearIterationCost,
     LinkCost,
     PiecewiseLinear,
@@ -30,6 +29,8 @@ from spotwise.core.cost_model import (
 FORMAT = "spotwise-cost-profile/1"
 #: Of a message, where nobody measured it: a broker on the same machine or network.
 USUAL_MESSAGE_S = 0.0005
+#: Between device and host, each way, where nobody measured it: PCIe 4.0 with 16 lanes.
+USUAL_HOST_LINK = LinkCost(latency_s=1e-5, bytes_per_s=25e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class CostProfile:
     Attributes:
         name: of machine and model, for people.
         iteration: seconds of an iteration.
-        link: seconds of a hand-off; `None` where the mesh that was recorded made none, as one of mixed workers.
+        link: seconds of a hand-off; `None` where none was made, in a mesh of mixed workers or by a worker alone.
         kv_bytes_per_token: bytes of one token's KV, all layers.
         kv_tokens: tokens that a worker's KV cache holds.
         message_s: seconds from one member's decision to the next one's, over bus and store.
+        host_link: seconds of a move of KV between device and host's memory, either way; `None` where nobody measured it.
     """
 
     name: str
@@ -51,6 +53,7 @@ class CostProfile:
     kv_bytes_per_token: int
     kv_tokens: int
     message_s: float = USUAL_MESSAGE_S
+    host_link: LinkCost | None = None
 
     def __post_init__(self) -> None:
         if self.kv_bytes_per_token < 1 or self.kv_tokens < 1:
@@ -67,7 +70,8 @@ class CostProfile:
         """
         if self.link is None:
             raise ValueError(
-                f"{self.name!r} says nothing of hand-offs; record a mesh with prompt workers and token workers"
+                f"{self.name!r} says nothing of hand-offs, as what a worker measured alone: take mixed workers only, "
+                "or record a mesh with prompt workers and token workers (spotwise profile)"
             )
         return self.link
 
@@ -96,25 +100,25 @@ BUILT_IN = CostProfile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledCost:
-    """An iteration cost at another speed: a simulation that need not last as long as what it simulates.
+def at_speed(cost: LinearIterationCost | TableIterationCost, speed: float) -> LinearIterationCost | TableIterationCost:
+    """Return an iteration's cost at another speed: a simulation need not last as long as what it simulates.
 
-    Attributes:
+    Args:
         cost: at speed 1.
         speed: how many times as fast, above 0.
+
+    Raises:
+        ValueError: it is no speed.
     """
-
-    cost: IterationCost
-    speed: float
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.speed < math.inf:
-            raise ValueError(f"speed is {self.speed}; it must be above 0 and finite")
-
-    def iteration_s(self, shape: BatchShape) -> float:
-        """Return the seconds of one iteration."""
-        return self.cost.iteration_s(shape) / self.speed
+    if not 0.0 < speed < math.inf:
+        raise ValueError(f"speed is {speed}; it must be above 0 and finite")
+    if isinstance(cost, LinearIterationCost):
+        return LinearIterationCost(*(getattr(cost, field.name) / speed for field in dataclasses.fields(cost)))
+    prompt, decode = (
+        PiecewiseLinear(table.at, tuple(each / speed for each in table.seconds)) for table in (cost.prompt, cost.decode)
+    )
+    contexts = cost.prompt_context_s / speed, cost.decode_context_s / speed
+    return TableIterationCost(prompt, decode, *contexts, cost.mixed_factor)
 
 
 def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
@@ -128,6 +132,7 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
         "kv_bytes_per_token": profile.kv_bytes_per_token,
         "kv_tokens": profile.kv_tokens,
         "message_s": profile.message_s,
+        "host_link": None if profile.host_link is None else dataclasses.asdict(profile.host_link),
     }
 
 
@@ -151,15 +156,20 @@ def profile_from_dict(document: Any) -> CostProfile:
         raise ValueError(f"its format is {fields.get('format')!r}, not {FORMAT!r}")
     iteration = dict(_mapping(fields.get("iteration"), "iteration"))
     kind = iteration.pop("kind", None)
-    link = fields.get("link")
     return CostProfile(
         name=str(fields.get("name", "")),
         iteration=_iteration(kind, iteration),
-        link=None if link is None else LinkCost(**_numbers(_mapping(link, "link"), "link", LinkCost)),
+        link=_link(fields, "link"),
         kv_bytes_per_token=_count(fields, "kv_bytes_per_token"),
         kv_tokens=_count(fields, "kv_tokens"),
         message_s=_number(fields.get("message_s", USUAL_MESSAGE_S), "message_s"),
+        host_link=_link(fields, "host_link"),
     )
+
+
+def _link(fields: Mapping[str, Any], name: str) -> LinkCost | None:
+    link = fields.get(name)
+    return None if link is None else LinkCost(**_numbers(_mapping(link, name), name, LinkCost))
 
 
 def _iteration(kind: object, fields: dict[str, Any]) -> LinearIterationCost | TableIterationCost:

@@ -55,6 +55,14 @@ class CountedBlockPool(BlockPool):
         free = self._free_count + sum(self._count.get(owner, 0) for owner in given_up)
         return self.blocks_for(tokens) + spare <= free
 
+    def needed(self, tokens: int, reused: tuple[int, ...] = ()) -> int:
+        """Count the free blocks that it takes to hold `tokens` tokens."""
+        return self.blocks_for(tokens)
+
+    def freed_blocks(self, owners: Collection[str]) -> int:
+        """Count the blocks that these owners have."""
+        return sum([self._count.get(owner, 0) for owner in owners])
+
     def can_extend(self, owner: str, tokens: int) -> bool:
         """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
         return self.blocks_for(tokens) - self._count.get(owner, 0) <= self._free_count

@@ -86,6 +86,14 @@ class BlockPool:
         taken = sum(block_id in self._cached or block_id in freed for block_id in reused)
         return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks + len(freed) - taken
 
+    def needed(self, tokens: int, reused: tuple[int, ...] = ()) -> int:
+        """Count the free blocks that it takes to hold `tokens` tokens, `reused` the first of them."""
+        return self.blocks_for(tokens) - sum(block_id not in self._cached for block_id in reused)
+
+    def freed_blocks(self, owners: Collection[str]) -> int:
+        """Count the blocks that would come free if these owners gave all theirs back."""
+        return len(self._freed_by(owners))
+
     def _freed_by(self, owners: Collection[str]) -> set[int]:
         """Return the blocks that are in no other tables than those of these owners."""
         released = Counter(block_id for owner in owners for block_id in self.owned_by(owner))

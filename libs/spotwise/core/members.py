@@ -50,15 +50,20 @@ class WorkerLoad:
     Attributes:
         pending_prompt_tokens: tokens of prompts, and of preempted sequences, that are not computed yet.
         owed_tokens: new tokens that sequences whose token phase is here, or will be, may still produce at most.
-        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each.
+        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each; where KV is swapped those are free too that a newcomer
+            would get by that.
+        kv_blocks_used: that sequences own now.
         kv_blocks_kept: of the free ones, how many a new reservation must leave to those that wait or grow.
         reserved_new_tokens: of a request's new tokens, how many a reservation has blocks for at most; `None` for all.
         waiting, waiting_for_kv, running, preempted, migrating: sequences by state.
         decoding: sequences in their token phase.
         prompts_in_place: sequences whose prompt is still to be computed here, and whose token phase will be here too.
         prompts_to_hand_off: sequences whose prompt is computed here for another worker, until that one has the KV.
-        preemptions: how many there were since the worker's start.
-        prompt_token_s: seconds that a prompt token takes here with nothing beside it; `None` until it was measured.
+        swapped: sequences whose KV is in the host's memory, or on its way there or back.
+        kv_host_blocks_total, kv_host_blocks_free: of the host's memory; none where nothing is swapped.
+        preemptions: how many sequences lost their KV and were computed again, since the worker's start.
+        kv_blocks_swapped_out, kv_blocks_swapped_in: how many were copied to the host and back since then.
+        prompt_token_s: seconds that a prompt token takes here with nothing beside it; `None` until measured or profiled.
         kv_push_token_s: seconds that handing KV off adds to a request, a prompt token; `None` until it was measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
     """
@@ -68,6 +73,7 @@ class WorkerLoad:
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv_blocks_kept: int = 0
+    kv_blocks_used: int = 0
     kv_block_size: int = 16
     reserved_new_tokens: int | None = None
     waiting: int = 0
@@ -78,7 +84,12 @@ class WorkerLoad:
     decoding: int = 0
     prompts_in_place: int = 0
     prompts_to_hand_off: int = 0
+    swapped: int = 0
+    kv_host_blocks_total: int = 0
+    kv_host_blocks_free: int = 0
     preemptions: int = 0
+    kv_blocks_swapped_out: int = 0
+    kv_blocks_swapped_in: int = 0
     prompt_token_s: float | None = None
     kv_push_token_s: float | None = None
     assignments_seen: tuple[tuple[str, int], ...] = ()

@@ -49,6 +49,7 @@ class SubmitRequest:
         prompt_tokens: tokens to prefill: the prompt, and outputs committed by earlier attempts.
         max_new_tokens: tokens still owed at most.
         prefix_spans: hashes of the prompt's beginnings, see `prefix_spans.py`: who was sent the same may still hold its KV.
+        priority: of those that wait for room, the lower number comes first.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class SubmitRequest:
     prompt_tokens: int
     max_new_tokens: int
     prefix_spans: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.mlfq import Level
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 
@@ -32,6 +33,8 @@ class RequestRecord:
         sampling: how tokens are drawn.
         stop: when it ends; `max_new_tokens` counts `output_token_ids` too.
         arrival_unix_s: when the gateway received it.
+        priority: the lower, the earlier its turn, wherever there are turns; the client's, 0 unless it says another.
+        tenant: whose it is, for turns among tenants; empty where nobody said.
     """
 
     request_id: str
@@ -44,6 +47,8 @@ class RequestRecord:
     sampling: SamplingParams
     stop: StopCriteria
     arrival_unix_s: float
+    priority: int = 0
+    tenant: str = ""
 
     @property
     def sequence_id(self) -> str:
@@ -60,12 +65,14 @@ class KvHandoff:
         epoch: its attempt.
         num_tokens: tokens whose KV travels (the prompt and outputs committed before, not the first new token).
         first_token_id: the token the prefill produced; its KV is not computed yet.
+        level: where it stood in the queues of the prompt worker; `None` where that has no queues.
     """
 
     request_id: str
     epoch: int
     num_tokens: int
     first_token_id: int
+    level: Level | None = None
 
 
 @dataclass(frozen=True, slots=True)

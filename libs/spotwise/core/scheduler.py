@@ -1,8 +1,9 @@
 """The cluster scheduler: every request gets both its workers, or a clear no.
 
 Law: a request is accepted, and then assigned, rejected or closed. What finds no room waits here, upstream of the workers, in a
-queue of bounded length and bounded time. Which workers there are is what they say themselves: a scheduler that starts anew
-knows after one heartbeat of each what its predecessor knew, and gateways submit again what waited.
+queue of bounded length and bounded time, in order of priority and of arrival among equals. Which workers there are is what
+they say themselves: a scheduler that starts anew knows after one heartbeat of each what its predecessor knew, and gateways
+submit again what waited.
 
 The rooms below `cluster/` decide the rest: `placement.py` which workers, `assigner.py` how a request gets them,
 `repurposing.py` which worker changes its home.

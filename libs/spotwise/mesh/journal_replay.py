@@ -211,8 +211,8 @@ def _adapter(event_type: type) -> TypeAdapter[Any]:
 
 
 def _parameter(wanted: Any, value: Any) -> Any:
-    if wanted is BlockPool:
-        return BlockPool(**value)
+    if BlockPool in (wanted, *typing.get_args(wanted)):
+        return None if value is None else BlockPool(**value)
     return TypeAdapter(wanted).validate_python(value)
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
-from spotwise.wire.kv_frames import HANDOFF_BYTES, MAX_RESENDS, FrameKind, KvFrame, NackReason, decode_handoff
+from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame, KvFrameError, NackReason, decode_handoff
 
 
 class KvInbox:
@@ -189,8 +189,6 @@ class KvInbox:
                 self._give_up((incoming.link, incoming.push_id))
 
     def _missing(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> NackReason | None:
-        if payload.nbytes != HANDOFF_BYTES:
-            return NackReason.BAD_SHAPE
         if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
         whole = frame.num_layers == self._memory.num_layers and len(incoming.stored) == frame.chunk_total
@@ -199,7 +197,11 @@ class KvInbox:
         return None
 
     def _complete(self, incoming: IncomingPush, frame: KvFrame, payload: NDArray[np.uint8]) -> None:
-        handoff = decode_handoff(frame, payload.data)
+        try:
+            handoff = decode_handoff(frame, payload.data)
+        except KvFrameError:
+            self._refuse(incoming, NackReason.BAD_SHAPE)
+            return
         incoming.over = True
         self._release(incoming)
         del self._windows[frame.request_id]

@@ -98,6 +98,7 @@ _LOAD_COUNTS = (
     "kv_blocks_total",
     "kv_blocks_free",
     "kv_blocks_kept",
+    "kv_blocks_used",
     "kv_block_size",
     "waiting",
     "waiting_for_kv",
@@ -107,7 +108,12 @@ _LOAD_COUNTS = (
     "decoding",
     "prompts_in_place",
     "prompts_to_hand_off",
+    "swapped",
+    "kv_host_blocks_total",
+    "kv_host_blocks_free",
     "preemptions",
+    "kv_blocks_swapped_out",
+    "kv_blocks_swapped_in",
 )
 _LOAD_OPTIONAL: tuple[Literal["reserved_new_tokens", "prompt_token_s", "kv_push_token_s"], ...] = (
     "reserved_new_tokens",
@@ -187,6 +193,7 @@ def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
         prompt_tokens=message.prompt_tokens,
         max_new_tokens=message.max_new_tokens,
         prefix_spans=message.prefix_spans,
+        priority=message.priority,
     )
 
 
@@ -198,6 +205,7 @@ def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
         prompt_tokens=proto.prompt_tokens,
         max_new_tokens=proto.max_new_tokens,
         prefix_spans=tuple(proto.prefix_spans),
+        priority=proto.priority,
     )
 
 

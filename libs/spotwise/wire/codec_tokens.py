@@ -54,6 +54,8 @@ def encode_record(record: RequestRecord) -> bytes:
             min_new_tokens=stop.min_new_tokens,
         ),
         arrival_unix_s=record.arrival_unix_s,
+        priority=record.priority,
+        tenant=record.tenant,
     ).SerializeToString()
 
 
@@ -91,6 +93,8 @@ def decode_record(payload: bytes) -> RequestRecord:
         ),
         stop=StopCriteria(stop.max_new_tokens, tuple(stop.stop_token_ids), stop.min_new_tokens),
         arrival_unix_s=proto.arrival_unix_s,
+        priority=proto.priority,
+        tenant=proto.tenant,
     )
 
 

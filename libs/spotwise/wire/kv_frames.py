@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import xxhash
 
+from spotwise.core.mlfq import Level
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
-VERSION = 3
+VERSION = 4
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
 #: Longest worker id, in utf-8 bytes.
@@ -33,15 +34,14 @@ _HELLO_MAGIC = b"SWHI"
 _FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
 # magic, version, id length, receive tag, incarnation, KV layout, worker id
 _HELLO = struct.Struct("!4sBBxxQQQ128s")
-_HANDOFF = struct.Struct("!QQ")
+# tokens, first token, queue (0: it stood in none), part of its quantum that was used
+_HANDOFF = struct.Struct("!QQQd")
 _CHECKSUM = struct.Struct("!Q")
 
 #: Bytes of an encoded frame header.
 FRAME_BYTES = _FRAME.size + _CHECKSUM.size
 #: Bytes of an encoded hello.
 HELLO_BYTES = _HELLO.size + _CHECKSUM.size
-#: Bytes of a COMMIT's payload.
-HANDOFF_BYTES = _HANDOFF.size
 
 
 class KvFrameError(ValueError):
@@ -221,7 +221,8 @@ def encode_handoff(handoff: KvHandoff) -> bytes:
         ValueError: a number is negative or too large.
     """
     try:
-        return _HANDOFF.pack(handoff.num_tokens, handoff.first_token_id)
+        level = (handoff.level.queue, handoff.level.used) if handoff.level else (0, 0.0)
+        return _HANDOFF.pack(handoff.num_tokens, handoff.first_token_id, *level)
     except struct.error as error:
         raise ValueError(f"the hand-off does not fit its fields: {error}") from None
 
@@ -230,14 +231,19 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
     """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified.
 
     Raises:
-        KvFrameError: the payload has another length.
+        KvFrameError: the payload has another length, or names a level that cannot be.
     """
     try:
-        num_tokens, first_token_id = _HANDOFF.unpack(payload)
-    except struct.error as error:
+        num_tokens, first_token_id, queue, used = _HANDOFF.unpack(payload)
+        level = Level(queue, used) if queue else None
+    except (struct.error, ValueError) as error:
         raise KvFrameError(f"not a hand-off: {error}") from None
     return KvHandoff(
-        request_id=frame.request_id, epoch=frame.epoch, num_tokens=num_tokens, first_token_id=first_token_id
+        request_id=frame.request_id,
+        epoch=frame.epoch,
+        num_tokens=num_tokens,
+        first_token_id=first_token_id,
+        level=level,
     )
 
 

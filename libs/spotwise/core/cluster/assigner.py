@@ -2,11 +2,11 @@
 
 Law: an assignment is a conversation. Two workers: reserve KV on the token worker; once that stands, start the prefill on the
 prompt worker and tell the gateway. One worker for both phases: start the prefill there; once it is accepted, tell the gateway.
-Requests are assigned in order of arrival, and a later one never passes one without room. A refusal sends the request back to
-its place in the queue. So does a reservation without an answer, be it silence or a lost worker. Who was asked for both phases
-and did not answer may be computing all the same: that attempt is over, and its gateway, which knows what came of it, is asked
-for another one, whose epoch fences this one. Of an answer that nobody waits for any more only one thing follows: whoever gave
-it must not hold blocks for it.
+Requests are assigned in order of priority, then of arrival, and one further behind never passes one without room. A refusal
+sends the request back to its place in the queue. So does a reservation without an answer, be it silence or a lost worker. Who
+was asked for both phases and did not answer may be computing all the same: that attempt is over, and its gateway, which knows
+what came of it, is asked for another one, whose epoch fences this one. Of an answer that nobody waits for any more only one
+thing follows: whoever gave it must not hold blocks for it.
 
 Source: joint assignment of both machines, Splitwise section 4.2; admission before prefill against what breaks elsewhere.
 

@@ -1,14 +1,15 @@
 """The requests that a scheduler has accepted and nobody has closed.
 
-Law: a request is queued, asked for or assigned, never two of them. The queue is in order of arrival, and one that comes back
-to it takes the place that it had.
+Law: a request is queued, asked for or assigned, never two of them. The queue is in order of priority, the lower number first,
+and of arrival among equals; one that comes back to it takes the place that it had. Priorities are strict, as vLLM's are: while
+requests of a lower number keep coming and find no room, those behind them wait, as long as anybody may wait here.
 
 Invariants: the three sets are disjoint and together all; of one request id there is one entry.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,11 @@ class Entry:
         return self.order.request_id
 
     @property
+    def place(self) -> tuple[int, int, str]:
+        """Its place in the queue: priority, number of arrival, and who it is."""
+        return self.order.priority, self.number, self.order.request_id
+
+    @property
     def is_in_place(self) -> bool:
         """Whether one worker was asked to serve both its phases."""
         return self.token_worker is not None and self.prompt_worker == self.token_worker
@@ -55,7 +61,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._queue: list[tuple[int, str]] = []
+        self._queue: list[tuple[int, int, str]] = []
         self._asked: dict[str, None] = {}
         self._arrivals = 0
 
@@ -72,8 +78,8 @@ class Requests:
     def accept(self, order: SubmitRequest, now: float) -> None:
         """Queue a request that is not here."""
         self._arrivals += 1
-        self._entries[order.request_id] = Entry(order, self._arrivals, now)
-        self._queue.append((self._arrivals, order.request_id))
+        entry = self._entries[order.request_id] = Entry(order, self._arrivals, now)
+        insort(self._queue, entry.place)
 
     def drop(self, entry: Entry) -> None:
         """Forget a request, wherever it stands."""
@@ -81,14 +87,14 @@ class Requests:
         if entry.request_id in self._asked:
             del self._asked[entry.request_id]
         elif entry.token_worker is None:
-            self._queue.remove((entry.number, entry.request_id))
+            del self._queue[bisect_left(self._queue, entry.place)]
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> list[Entry]:
-        """Those that wait, in order of arrival."""
-        return [self._entries[request_id] for _, request_id in self._queue]
+        """Those that wait, in order of priority and arrival."""
+        return [self._entries[request_id] for _, _, request_id in self._queue]
 
     @property
     def num_queued(self) -> int:
@@ -96,14 +102,14 @@ class Requests:
         return len(self._queue)
 
     def head(self) -> Entry | None:
-        """Return the one that waits for longest."""
-        return self._entries[self._queue[0][1]] if self._queue else None
+        """Return the one whose turn is next."""
+        return self._entries[self._queue[0][2]] if self._queue else None
 
     def requeue(self, entry: Entry) -> None:
         """Put one that nobody took back where it was."""
         del self._asked[entry.request_id]
         entry.prompt_worker = entry.token_worker = entry.asked_s = entry.assignment = None
-        insort(self._queue, (entry.number, entry.request_id))
+        insort(self._queue, entry.place)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,21 @@ class PushesMeasured:
     costs: PushCosts
 
 
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """A sequence's KV is where `SwapOut` or `SwapIn` sent it."""
+
+    sequence_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwapFailed:
+    """A move was broken off: what it read is whole, what it wrote is not."""
+
+    sequence_id: str
+    reason: str
+
+
 WorkerEvent = (
     ReserveKv
     | StartPrefill
@@ -133,6 +148,8 @@ WorkerEvent = (
     | HandoffDelivered
     | HandoffFailed
     | PushesMeasured
+    | Swapped
+    | SwapFailed
     | Tick
 )
 
@@ -244,6 +261,24 @@ class AbortPush:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy KV from blocks of the device into as many of the host's memory, beside the iterations."""
+
+    sequence_id: str
+    block_ids: tuple[int, ...]
+    host_block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Copy KV from blocks of the host's memory into as many of the device."""
+
+    sequence_id: str
+    host_block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process."""
 
@@ -263,5 +298,7 @@ WorkerCommand = (
     | CommitPush
     | AbortPush
     | TakeHome
+    | SwapOut
+    | SwapIn
     | Leave
 )

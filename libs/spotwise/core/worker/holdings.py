@@ -1,8 +1,8 @@
 """The sequences a worker holds, their blocks, and the ways out.
 
 Law: a sequence owns blocks here exactly while it is held, and it is held until nothing reads or writes those blocks any
-more: not in the middle of an iteration, not while its KV is being pushed. One that ends too early for that is *condemned*
-and leaves as soon as it may; its push is called off.
+more: not in the middle of an iteration, not while its KV is being pushed or moves between device and host. One that ends too
+early for that is *condemned* and leaves as soon as it may; its push is called off.
 
 Invariants: blocks owned == blocks of the sequences held; a condemned sequence joins no iteration and publishes nothing;
 every ending that the gateway did not ask for is published to it; an attempt's record is loaded once at a time, so that an
@@ -19,19 +19,23 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.record import sequence_id
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence import KvPlace, Sequence
 
 
 class Holdings:
     """Sequences in order of arrival, and the commands that their fates cause.
 
     Attributes:
+        worker_id: whose.
+        pool: blocks of the device.
+        host: blocks of the host's memory; `None` where nothing is swapped.
         lost_a_member: a sequence in the newest iteration ordered was condemned since.
     """
 
-    def __init__(self, worker_id: str, pool: BlockPool) -> None:
+    def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None) -> None:
         self.worker_id = worker_id
         self.pool = pool
+        self.host = host
         self.lost_a_member = False
         self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
@@ -74,6 +78,7 @@ class Holdings:
         """Give the sequence blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
         sequence.reused_blocks = len(reused)
+        sequence.has_run = False
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
@@ -119,7 +124,7 @@ class Holdings:
         took_part = self._iterations.popleft()
         condemned = []
         for sequence, _ in took_part:
-            sequence.in_iteration = False
+            sequence.in_iteration, sequence.has_run = False, True
             if sequence.condemned:
                 condemned.append(sequence)
         for sequence in condemned:
@@ -201,7 +206,7 @@ class Holdings:
 
     def release(self, sequence: Sequence) -> None:
         """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
-        if sequence.push_in_flight or sequence.in_iteration:
+        if sequence.push_in_flight or sequence.in_iteration or sequence.is_moving:
             return
         del self._sequences[sequence.sequence_id]
         self._attempts[sequence.request_id] -= 1
@@ -209,7 +214,21 @@ class Holdings:
             del self._attempts[sequence.request_id]
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
+        if sequence.host_block_ids:
+            assert self.host is not None  # else it would have none there
+            self.host.free(sequence.sequence_id)
         self.say(c.DropSequence(sequence.sequence_id))
+
+    def move_ended(self, sequence_id: str) -> tuple[Sequence, KvPlace] | None:
+        """Note that a move between device and host ended; return its sequence, and how it moved, if it is still wanted."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None or not sequence.is_moving:
+            return None
+        moved, sequence.kv_place = sequence.kv_place, KvPlace.DEVICE
+        if sequence.condemned:
+            self.release(sequence)
+            return None
+        return sequence, moved
 
     def push_ended(self, request_id: str, epoch: int) -> Sequence | None:
         """Note that a push ended; return its sequence if it is still wanted."""

@@ -3,12 +3,12 @@
 Law: iteration-level scheduling (Orca, section 4.1): between iterations finished sequences leave and waiting ones join. As many
 iterations are in flight as the engine's pipeline has stages, one without a pipeline; they end in the order in which they were
 ordered, and a sequence is in one of them at most. Decode rows and prefill rows share an iteration; a prompt may take several,
-and its first token comes with the last of them.
+and its first token comes with the last of them. Rows are offered in the order of the worker's discipline (`discipline.py`).
 
-Invariants: FCFS: of two sequences whose prompts are computed here and that are never preempted, the earlier has run at least
-as many iterations as the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed
-by a later one that has none either; every runnable decode takes part as long as there are rows and blocks. Where prompts come
-first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that were preempted and wait for
+Invariants: every runnable decode takes part as long as there are rows and blocks. FCFS: of two sequences whose prompts are
+computed here and that are never preempted, the earlier has run at least as many iterations as the later, but for those in
+which it lacked a block, or has ended; who has no blocks yet is not passed by a later one that has none either. Where prompts
+come first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that were preempted and wait for
 theirs; where they do not, nobody loses blocks but to who came before.
 """
 
@@ -19,6 +19,7 @@ from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.discipline import Order
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.pace import Pace
@@ -34,40 +35,44 @@ UNNAMED_TOKEN = 0
 class Iterations:
     """Builds batches and takes their results."""
 
-    def __init__(self, holdings: Holdings, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy) -> None:
+    def __init__(
+        self, holdings: Holdings, order: Order, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy
+    ) -> None:
         self.finished = 0
         self._holdings = holdings
+        self._order = order
         self._memory = memory
         self._prompt_side = prompt_side
         self._policy = policy
-        self._pace = Pace(policy.max_stall_s, policy.context_parity)
+        self._pace = Pace(policy.max_stall_s, policy.context_parity, policy.cost)
         self._runs = CountedRuns(holdings, policy)
         self._members: frozenset[str] = frozenset()
         self._decodes_bound_prompts = policy.max_stall_s is not None or policy.limits.max_num_batched_tokens is not None
 
     @property
     def prompt_token_s(self) -> float | None:
-        """Seconds that a prompt token takes on this worker; `None` until some were computed."""
+        """Seconds that a prompt token takes on this worker; `None` until some were computed, or a profile was given."""
         return self._pace.prompt_token_s
 
     def run_next(self, now: float) -> None:
         """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
         while self._holdings.iterations_in_flight < self._policy.max_in_flight:
-            candidates = self._candidates()
+            candidates = self._order.order(self._candidates(), now)
             self._memory.start_round(candidates, now)
             members, batch = self._next_batch(candidates, now)
+            if batch is not None:
+                self._begin(members, batch, candidates, now)
+            self._memory.end_round()
             if batch is None:
                 return
-            self._holdings.begin_iteration(members)
-            self._pace.ordered(batch, now)
-            somebody_waits = len(members) < len(candidates)
-            is_settled = not somebody_waits or self._is_settled(candidates)
-            steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
-            self._holdings.say(c.RunIteration(batch, steps))
 
-    def _is_settled(self, candidates: list[Sequence]) -> bool:
-        """Tell whether those that have no row in the batch just made will have none in the next, with nothing new."""
-        return not self._memory.preempted_in_round and not self._memory.a_prompt_may_preempt(candidates)
+    def _begin(self, members: list[tuple[Sequence, int]], batch: Batch, candidates: list[Sequence], now: float) -> None:
+        self._holdings.begin_iteration(members)
+        self._pace.ordered(batch, now)
+        somebody_waits = len(members) < len(candidates)
+        is_settled = not somebody_waits or self._memory.is_settled(candidates)
+        steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
+        self._holdings.say(c.RunIteration(batch, steps))
 
     def end_run_after(self, event: c.WorkerEvent) -> None:
         """Cut the order in flight short, where an event that was handled changes what comes next."""
@@ -79,7 +84,8 @@ class Iterations:
         if self._memory.all_can_decode(candidates, self._policy.limits.max_num_seqs):
             rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
             return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
-        contexts = [s.known_tokens for s in candidates if s.is_decoding] if self._decodes_bound_prompts else []
+        first = candidates[: self._policy.limits.max_num_seqs]
+        contexts = [s.known_tokens for s in first if s.is_decoding] if self._decodes_bound_prompts else []
         builder = BatchBuilder(self._policy.limits, len(contexts), self._pace.budget(contexts))
         members: list[tuple[Sequence, int]] = []
         for sequence in candidates:
@@ -137,9 +143,11 @@ class Iterations:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
         self.finished += 1
         self._pace.ended(now)
-        for sequence, tokens in self._holdings.end_iteration():
+        members = self._holdings.end_iteration()
+        for sequence, tokens in members:
             sequence.computed_tokens += tokens
             self._memory.prefixes.enter_computed(sequence)
+        self._order.ran(members, now)
         for sampled in event.sampled:
             sequence_or_none = self._holdings.by_id(sampled.sequence_id)
             if sequence_or_none is not None:
@@ -157,12 +165,14 @@ class Iterations:
                 if sequence.tokens_to_length <= 0:
                     self._token_counted(sequence, now)
             return
-        prefixes = self._memory.prefixes
-        for sequence, tokens in self._holdings.end_iteration():
-            computed_tokens = sequence.computed_tokens = sequence.computed_tokens + tokens
+        members, prefixes = self._holdings.end_iteration(), self._memory.prefixes
+        for sequence, tokens in members:
+            sequence.computed_tokens += tokens
             if prefixes.is_enabled:
                 prefixes.enter_computed(sequence)
-            if computed_tokens == sequence.known_tokens:
+        self._order.ran(members, now)
+        for sequence, _ in members:
+            if sequence.computed_tokens == sequence.known_tokens:
                 sequence.count_tokens(1)
                 if sequence.produced_here == 1 or sequence.tokens_to_length <= 0:
                     self._token_counted(sequence, now)

@@ -4,7 +4,8 @@ Law: an iteration in which sequences decode takes about `max_stall_s` at most: p
 computed in that time, as learned from the iterations before (stall-free batching: Sarathi-Serve, Agrawal et al., OSDI 2024,
 section 4, which has its number of tokens set by hand). A token costs something, and as much again for every `context_parity`
 tokens that it attends to, so the parts of a long prompt become shorter as it goes on. A fast device so takes long parts and a
-slow one short parts, without a setting; where nobody decodes, prompts run whole.
+slow one short parts, without a setting; where nobody decodes, prompts run whole. What a token costs before any was computed is
+what a profile of the device says, where there is one, of a prompt of `TYPICAL_PROMPT_TOKENS`.
 
 Invariants: a prompt always goes on, by `MIN_TOKENS` at least; the answer depends on nothing but what was ordered, when that
 was, and when it ended.
@@ -18,12 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
-from spotwise.core.cost_model import pairs
+from spotwise.core.cost_model import BatchShape, IterationCost, pairs
 
 #: However slow the device and however many decode; an iteration with fewer prompt tokens says little of what these cost.
 MIN_TOKENS = 16
 #: Before anything is known of a device.
 _FIRST_TOKENS = 64
+#: Of the prompt by which a profile says what a token costs: long enough to spread what an iteration costs in itself, short
+#: enough not to be ruled by its attention.
+TYPICAL_PROMPT_TOKENS = 512
 #: Weight of the newest iteration in what is known.
 _NEWEST = 0.25
 
@@ -85,13 +89,18 @@ class Pace:
     Args:
         max_stall_s: seconds that an iteration with decodes should take at most; `None` lets it take what it takes.
         context_parity: of the model: tokens of context that cost a token as much as all else.
+        profile: what iterations cost here by a measurement; `None` where there was none.
     """
 
-    def __init__(self, max_stall_s: float | None, context_parity: float = math.inf) -> None:
+    def __init__(
+        self, max_stall_s: float | None, context_parity: float = math.inf, profile: IterationCost | None = None
+    ) -> None:
         self._max_stall_s = max_stall_s
         self._context_parity = context_parity
         self._cost: TokenCost | None = None
         self._context_per_token = 0.0
+        if profile is not None:
+            self._start_from(profile)
         self._in_flight: deque[tuple[Batch, float]] = deque()
         self._last_end_s = 0.0
 
@@ -100,8 +109,18 @@ class Pace:
         """Seconds that a prompt token takes: by itself, and for what the prompt tokens of late attended to on average.
 
         Learned from all iterations with a prompt, `max_stall_s` or not; what decoded beside it counts as so many tokens more.
+        Until there was one it is the profile's; `None` without.
         """
         return None if self._cost is None else self._cost.of(1, self._context_per_token)
+
+    def _start_from(self, profile: IterationCost) -> None:
+        """Take a prompt of usual length for learned."""
+        context = pairs(0, TYPICAL_PROMPT_TOKENS)
+        seconds = profile.iteration_s(BatchShape(TYPICAL_PROMPT_TOKENS, context))
+        if seconds > 0.0:
+            token_s = seconds / (TYPICAL_PROMPT_TOKENS + context / self._context_parity)
+            self._cost = TokenCost(token_s, token_s / self._context_parity)
+            self._context_per_token = context / TYPICAL_PROMPT_TOKENS
 
     def budget(self, decode_contexts: Sequence[int]) -> StallBudget | None:
         """Return what prompts may take beside decodes that attend to so many tokens each; `None` for all they want."""

@@ -1,8 +1,9 @@
 """How a worker batches its sequences and gives them memory.
 
 Law: choices, made once at the worker's start, and what they must know of its model; each names the system whose way it is.
-What they mean is decided in one place each: rows in `batching.py` and `pace.py`, who may have one in `iterations.py`, how often
-in `runs.py`, blocks in `memory.py` and `victims.py`, their reuse in `prefix_cache.py`, hand-offs in `push_policy.py`.
+What they mean is decided in one place each: rows in `batching.py` and `pace.py`, whose turn it is in `discipline.py`, who may
+have a row in `iterations.py`, how often in `runs.py`, blocks in `memory.py` and its two kinds, their reuse in
+`prefix_cache.py`, hand-offs in `push_policy.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.push_policy import KvPush
 
 
@@ -20,6 +24,17 @@ class Reserve(StrEnum):
 
     ON_DEMAND = "on_demand"  #: the first; further blocks as it grows, preemption where there are none (vLLM's way)
     MAX_TOKENS = "max_tokens"  #: all that it may ever have (Orca, section 4.1)
+
+
+class Discipline(StrEnum):
+    """Whose turn it is."""
+
+    FCFS = "fcfs"  #: first come, first served (Orca, section 4.1)
+    PRIORITY = "priority"  #: the lowest number that a client gave, then first come, first served (vLLM's way)
+    SRPT = "srpt"  #: shortest remaining processing time, which only an oracle knows: for simulations, as a bound
+    MLFQ = (
+        "mlfq"  #: skip-join multi-level feedback queue, below priorities and turns of tenants (FastServe, section 4.1)
+    )
 
 
 class Batching(StrEnum):
@@ -52,6 +67,11 @@ class WorkerPolicy:
             section 6).
         counted_steps: iterations of one order at most, for engines whose tokens carry no ids; see `runs.py`.
         kv_push: whether prompts for other workers leave after their prefill or during it (Splitwise, section 4.3).
+        discipline: whose turn it is.
+        mlfq: its queues, with `MLFQ`.
+        cost: of this worker's iterations, by which `MLFQ` charges service; also what a prompt token costs until some were
+            computed.
+        swap: what happens where KV has no room on the device; other than `RECOMPUTE` it needs blocks of the host.
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -67,6 +87,10 @@ class WorkerPolicy:
     preempt_after_s: float = 1.0
     counted_steps: int = 1
     kv_push: KvPush = KvPush.SERIAL
+    discipline: Discipline = Discipline.FCFS
+    mlfq: MlfqPolicy | None = None
+    cost: LinearIterationCost | TableIterationCost | None = None
+    swap: SwapPolicy = field(default_factory=SwapPolicy)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
@@ -89,6 +113,18 @@ class WorkerPolicy:
             raise ValueError(
                 "batching=request_level needs reserve=max_tokens: who waits outside a batch keeps its blocks"
             )
+
+        if self.discipline is Discipline.MLFQ and (self.mlfq is None or self.cost is None):
+            raise ValueError("discipline=mlfq needs queues, and a cost to charge service by")
+        if self.is_ranked and self.counted_steps > 1:
+            raise ValueError("counted_steps above 1 needs discipline=fcfs and when_full=recompute")
+        if self.is_ranked and self.batching is Batching.REQUEST_LEVEL:
+            raise ValueError("batching=request_level needs discipline=fcfs and when_full=recompute")
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether memory follows an order that may change, or KV moves, rather than arrivals."""
+        return self.discipline is not Discipline.FCFS or self.swap.when_full is not WhenFull.RECOMPUTE
 
     @property
     def prompts_take_blocks(self) -> bool:

@@ -34,21 +34,43 @@ class PrefixCache:
             return ()
         if sequence.block_ids:  # what others have computed since is not in them
             return sequence.block_ids[: sequence.reused_blocks]
-        pool = self._holdings.pool
-        most = min(sequence.known_tokens - 1, len(sequence.token_ids)) // pool.block_size
-        return pool.find(self._contents(sequence, most))
+        return self._holdings.pool.find(self._reusable_contents(sequence))
+
+    def fetchable_blocks(self, sequence: Sequence, reusable: int) -> tuple[int, ...]:
+        """Return the host's blocks that go on where the first `reusable` blocks of a sequence that has none yet end."""
+        host = self._holdings.host
+        if host is None or not self.is_enabled or sequence.block_ids or not sequence.may_reuse or sequence.swap_failed:
+            return ()
+        return host.find(self._reusable_contents(sequence)[reusable:])
 
     def enter_computed(self, sequence: Sequence) -> None:
         """Make the full blocks of a sequence, whose record is known, findable."""
         if not self.is_enabled:
             return
-        pool = self._holdings.pool
-        full = min(sequence.computed_tokens, len(sequence.token_ids)) // pool.block_size
+        full = self._full_blocks(sequence)
         if full > sequence.entered_blocks:
             contents = self._contents(sequence, full)
             for index in range(sequence.entered_blocks, full):
-                pool.remember(sequence.sequence_id, index, contents[index])
+                self._holdings.pool.remember(sequence.sequence_id, index, contents[index])
             sequence.entered_blocks = full
+
+    def full_contents(self, sequence: Sequence) -> list[bytes]:
+        """Return the hashes of the full blocks of a sequence's computed tokens; none where nothing is reused."""
+        return self._contents(sequence, self._full_blocks(sequence)) if self.is_enabled else []
+
+    def enter_fetched(self, sequence: Sequence, first: int, last: int) -> None:
+        """Make blocks `first` to `last`, not included, of a sequence findable that were computed before it got them."""
+        contents = self._contents(sequence, last)
+        for index in range(first, last):
+            self._holdings.pool.remember(sequence.sequence_id, index, contents[index])
+
+    def _reusable_contents(self, sequence: Sequence) -> list[bytes]:
+        """Return the hashes of the blocks that need no computing: all full ones, but for the last token's."""
+        size = self._holdings.pool.block_size
+        return self._contents(sequence, min(sequence.known_tokens - 1, len(sequence.token_ids)) // size)
+
+    def _full_blocks(self, sequence: Sequence) -> int:
+        return min(sequence.computed_tokens, len(sequence.token_ids)) // self._holdings.pool.block_size
 
     def _contents(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """Return the hashes of a sequence's first blocks."""

@@ -1,11 +1,12 @@
 """The prompt worker's half: prompts that wait, and KV that is handed off.
 
-Law: prompts are first come, first served. One whose tokens follow here is accepted or refused in so many words: nobody else has
-a part in it who would notice that its order was lost. Of another one the KV goes to the reservation named in the order, and the
-sequence is let go when the token worker has all of it, verified. Meanwhile the reservation's lease is renewed. A large prompt's
-hand-off is opened before its first iteration, so that its KV leaves as it is computed, and is committed with its first token;
-what is written when is told to the transfer directly and not here. A hand-off that fails, be it before the prompt is computed,
-ends the attempt; the gateway, which has every token so far, tries again elsewhere.
+Law: whose turn it is, is `discipline.py`'s. A prompt whose tokens follow here is accepted or refused in so many words: nobody
+else has a part in it who would notice that its order was lost. Of another one the KV goes to the reservation named in the
+order, and the sequence is let go when the token worker has all of it, verified. Meanwhile the reservation's lease is renewed.
+A large prompt's hand-off is opened before its first iteration, so that its KV leaves as it is computed, and is committed with
+its first token; what is written when is told to the transfer directly and not here. Where the worker has queues, the level
+goes along. A hand-off that fails, be it before the prompt is computed, ends the attempt; the gateway, which has every token so
+far, tries again elsewhere.
 
 Source: Splitwise, sections 4.2 and 4.3.
 
@@ -16,6 +17,7 @@ once for a sequence.
 from __future__ import annotations
 
 from spotwise.core import messages as m
+from spotwise.core.mlfq import Level
 from spotwise.core.record import KvHandoff, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
@@ -34,6 +36,7 @@ class PromptSide:
     def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
         self._holdings = holdings
         self._pushes = PushPolicy(policy.kv_push)
+        self._queues = policy.mlfq
         self._renewed_s: dict[str, float] = {}
 
     @property
@@ -104,13 +107,21 @@ class PromptSide:
         """Send a computed prompt's KV, or the rest of it, to its token worker."""
         assert sequence.target is not None
         sequence.advance(RequestEvent.HANDOFF_STARTED)
-        handoff = KvHandoff(sequence.request_id, sequence.epoch, sequence.computed_tokens, first_token_id)
+        handoff = KvHandoff(
+            sequence.request_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
+        )
         if sequence.push_in_flight:
             self._holdings.say(c.CommitPush(handoff))
             return
         sequence.push_in_flight = True
         blocks = self._blocks_of(sequence, sequence.computed_tokens)
         self._holdings.say(c.PushKv(handoff, sequence.target, blocks))
+
+    def _level_of(self, sequence: Sequence) -> Level | None:
+        """Return what the sequence takes along of where it stands here."""
+        if self._queues is None or sequence.standing is None:
+            return None
+        return self._queues.level_of(sequence.standing)
 
     def _blocks_of(self, sequence: Sequence, tokens: int) -> tuple[int, ...]:
         return sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]

@@ -17,11 +17,17 @@ from spotwise.core import messages as m
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.arrival_memory import ArrivalMemory
+from spotwise.core.worker.discipline import order_of
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.iterations import Iterations
 from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
+from spotwise.core.worker.ranked_memory import RankedMemory
+from spotwise.core.worker.sequence import KvPlace
+from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 
 #: A draining worker stays this long at least, so that work sent before the news spread still finds it.
@@ -37,18 +43,35 @@ class WorkerRole:
         address: its KV listener, `host:port`.
         pool: its blocks.
         policy: how it batches and gives memory.
+        host: blocks of the host's memory, where the policy swaps.
+
+    Raises:
+        ValueError: the policy swaps, and there is nowhere to swap to.
     """
 
     def __init__(
-        self, worker_id: str, incarnation: int, address: str, pool: BlockPool, policy: WorkerPolicy | None = None
+        self,
+        worker_id: str,
+        incarnation: int,
+        address: str,
+        pool: BlockPool,
+        policy: WorkerPolicy | None = None,
+        host: BlockPool | None = None,
     ) -> None:
         self.worker_id = worker_id
-        self._policy = policy or WorkerPolicy()
-        self._holdings = Holdings(worker_id, pool)
-        self._memory = Memory(self._holdings, self._policy)
-        self._token_side = TokenSide(self._holdings, self._memory, incarnation, address)
-        self._prompt_side = PromptSide(self._holdings, self._policy)
-        self._iterations = Iterations(self._holdings, self._memory, self._prompt_side, self._policy)
+        self._policy = policy = policy or WorkerPolicy()
+        self._holdings = holdings = Holdings(worker_id, pool, host)
+        prefixes = PrefixCache(holdings, enabled=policy.prefix_caching)
+        order = order_of(policy, holdings, prefixes)
+        self._swaps = _swaps_of(policy, holdings, prefixes)
+        self._memory: Memory = (
+            RankedMemory(holdings, policy, prefixes, order, self._swaps)
+            if policy.is_ranked
+            else ArrivalMemory(holdings, policy, prefixes)
+        )
+        self._token_side = TokenSide(holdings, self._memory, incarnation, address)
+        self._prompt_side = PromptSide(holdings, policy)
+        self._iterations = Iterations(holdings, order, self._memory, self._prompt_side, policy)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
@@ -71,6 +94,8 @@ class WorkerRole:
             c.HandoffFailed: self._prompt_side.handoff_failed,
             c.PushesMeasured: self._prompt_side.pushes_measured,
         }
+        if self._swaps is not None:
+            self._handlers |= {c.Swapped: self._swaps.swapped, c.SwapFailed: self._swaps.swap_failed}
 
     @property
     def state(self) -> m.MemberState:
@@ -92,10 +117,11 @@ class WorkerRole:
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
-        pool = self._holdings.pool
+        pool, host, swaps = self._holdings.pool, self._holdings.host, self._swaps
         states = [sequence.state for sequence in self._holdings]
-        pending = owed = decoding = in_place = to_hand_off = 0
+        pending = owed = decoding = in_place = to_hand_off = swapped = 0
         for sequence in self._holdings:  # once: with every heartbeat, of hundreds
+            swapped += sequence.kv_place is not KvPlace.DEVICE
             if sequence.awaits_prefill:
                 pending += sequence.uncomputed_tokens
             if not sequence.decodes_here:
@@ -110,8 +136,9 @@ class WorkerRole:
             pending_prompt_tokens=pending,
             owed_tokens=owed,
             kv_blocks_total=pool.num_blocks,
-            kv_blocks_free=pool.free_blocks,
+            kv_blocks_free=self._memory.blocks_for_newcomers(),
             kv_blocks_kept=self._memory.kept_blocks(),
+            kv_blocks_used=pool.used_blocks,
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
             waiting=states.count(RequestState.WAITING),
@@ -122,7 +149,12 @@ class WorkerRole:
             decoding=decoding,
             prompts_in_place=in_place,
             prompts_to_hand_off=to_hand_off,
+            swapped=swapped,
+            kv_host_blocks_total=0 if host is None else host.num_blocks,
+            kv_host_blocks_free=0 if host is None else host.free_blocks,
             preemptions=self._memory.preemptions,
+            kv_blocks_swapped_out=0 if swaps is None else swaps.swapped_out,
+            kv_blocks_swapped_in=0 if swaps is None else swaps.swapped_in,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
             kv_push_token_s=self._prompt_side.push_token_s,
@@ -175,3 +207,11 @@ class WorkerRole:
         if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
             self._has_left = True
             self._holdings.say(c.Leave())
+
+
+def _swaps_of(policy: WorkerPolicy, holdings: Holdings, prefixes: PrefixCache) -> Swaps | None:
+    if not policy.swap.when_full.swaps:
+        return None
+    if holdings.host is None:
+        raise ValueError(f"when_full={policy.swap.when_full.value} needs blocks of the host's memory")
+    return Swaps(holdings, holdings.host, prefixes)

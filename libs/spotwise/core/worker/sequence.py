@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from spotwise.core.messages import StreamRef
+from spotwise.core.mlfq import Level, Standing
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
 
 _COMPUTED_HERE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
+
+
+class KvPlace(StrEnum):
+    """Where a sequence's computed KV is."""
+
+    DEVICE = "device"
+    LEAVING = "leaving"  #: on its way to the host; its blocks on the device are read
+    HOST = "host"
+    FETCHED = "fetched"  #: nothing is computed; what others computed of its beginning is on its way to its blocks
+    RETURNING = "returning"  #: on its way back; its blocks on the device are written, those of the host read
 
 
 @dataclass(slots=True)
@@ -40,6 +52,14 @@ class Sequence:
         block_hashes: of its first full blocks, as far as they were asked for.
         entered_blocks: how many of its first blocks are in the prefix cache.
         reused_blocks: how many of its first blocks were computed before it got them.
+        priority: that the client gave, the lower the more important; from the record.
+        tenant: whose it is; from the record.
+        standing: in the queues of the discipline that has any.
+        stood: its level on the prompt worker that it came from, where that has queues.
+        kv_place: where its computed KV is.
+        host_block_ids: its blocks of the host's memory.
+        swap_failed: a move of its KV between device and host was broken off; it is not moved again.
+        has_run: an iteration computed tokens of it since it last got blocks or got them back.
         sequence_id: of this attempt, for the engine and the block pool.
     """
 
@@ -74,6 +94,14 @@ class Sequence:
     entered_blocks: int = 0
     reused_blocks: int = 0
     block_ids: tuple[int, ...] = ()
+    priority: int = 0
+    tenant: str = ""
+    standing: Standing | None = None
+    stood: Level | None = None
+    kv_place: KvPlace = KvPlace.DEVICE
+    host_block_ids: tuple[int, ...] = ()
+    swap_failed: bool = False
+    has_run: bool = False
     sequence_id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +143,11 @@ class Sequence:
         return self.state is RequestState.RUNNING and self.decodes_here and not self.condemned
 
     @property
+    def is_moving(self) -> bool:
+        """Whether its KV is on its way between device and host, so that both are in use."""
+        return self.kv_place in (KvPlace.LEAVING, KvPlace.RETURNING, KvPlace.FETCHED)
+
+    @property
     def waits_for_blocks(self) -> bool:
         """Whether it is to be computed here, wholly or again, and owns no block."""
         return not self.block_ids and self.state in _COMPUTED_HERE and not self.condemned
@@ -142,6 +175,7 @@ class Sequence:
     def load(self, record: RequestRecord) -> None:
         """Take over what the record says."""
         self.stop, self.model = record.stop, record.model
+        self.priority, self.tenant = record.priority, record.tenant
         self.max_output_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None

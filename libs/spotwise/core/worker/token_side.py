@@ -31,7 +31,7 @@ class TokenSide:
     def reserve_kv(self, order: m.ReserveKv, now: float, *, draining: bool) -> None:
         """Reserve blocks, or say why not."""
         holdings = self._holdings
-        if refusal := self._refusal(order, draining):
+        if refusal := self._refusal(order, now, draining):
             answer = m.KvRefused(order.request_id, order.epoch, order.assignment, holdings.worker_id, refusal)
             holdings.say(m.Send(order.scheduler_id, answer))
             return
@@ -46,14 +46,14 @@ class TokenSide:
         holdings.say(m.Send(order.scheduler_id, reserved))
         holdings.load_record(sequence)
 
-    def _refusal(self, order: m.ReserveKv, draining: bool) -> str | None:
+    def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
         if draining:
             return "draining"
         if sequence_id(order.request_id, order.epoch) in self._holdings:
             return "reserved already"
         if self._holdings.is_loading(order.request_id, order.epoch):
             return "an earlier reservation is still being undone"
-        return self._memory.reservation_refusal(order.kv_tokens, order.owed_tokens)
+        return self._memory.reservation_refusal(order.kv_tokens, order.owed_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
         """Extend the reservations that their prompt workers still work on."""
@@ -81,6 +81,7 @@ class TokenSide:
         sequence.output_tokens += 1
         sequence.owed_tokens -= 1  # the first token, which the prompt worker sampled
         sequence.handed_token_id = event.handoff.first_token_id
+        sequence.stood = event.handoff.level
         sequence.started_s = now
         self._holdings.record(
             sequence,

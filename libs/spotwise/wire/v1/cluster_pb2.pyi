@@ -50,10 +50,12 @@ class SubmitRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_SPANS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
     max_new_tokens: _builtins.int
+    priority: _builtins.int
     @_builtins.property
     def stream(self) -> Global___StreamRef: ...
     @_builtins.property
@@ -67,10 +69,11 @@ class SubmitRequest(_message.Message):
         prompt_tokens: _builtins.int = ...,
         max_new_tokens: _builtins.int = ...,
         prefix_spans: _abc.Iterable[_builtins.int] | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -227,6 +230,12 @@ class WorkerLoad(_message.Message):
     PROMPTS_TO_HAND_OFF_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_S_FIELD_NUMBER: _builtins.int
     KV_PUSH_TOKEN_S_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_USED_FIELD_NUMBER: _builtins.int
+    SWAPPED_FIELD_NUMBER: _builtins.int
+    KV_HOST_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
+    KV_HOST_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_SWAPPED_OUT_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_SWAPPED_IN_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
     owed_tokens: _builtins.int
     kv_blocks_total: _builtins.int
@@ -245,6 +254,12 @@ class WorkerLoad(_message.Message):
     prompts_to_hand_off: _builtins.int
     prompt_token_s: _builtins.float
     kv_push_token_s: _builtins.float
+    kv_blocks_used: _builtins.int
+    swapped: _builtins.int
+    kv_host_blocks_total: _builtins.int
+    kv_host_blocks_free: _builtins.int
+    kv_blocks_swapped_out: _builtins.int
+    kv_blocks_swapped_in: _builtins.int
     @_builtins.property
     def assignments_seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
@@ -269,10 +284,16 @@ class WorkerLoad(_message.Message):
         prompts_to_hand_off: _builtins.int = ...,
         prompt_token_s: _builtins.float | None = ...,
         kv_push_token_s: _builtins.float | None = ...,
+        kv_blocks_used: _builtins.int = ...,
+        swapped: _builtins.int = ...,
+        kv_host_blocks_total: _builtins.int = ...,
+        kv_host_blocks_free: _builtins.int = ...,
+        kv_blocks_swapped_out: _builtins.int = ...,
+        kv_blocks_swapped_in: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "prompt_token_s", b"prompt_token_s", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_total", b"kv_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_push_token_s: _TypeAlias = _typing.Literal["kv_push_token_s"]  # noqa: Y015
     _WhichOneofArgType__kv_push_token_s: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s"]  # noqa: Y015

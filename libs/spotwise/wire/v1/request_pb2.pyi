@@ -146,12 +146,16 @@ class RequestRecord(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     ARRIVAL_UNIX_S_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
     model: _builtins.str
     arrival_unix_s: _builtins.float
+    priority: _builtins.int
+    tenant: _builtins.str
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -173,10 +177,12 @@ class RequestRecord(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         stop: Global___StopCriteria | None = ...,
         arrival_unix_s: _builtins.float = ...,
+        priority: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_s", b"arrival_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_s", b"arrival_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream_id", b"stream_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,77 @@
+"""Those that may take part in the next iteration, in the order in which they are to run, and when each is expected to.
+
+Law: an order is made once for an iteration, and asked often while blocks are given. When each runs next (ENST) is estimated
+once at most, and only where somebody must give blocks up or may have them back.
+
+Source: FastServe (Wu et al., 2023), section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from spotwise.core.kv_swap import HeldKv, choose_to_leave, choose_to_return
+from spotwise.core.worker.discipline import Order
+from spotwise.core.worker.sequence import Sequence
+
+
+class Round:
+    """One order.
+
+    Attributes:
+        sequences: in it.
+        now: Unix time.
+
+    Args:
+        order: of the discipline.
+        sequences: as it has put them.
+        now: Unix time.
+    """
+
+    def __init__(self, order: Order, sequences: list[Sequence], now: float) -> None:
+        self.sequences = sequences
+        self.now = now
+        self._order = order
+        self._places: dict[str, int] = {}
+        self._next_runs_s: list[float] = []
+
+    def outranks_newcomers(self, sequence: Sequence) -> bool:
+        """Tell whether it has its turn before any that comes now."""
+        return self._order.outranks_newcomers(sequence, self.now)
+
+    def yields_to_newcomers(self, sequence: Sequence) -> bool:
+        """Tell whether it lets one pass that comes now, as far as anybody knows."""
+        return self._order.yields_to_newcomers(sequence, self.now)
+
+    def behind(self, sequence: Sequence) -> list[Sequence]:
+        """Return who comes after it."""
+        return self.sequences[self._place_of(sequence) + 1 :]
+
+    def last_to_run(
+        self, idle: Iterable[Sequence], blocks_of: Callable[[Sequence], int], lacking: int
+    ) -> tuple[list[Sequence], int]:
+        """Return who gives blocks up, until as many as are lacking come free, or all; and how many those are."""
+        chosen = choose_to_leave(self._held(idle, blocks_of), lacking)
+        return self._sequences_of(chosen), sum(held.blocks for held in chosen)
+
+    def first_to_run(
+        self, away: Iterable[Sequence], blocks_of: Callable[[Sequence], int], spare: int
+    ) -> list[Sequence]:
+        """Return whose KV comes back into so many blocks."""
+        return self._sequences_of(choose_to_return(self._held(away, blocks_of), spare))
+
+    def _held(self, sequences: Iterable[Sequence], blocks_of: Callable[[Sequence], int]) -> list[HeldKv]:
+        if not self._next_runs_s:
+            self._next_runs_s = self._order.next_runs_s(self.sequences, self.now)
+        return [
+            HeldKv(sequence.sequence_id, blocks_of(sequence), self._next_runs_s[self._place_of(sequence)])
+            for sequence in sequences
+        ]
+
+    def _sequences_of(self, chosen: list[HeldKv]) -> list[Sequence]:
+        return [self.sequences[self._places[held.job_id]] for held in chosen]
+
+    def _place_of(self, sequence: Sequence) -> int:
+        if not self._places:
+            self._places = {each.sequence_id: place for place, each in enumerate(self.sequences)}
+        return self._places[sequence.sequence_id]

@@ -1,0 +1,148 @@
+"""KV on its way between the device and the host's memory.
+
+Law: what is read stays whose it is until it has been read: blocks of the device come free when the host has their KV, blocks of
+the host when the device has. Meanwhile the sequence takes part in no iteration; one that ends too early for that is condemned,
+and leaves when its move has ended. Only what was computed moves, and of that only what is not there already: full blocks
+whose content is known are found on either side, shared and not copied, so a prefix that many sequences have in common is on
+the host once. A prompt whose beginning is on the host, and not on the device, has it fetched before it is computed.
+
+Source: FastServe (Wu et al., 2023), section 4.2: state moves by itself, beside the computation.
+
+Invariants: a sequence has one move at a time; after a move it has blocks on one side, but for prefixes that others keep; a move
+that failed leaves the KV where it was, or, where it cannot be told any more, nowhere: it is computed again.
+"""
+
+from __future__ import annotations
+
+from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.request import RequestEvent
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.prefix_cache import PrefixCache
+from spotwise.core.worker.sequence import KvPlace, Sequence
+
+
+class Swaps:
+    """Begins moves and takes their ends.
+
+    Attributes:
+        swapped_out, swapped_in: blocks that were copied since the start.
+    """
+
+    def __init__(self, holdings: Holdings, host: BlockPool, prefixes: PrefixCache) -> None:
+        self.swapped_out = 0
+        self.swapped_in = 0
+        self._holdings = holdings
+        self._pool = holdings.pool
+        self._host = host
+        self._prefixes = prefixes
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks of the host that nobody owns."""
+        return self._host.free_blocks
+
+    @property
+    def leaving_blocks(self) -> int:
+        """Blocks of the device that come free when what is leaving now has left."""
+        leaving = [s.sequence_id for s in self._holdings if s.kv_place is KvPlace.LEAVING]
+        return self._pool.freed_blocks(leaving) if leaving else 0
+
+    def has_room_for(self, sequence: Sequence) -> bool:
+        """Tell whether a sequence's KV may go to the host, and finds room there."""
+        return not sequence.swap_failed and self._host.can_allocate(
+            sequence.computed_tokens, self._found_on_host(sequence)
+        )
+
+    def leave(self, sequence: Sequence, now: float) -> None:
+        """Let a sequence's KV go to the host; ask `has_room_for` first."""
+        found = self._found_on_host(sequence)
+        tokens = sequence.computed_tokens
+        sequence.host_block_ids = self._host.allocate(sequence.sequence_id, tokens, found)
+        blocks = len(sequence.host_block_ids)
+        sequence.kv_place = KvPlace.LEAVING
+        sequence.advance(RequestEvent.PREEMPTED)
+        self._holdings.record(sequence, "swapped_out", now, blocks=blocks - len(found), known_blocks=len(found))
+        self.swapped_out += blocks - len(found)
+        source, place = sequence.block_ids[len(found) : blocks], sequence.host_block_ids[len(found) :]
+        self._holdings.say(c.SwapOut(sequence.sequence_id, source, place))
+
+    def come_back(self, sequence: Sequence, tokens: int, now: float) -> None:
+        """Let a sequence's KV come back, into the first of its blocks for `tokens` tokens; ask the pool first."""
+        found = self.found_on_device(sequence)
+        self._holdings.allocate(sequence, tokens, found)
+        blocks = len(sequence.host_block_ids)
+        sequence.kv_place = KvPlace.RETURNING
+        self._holdings.record(sequence, "swapped_in", now, blocks=blocks - len(found), known_blocks=len(found))
+        self.swapped_in += blocks - len(found)
+        source, place = sequence.host_block_ids[len(found) :], sequence.block_ids[len(found) : blocks]
+        self._holdings.say(c.SwapIn(sequence.sequence_id, source, place))
+
+    def fetch(
+        self, sequence: Sequence, tokens: int, reused: tuple[int, ...], fetched: tuple[int, ...], now: float
+    ) -> None:
+        """Let the beginning of a sequence come that others have computed; ask the pool first.
+
+        Args:
+            sequence: that has nothing computed.
+            tokens: for which it gets blocks.
+            reused: the first of these, which are on the device.
+            fetched: blocks of the host that go on behind them.
+            now: Unix time.
+        """
+        self._holdings.allocate(sequence, tokens, reused)
+        size = self._host.block_size
+        sequence.host_block_ids = self._host.allocate(sequence.sequence_id, len(fetched) * size, fetched)
+        sequence.kv_place = KvPlace.FETCHED
+        self._holdings.record(sequence, "prefix_fetched", now, blocks=len(fetched), known_blocks=len(reused))
+        self.swapped_in += len(fetched)
+        place = sequence.block_ids[len(reused) : len(reused) + len(fetched)]
+        self._holdings.say(c.SwapIn(sequence.sequence_id, sequence.host_block_ids, place))
+
+    def found_on_device(self, sequence: Sequence) -> tuple[int, ...]:
+        """Return the first blocks of a sequence's KV on the host that the device has as well."""
+        return self._pool.find(self._prefixes.full_contents(sequence))
+
+    def _found_on_host(self, sequence: Sequence) -> tuple[int, ...]:
+        return self._host.find(self._prefixes.full_contents(sequence))
+
+    def swapped(self, event: c.Swapped, now: float) -> None:
+        """Free what was read, if the sequence is still wanted."""
+        ended = self._holdings.move_ended(event.sequence_id)
+        if ended is None:
+            return
+        sequence, moved = ended
+        if moved is KvPlace.LEAVING:
+            sequence.kv_place = KvPlace.HOST
+            for index, content in enumerate(self._prefixes.full_contents(sequence)):
+                self._host.remember(sequence.sequence_id, index, content)
+            self._holdings.take_blocks(sequence)
+            sequence.entered_blocks = 0
+        elif moved is KvPlace.RETURNING:
+            self._give_host_blocks_back(sequence)
+            self._prefixes.enter_computed(sequence)
+            sequence.advance(RequestEvent.RESUMED)
+        else:
+            there = sequence.reused_blocks
+            sequence.reused_blocks += len(sequence.host_block_ids)
+            self._prefixes.enter_fetched(sequence, there, sequence.reused_blocks)
+            self._give_host_blocks_back(sequence)
+
+    def swap_failed(self, event: c.SwapFailed, now: float) -> None:
+        """Go on with what is left: the KV on the device, or none."""
+        ended = self._holdings.move_ended(event.sequence_id)
+        if ended is None:
+            return
+        sequence, moved = ended
+        sequence.swap_failed = True
+        self._holdings.record(sequence, "swap_failed", now, reason=event.reason)
+        self._give_host_blocks_back(sequence)
+        if moved is KvPlace.LEAVING:
+            sequence.advance(RequestEvent.RESUMED)
+        else:
+            self._holdings.take_blocks(sequence)
+            sequence.computed_tokens = sequence.entered_blocks = 0
+
+    def _give_host_blocks_back(self, sequence: Sequence) -> None:
+        self._host.free(sequence.sequence_id)
+        sequence.host_block_ids = ()
