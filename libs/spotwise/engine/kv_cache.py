@@ -103,14 +103,26 @@ class PagedKvCache:
         device: torch.device,
         *,
         scratch: bool = False,
+        order: KvOrder | None = None,
     ) -> None:
+        """Allocate it.
+
+        Args:
+            geometry: what the model keeps per token.
+            num_blocks: blocks that sequences may own.
+            block_size: tokens of a block.
+            dtype: of keys and values.
+            device: where they are.
+            scratch: add a block that is nobody's.
+            order: of positions within a block; by default the device's own.
+        """
         self.geometry = geometry
         self.num_blocks = num_blocks
         self.blocks_per_head = num_blocks + scratch
         self.block_size = block_size
         self.dtype = dtype
         self.device = device
-        self.order = kv_order(geometry, block_size, dtype, device)
+        self.order = order or kv_order(geometry, block_size, dtype, device)
         shape = (geometry.num_layers, geometry.kv_heads, self.blocks_per_head, block_size)
         #: `[num_layers, kv_heads, blocks_per_head, block_size, key_dim]`, the last two in the cache's order
         self.keys = _zeros((*shape, geometry.key_dim), dtype, device)

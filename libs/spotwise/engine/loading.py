@@ -106,6 +106,11 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     return model, facts
 
 
+def device_name(device: str) -> str | None:
+    """Return what a GPU calls itself; `None` of a processor."""
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 

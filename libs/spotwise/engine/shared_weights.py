@@ -199,7 +199,7 @@ def open_memory(folder: Path | None, model_dir: Path, model: Any) -> WeightMemor
     """
     if folder is None:
         return PRIVATE
-    target = folder / f"{_family_name(model_dir, model.dtype)}-{_digest(model_dir)}{_SUFFIX}"
+    target = folder / f"{_family_name(model_dir, model.dtype)}-{weights_fingerprint(model_dir)}{_SUFFIX}"
     lock = FileLock(folder / f"{_hidden(target)}lock")
     try:
         if (mapped := _map(target)) is not None:
@@ -245,8 +245,13 @@ def _family_name(model_dir: Path, dtype: torch.dtype) -> str:
     return f"{folder.name}-{place}-{str(dtype).removeprefix('torch.')}"
 
 
-def _digest(model_dir: Path) -> str:
-    """Name all else that the bytes depend on: weights, structure of the model, kernels."""
+def weights_fingerprint(model_dir: Path) -> str:
+    """Name all that packed weights depend on, and computing with them, beside number format and device: the model's weights and
+    structure, the kernels.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
     digest = hashlib.sha256(f"{_FORMAT_VERSION} {sources_fingerprint()} {transformers.__version__}\0".encode())
     digest.update((model_dir / "config.json").read_bytes())
     for file in sorted(model_dir.glob("*.safetensors")):

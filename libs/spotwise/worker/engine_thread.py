@@ -1,7 +1,8 @@
-"""The one thread that runs torch, so that the event loop never waits for an iteration.
+"""The one thread that runs torch, so that the event loop never waits for an iteration, and one that moves KV beside it.
 
-Law: everything that touches the engine's sequences runs on this thread, in the order in which it was asked for; what comes
-back arrives on the event loop.
+Law: everything that touches the engine's sequences runs on the first, in the order in which it was asked for; moves of KV
+between the cache and the host's memory run on the second, also in order, and touch no sequence. What comes back arrives on the
+event loop.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.layer_progress import LayersWritten
 from spotwise.engine.native.build import variant_for_this_processor
 
 _log = structlog.get_logger(__name__)
 
 
-def _one_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+def _one_thread(name: str = "engine", niceness: int = 0) -> ThreadPoolExecutor:
+    # Other threads inherit it, so it comes before the first has any.
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_step_back, initargs=(niceness,))
 
 
 def _step_back(niceness: int) -> None:
@@ -49,34 +52,52 @@ def _step_back(niceness: int) -> None:
 
 
 class EngineThread:
-    """An engine, and the thread that owns it: a `WorkerEngine`."""
+    """An engine, and the thread that owns it: a `WorkerEngine`.
 
-    def __init__(self, engine: Engine, executor: ThreadPoolExecutor | None = None) -> None:
+    Args:
+        engine: that computes.
+        executor: of its thread; by default a new one.
+        host: where its KV may go; `None` for nowhere.
+        niceness: as in `load`, of the thread that moves KV.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: ThreadPoolExecutor | None = None,
+        host: HostSwap | None = None,
+        niceness: int = 0,
+    ) -> None:
         self.engine = engine
         self._executor = executor or _one_thread()
+        self._host = host
+        self._mover = _one_thread("kv-swaps", niceness)
         self._loop = asyncio.get_running_loop()
 
     @classmethod
-    async def load(cls, config: EngineConfig, niceness: int) -> Self:
+    async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: int = 0) -> Self:
         """Load an engine beside the event loop, so that heartbeats go on, on the thread that will own it.
 
         Args:
             config: of the engine.
             niceness: added for everything that computes, as by nice(2): the loop, whose messages are short, keeps its own.
+            kv_host_bytes: of the host's memory for KV that the device has no room for; 0 for none.
 
         Raises:
-            ModelError, ValueError: as `Engine.load`.
+            ModelError, ValueError: as `Engine.load`; or `kv_host_bytes` do not hold one block.
         """
-        executor = _one_thread()
-        loop = asyncio.get_running_loop()
+        executor = _one_thread(niceness=niceness)
+
+        def load() -> tuple[Engine, HostSwap | None]:
+            engine = Engine.load(config)
+            return engine, HostSwap.within(engine.kv, kv_host_bytes) if kv_host_bytes else None
+
         try:
-            # Threads inherit it, so it comes before the engine has any.
-            await loop.run_in_executor(executor, _step_back, niceness)
-            engine = await loop.run_in_executor(executor, Engine.load, config)
+            engine, host = await asyncio.get_running_loop().run_in_executor(executor, load)
         except BaseException:
             executor.shutdown(wait=False)
             raise
-        return cls(engine, executor)
+        return cls(engine, executor, host, niceness)
 
     @property
     def num_blocks(self) -> int:
@@ -87,6 +108,11 @@ class EngineThread:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self.engine.block_size
+
+    @property
+    def host_blocks(self) -> int:
+        """Blocks of the host's memory for KV that the device has no room for; 0 for none."""
+        return 0 if self._host is None else self._host.num_blocks
 
     @property
     def num_layers(self) -> int:
@@ -107,16 +133,18 @@ class EngineThread:
     def computes_with(self) -> str:
         """What it computes with: number format, device, kernels."""
         engine = self.engine
-        words = [f"{engine.dtype} on {engine.device}"]
-        if engine.is_native:
-            words += [f"native {variant_for_this_processor().name}", f"{engine.fused_layers} fused layers"]
-        elif engine.device == "cpu":
-            words.append("no native kernels")
-        else:
-            words.append(engine.attention_name)
-            if engine.graphs is not None and not engine.graphs.off:
-                words.append(f"{engine.graphs.recorded} decode graphs")
+        words = [f"{engine.dtype} on {engine.device}", self.kernels]
+        if engine.graphs is not None and not engine.graphs.off:
+            words.append(f"{engine.graphs.recorded} decode graphs")
         return ", ".join(words)
+
+    @property
+    def kernels(self) -> str:
+        """What computes its layers, which stays as it is."""
+        engine = self.engine
+        if engine.is_native:
+            return f"native {variant_for_this_processor().name}, {engine.fused_layers} fused layers"
+        return "no native kernels" if engine.device == "cpu" else engine.attention_name
 
     async def add_sequence(self, record: RequestRecord) -> None:
         """Give the engine a sequence.
@@ -155,9 +183,42 @@ class EngineThread:
 
         self._executor.submit(self.engine.run_iteration, batch, on_layers).add_done_callback(done)
 
+    def swap_out(
+        self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Copy blocks of the KV cache into as many of the host's; `on_ended` is called on the event loop."""
+        assert self._host is not None  # else nobody has blocks there
+        self._move(on_ended, self._host.swap_out, block_ids, host_block_ids)
+
+    def swap_in(
+        self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Copy blocks of the host into as many of the KV cache; `on_ended` is called on the event loop."""
+        assert self._host is not None  # else nobody has blocks there
+        self._move(on_ended, self._host.swap_in, host_block_ids, block_ids)
+
     def close(self) -> None:
         """Wait for what runs, forget what does not yet."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        for executor in (self._executor, self._mover):
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def _move(
+        self,
+        on_ended: Callable[[Exception | None], None],
+        copy: Callable[[tuple[int, ...], tuple[int, ...]], None],
+        source_ids: tuple[int, ...],
+        target_ids: tuple[int, ...],
+    ) -> None:
+        def done(future: Future[None]) -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if isinstance(error, Exception):
+                _log.error("kv_swap_failed", blocks=len(source_ids), exc_info=error)
+            if error is None or isinstance(error, Exception):
+                self._loop.call_soon_threadsafe(on_ended, error)
+
+        self._mover.submit(copy, source_ids, target_ids).add_done_callback(done)
 
     def _submit(self, work: Callable[..., Any], *args: Any) -> None:
         def done(future: Future[Any]) -> None:

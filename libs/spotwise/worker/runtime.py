@@ -23,6 +23,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.worker.iteration_times import IterationTimes
 from spotwise.worker.kv_pushes import KvPushes
+from spotwise.worker.kv_swaps import KvSwaps
 from spotwise.worker.worker_engine import WorkerEngine
 
 #: How often the role looks at its deadlines (leases, drains).
@@ -46,12 +47,15 @@ class WorkerRuntime:
         #: Of the engine's iterations.
         self.times = IterationTimes()
         pool = BlockPool(engine.num_blocks, engine.block_size)
+        host_pool = BlockPool(engine.host_blocks, engine.block_size) if engine.host_blocks else None
         self.role, journal = host.make_role(
-            WorkerRole, host.id, host.member.incarnation, transport.address, pool, policy
+            WorkerRole, host.id, host.member.incarnation, transport.address, pool, policy, host_pool
         )
         self._pushes = KvPushes(
             transport, engine.num_layers, engine.block_size, host.spawn, lambda event: self._loop.feed(event)
         )
+        # Whoever asked for room in vain waits for a heartbeat that says there is some.
+        swaps = KvSwaps(engine, lambda event: self._loop.feed(event), host.beat_soon)
         self._loop = RoleLoop(
             self.role,
             host.clock,
@@ -68,6 +72,8 @@ class WorkerRuntime:
                 c.OpenPush: self._pushes.open,
                 c.CommitPush: self._pushes.commit,
                 c.AbortPush: self._pushes.abort,
+                c.SwapOut: swaps.swap_out,
+                c.SwapIn: swaps.swap_in,
                 c.TakeHome: lambda command: host.introduce(pool=command.pool),
                 c.Leave: lambda command: host.stop(),
             },

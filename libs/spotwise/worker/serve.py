@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from spotwise.core.messages import MemberKind, Pool
+from spotwise.core.worker.policy import Discipline
 from spotwise.engine.engine import EngineConfig
 from spotwise.engine.errors import ModelError
 from spotwise.mesh.ports import MeshError
@@ -13,8 +14,10 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.machine import free_memory_bytes
+from spotwise.worker.own_profile import own_profile
 from spotwise.worker.runtime import WorkerRuntime
-from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.settings import Cost, WorkerSettings
 from spotwise.worker.transfer_memory import transfer_memory
 
 
@@ -43,7 +46,8 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         await transport.start()
         stack.push_async_callback(transport.close)
         host.introduce(transfer_address=transport.address)
-        runtime = WorkerRuntime(host, engine, transport, settings.policy(engine.engine.context_parity))
+        policy = settings.worker_policy(engine.engine.context_parity, await _iteration_cost(engine, settings))
+        runtime = WorkerRuntime(host, engine, transport, policy)
         view.add(host.id, runtime)
         await runtime.start()
         await host.run()
@@ -61,6 +65,23 @@ async def _load(settings: WorkerSettings) -> EngineThread:
         shared_weights=settings.shared_weights,
     )
     try:
-        return await EngineThread.load(config, settings.niceness)
+        return await EngineThread.load(config, settings.niceness, settings.host_bytes(free_memory_bytes()))
     except (ModelError, ValueError) as error:
         raise MeshError(f"the model cannot be served: {error}") from error
+
+
+async def _iteration_cost(engine: EngineThread, settings: WorkerSettings) -> Cost | None:
+    """Return what the worker's iterations cost, where its policy charges service by it: from a file, or its own.
+
+    Raises:
+        MeshError: it could not be measured.
+    """
+    if settings.policy is not Discipline.MLFQ:
+        return None
+    try:
+        profile = settings.cost_profile() or await own_profile(engine, settings)
+    except (OSError, ValueError) as error:
+        raise MeshError(
+            f"what iterations cost could not be measured: {error}; SPOTWISE_PROFILE may name a file of `spotwise profile`"
+        ) from error
+    return profile.iteration

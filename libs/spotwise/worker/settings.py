@@ -9,10 +9,20 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
+from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.messages import Pool
-from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.discipline import queues_for
+from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import KvPush
 from spotwise.mesh.settings import ModelServiceSettings
+
+#: Of a worker's iterations.
+Cost = LinearIterationCost | TableIterationCost
+
+#: Of the memory that is free, what a worker takes for swapped KV where it is not told: several workers share a machine.
+_HOST_SHARE = 1 / 8
 
 
 class WorkerSettings(ModelServiceSettings):
@@ -29,6 +39,15 @@ class WorkerSettings(ModelServiceSettings):
     shared_weights: Path | None = Field(
         None, description="folder where a machine's workers keep packed weights once; where unset each has its own copy"
     )
+    cost_profiles: Path | None = Field(
+        None,
+        description="folder where a machine's workers keep what their iterations cost, once it was measured at a start; "
+        "where unset each start measures it that needs it",
+    )
+    profile_seconds: float = Field(
+        10.0, gt=0, description="about how long measuring what iterations cost may take, at a start that needs it"
+    )
+    profile_anew: bool = Field(False, description="what iterations cost is measured although it is kept")
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
@@ -64,6 +83,41 @@ class WorkerSettings(ModelServiceSettings):
         ge=0,
         description="about how long a prompt may hold up those that decode beside it: it is cut accordingly; 0 for no bound",
     )
+    policy: Discipline = Field(
+        Discipline.FCFS,
+        description="whose turn it is: fcfs (first come, first served), priority (that clients give), or mlfq "
+        "(queues by service had, so that no short request waits behind a long one)",
+    )
+    starve_limit_ms: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="with mlfq: whoever waits so long comes first; where unset 1,500 times a decode that is alone",
+    )
+    quantum_ratio: float = Field(
+        2.0, gt=1, allow_inf_nan=False, description="with mlfq: each queue's quantum to that of the queue above"
+    )
+    profile: Path | None = Field(
+        None,
+        description="cost profile as spotwise profile writes it, by which mlfq charges service and a simulated worker takes "
+        "its time; where unset the one measures its own at a start, and the other has a built-in one",
+    )
+    when_full: WhenFull | None = Field(
+        None,
+        description="where KV has no room: recompute (who runs last is computed again), defer (newcomers wait), "
+        "reactive (who runs last is swapped to the host) or proactive (before it must be); where unset proactive with mlfq, "
+        "else recompute",
+    )
+    kv_host_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="host memory for KV that is swapped; where unset an eighth of what is free at the start, and no less than "
+        "kv_cache_bytes; where 0 none is",
+    )
+    spare_slots: int = Field(2, ge=0, description="with proactive: room for so many newcomers is kept free at least")
+    burst_queues: int = Field(
+        2, ge=0, description="with proactive: and for as many as there are requests in so many uppermost queues"
+    )
     pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     push_timeout_s: float = Field(
@@ -76,19 +130,75 @@ class WorkerSettings(ModelServiceSettings):
 
     @model_validator(mode="after")
     def _policy_fits(self) -> Self:
-        self.policy()
+        if self.policy is Discipline.SRPT:
+            raise ValueError(
+                "SPOTWISE_POLICY=srpt knows how long every answer will be, which only spotwise simulate does; "
+                "fcfs, priority and mlfq serve"
+            )
+        if self.kv_host_bytes == 0 and self._when_full.swaps:
+            raise ValueError(
+                f"SPOTWISE_WHEN_FULL={self._when_full} swaps KV to the host, and SPOTWISE_KV_HOST_BYTES=0 leaves no room there"
+            )
+        if self.kv_host_bytes and not self._when_full.swaps:
+            raise ValueError(
+                f"SPOTWISE_KV_HOST_BYTES is {self.kv_host_bytes}, and nothing is swapped with "
+                f"SPOTWISE_POLICY={self.policy} and SPOTWISE_WHEN_FULL={self._when_full}; reactive and proactive swap"
+            )
+        self.cost_profile()
+        self.worker_policy(cost=BUILT_IN.iteration)
         return self
 
-    def policy(self, context_parity: float = math.inf) -> WorkerPolicy:
+    @property
+    def _when_full(self) -> WhenFull:
+        if self.when_full is not None:
+            return self.when_full
+        has_host = self.kv_host_bytes != 0
+        return WhenFull.PROACTIVE if self.policy is Discipline.MLFQ and has_host else WhenFull.RECOMPUTE
+
+    @property
+    def swaps(self) -> bool:
+        """Whether KV goes to the host's memory."""
+        return self._when_full.swaps
+
+    def host_bytes(self, free_bytes: int) -> int:
+        """Return the host memory for KV, where so much is free; 0 where none is swapped.
+
+        Whoever finds no room there is computed again, which is work thrown away; and it is committed as it is written.
+        """
+        if not self.swaps:
+            return 0
+        if self.kv_host_bytes is None:
+            return max(self.kv_cache_bytes, round(_HOST_SHARE * free_bytes))
+        return self.kv_host_bytes
+
+    def cost_profile(self) -> CostProfile | None:
+        """Return what the worker costs, where a file says it.
+
+        Raises:
+            ValueError: the file cannot be read, or is no profile.
+        """
+        if self.profile is None:
+            return None
+        try:
+            return profile_from_json(self.profile.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"SPOTWISE_PROFILE: {self.profile} is no cost profile: {error}") from error
+
+    def worker_policy(self, context_parity: float = math.inf, cost: Cost | None = None) -> WorkerPolicy:
         """Return how the worker batches and gives memory.
 
         Args:
             context_parity: of the model.
+            cost: of its iterations; `None` only where the policy needs none.
 
         Raises:
             ValueError: settings contradict one another.
         """
         limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
+        mlfq = None
+        if self.policy is Discipline.MLFQ and cost is not None:
+            starve_limit_s = None if self.starve_limit_ms is None else self.starve_limit_ms / 1000
+            mlfq = queues_for(cost, self.quantum_ratio, starve_limit_s)
         return WorkerPolicy(
             limits,
             self.reserve,
@@ -101,6 +211,10 @@ class WorkerSettings(ModelServiceSettings):
             prompts_first=self.prompts_first,
             preempt_after_s=self.preempt_after_ms / 1000,
             kv_push=self.kv_push,
+            discipline=self.policy,
+            mlfq=mlfq,
+            cost=None if mlfq is None else cost,
+            swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),
         )
 
     @property

@@ -26,6 +26,10 @@ class WorkerEngine(Protocol):
         """Tokens of a block."""
 
     @property
+    def host_blocks(self) -> int:
+        """Blocks of the host's memory for KV that the device has no room for; 0 for none."""
+
+    @property
     def num_layers(self) -> int:
         """Layers of the model that have KV."""
 
@@ -66,3 +70,17 @@ class WorkerEngine(Protocol):
         `on_layers` may be called meanwhile, on any thread, with the number of layers, from the first on, that have written
         their KV; an engine that calls nobody leaves all of them for the end.
         """
+
+    def swap_out(
+        self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Copy blocks of the KV cache into as many of the host's, beside the iterations.
+
+        `on_ended` is called on the event loop, with what went wrong where something did. What is copied was written by
+        iterations that have ended; until then nobody writes it.
+        """
+
+    def swap_in(
+        self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Copy blocks of the host into as many of the KV cache; otherwise as `swap_out`."""

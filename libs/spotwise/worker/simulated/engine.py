@@ -1,8 +1,9 @@
 """An engine that computes nothing and takes the time that computing would.
 
 Law: an iteration ends when its cost says; one is under way at a time, as on a real worker's engine
-thread, and those that are ordered meanwhile follow. What a sequence answers is a function of its seed and the token's index
-alone, so that a request that goes on elsewhere after its worker was lost gets the tokens it would have had.
+thread, and those that are ordered meanwhile follow. A move of KV between device and host ends when the cost of their link says,
+beside the iterations; one is under way at a time each way. What a sequence answers is a function of its seed and the token's
+index alone, so that a request that goes on elsewhere after its worker was lost gets the tokens it would have had.
 
 Invariants: no token is one of the sequence's stop tokens; every token is a word of the vocabulary; iterations end in the order
 in which they were ordered.
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from spotwise.core.batching import Batch
-from spotwise.core.cost_model import BatchShape, IterationCost
+from spotwise.core.cost_model import BatchShape, IterationCost, LinkCost
+from spotwise.core.cost_profile import USUAL_HOST_LINK
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
 from spotwise.worker.simulated.kv import NUM_LAYERS
@@ -60,6 +62,8 @@ class SimulatedEngine:
         num_blocks, block_size: its KV cache, of which nothing exists.
         kv_bytes_per_token: what that would weigh.
         name: of what it simulates, for people.
+        host_blocks: blocks of the host's memory, of which nothing exists either.
+        host_link: seconds of a move of KV there or back.
     """
 
     def __init__(
@@ -70,8 +74,11 @@ class SimulatedEngine:
         block_size: int,
         kv_bytes_per_token: int,
         name: str,
+        host_blocks: int = 0,
+        host_link: LinkCost = USUAL_HOST_LINK,
     ) -> None:
         self.num_blocks = num_blocks
+        self.host_blocks = host_blocks
         self.block_size = block_size
         self.kv_bytes_per_token = kv_bytes_per_token
         self.num_layers = NUM_LAYERS
@@ -84,6 +91,9 @@ class SimulatedEngine:
         self._due_s: float | None = None  # of the iteration under way
         self._carried_s = 0.0  # what the last timer came too late, or too early where below 0
         self._timer: asyncio.TimerHandle | None = None
+        self._host_link = host_link
+        self._out_ends_s = self._in_ends_s = 0.0  # of the last move each way
+        self._is_closed = False
 
     @property
     def num_sequences(self) -> int:
@@ -141,8 +151,33 @@ class SimulatedEngine:
         if self._due_s is None:
             self._begin(time.monotonic())
 
+    def swap_out(
+        self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Let as many bytes take their time to the host."""
+        self._out_ends_s = self._move(self._out_ends_s, len(block_ids), on_ended)
+
+    def swap_in(
+        self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Let as many bytes take their time back."""
+        self._in_ends_s = self._move(self._in_ends_s, len(block_ids), on_ended)
+
+    def _move(self, begins_s: float, blocks: int, on_ended: Callable[[Exception | None], None]) -> float:
+        """Begin a move when the one before it has ended, and return when it ends."""
+        num_bytes = blocks * self.block_size * self.kv_bytes_per_token
+        ends_s = max(begins_s, self._loop.time()) + self._host_link.transfer_s(num_bytes)
+
+        def ended() -> None:
+            if not self._is_closed:
+                on_ended(None)
+
+        self._loop.call_at(ends_s, ended)
+        return ends_s
+
     def close(self) -> None:
         """End nothing that has begun: nobody waits for it any more."""
+        self._is_closed = True
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from spotwise.core.cost_profile import CostProfile, ScaledCost
+from spotwise.core.cost_profile import CostProfile, at_speed
 from spotwise.core.messages import MemberKind, Pool
 from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
@@ -28,6 +28,7 @@ async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
     pool = settings.pool or Pool.MIXED
     kind = MemberKind.PROMPT_WORKER if pool is Pool.PROMPT else MemberKind.TOKEN_WORKER
     costs = settings.costs()
+    policy = settings.worker_policy(costs.context_parity, costs.iteration)
     view = RuntimeView()
 
     @contextlib.asynccontextmanager
@@ -35,12 +36,14 @@ async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
         runtime: WorkerRuntime | None = None
         host.introduce(pool=pool, model=settings.served_name)
         engine = SimulatedEngine(
-            ScaledCost(costs.iteration, settings.speed),
+            at_speed(costs.iteration, settings.speed),
             words,
             settings.num_blocks(costs),
             settings.kv_block_size,
             costs.kv_bytes_per_token,
             _words(costs, settings),
+            settings.num_host_blocks(costs),
+            settings.host_link(costs),
         )
         transport = _transport(
             settings,
@@ -53,7 +56,7 @@ async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
             await transport.start()
             stack.push_async_callback(transport.close)
             host.introduce(transfer_address=transport.address)
-            runtime = WorkerRuntime(host, engine, transport, settings.policy(costs.context_parity))
+            runtime = WorkerRuntime(host, engine, transport, policy)
             view.add(host.id, runtime)
             stack.callback(view.remove, host.id)
             await runtime.start()

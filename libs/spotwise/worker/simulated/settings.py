@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
+from spotwise.core.cost_model import NO_LINK, LinkCost
+from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK, CostProfile, at_speed
+from spotwise.core.messages import Pool
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.settings import Cost, WorkerSettings
+
+#: Memory of a machine to that of its devices: GPU servers have several times as much.
+_HOST_TO_DEVICE = 4
 
 
 class SimulatedWorkerSettings(WorkerSettings):
@@ -21,10 +24,6 @@ class SimulatedWorkerSettings(WorkerSettings):
         "",
         pattern=r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$",
         description="ids of the simulated workers of this process, separated by commas; where empty one, with the service's id",
-    )
-    profile: Path | None = Field(
-        None,
-        description="cost profile of a simulated worker, as spotwise profile writes it; a built-in one where unset",
     )
     speed: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="how many times as fast as its profile a simulated worker is"
@@ -45,17 +44,12 @@ class SimulatedWorkerSettings(WorkerSettings):
         return tuple(dict.fromkeys(self.members.split(","))) if self.members else (self.service_id,)
 
     def costs(self) -> CostProfile:
-        """Return what each worker costs, at speed 1.
+        """Return what each worker costs, at speed 1: the profile's, or a built-in one's.
 
         Raises:
             ValueError: the file cannot be read, or is no profile.
         """
-        if self.profile is None:
-            return BUILT_IN
-        try:
-            return profile_from_json(self.profile.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.profile} is no cost profile: {error}") from error
+        return self.cost_profile() or BUILT_IN
 
     def num_blocks(self, costs: CostProfile) -> int:
         """Return the KV blocks of a worker: the profile's, or as many as were asked for in bytes."""
@@ -64,16 +58,38 @@ class SimulatedWorkerSettings(WorkerSettings):
             tokens = self.kv_cache_bytes // costs.kv_bytes_per_token
         return max(1, tokens // self.kv_block_size)
 
+    def num_host_blocks(self, costs: CostProfile) -> int:
+        """Return the blocks of the host's memory of a worker: four times those of its KV cache, or as asked for in bytes."""
+        if not self.swaps:
+            return 0
+        if self.kv_host_bytes is None:
+            return _HOST_TO_DEVICE * self.num_blocks(costs)
+        return max(1, self.kv_host_bytes // costs.kv_bytes_per_token // self.kv_block_size)
+
     def link(self, costs: CostProfile) -> LinkCost:
-        """Return the link's cost at this speed.
+        """Return the link's cost at this speed; a mixed worker needs none.
 
         Raises:
             ValueError: the profile does not say it.
         """
-        link = costs.known_link
+        is_mixed = self.pool in (None, Pool.MIXED)
+        return self._at_speed(NO_LINK if costs.link is None and is_mixed else costs.known_link)
+
+    def host_link(self, costs: CostProfile) -> LinkCost:
+        """Return the cost of the link between device and host at this speed."""
+        return self._at_speed(costs.host_link or USUAL_HOST_LINK)
+
+    def _at_speed(self, link: LinkCost) -> LinkCost:
         return LinkCost(link.latency_s / self.speed, link.bytes_per_s * self.speed)
 
-    def policy(self, context_parity: float = math.inf) -> WorkerPolicy:
+    def worker_policy(self, context_parity: float = math.inf, cost: Cost | None = None) -> WorkerPolicy:
         """Return how each worker batches and gives memory; seconds in it are of the simulation's speed, as all others."""
-        scaled = self.model_copy(update={"max_stall_ms": self.max_stall_ms / self.speed})
-        return WorkerSettings.policy(scaled, context_parity)
+        starve_limit_ms = None if self.starve_limit_ms is None else self.starve_limit_ms / self.speed
+        scaled = self.model_copy(
+            update={
+                "max_stall_ms": self.max_stall_ms / self.speed,
+                "preempt_after_ms": self.preempt_after_ms / self.speed,
+                "starve_limit_ms": starve_limit_ms,
+            }
+        )
+        return WorkerSettings.worker_policy(scaled, context_parity, at_speed(cost or BUILT_IN.iteration, self.speed))

@@ -1,0 +1,154 @@
+"""KV in the host's memory, for which the device has no room just now.
+
+Law: the host keeps blocks as the device has them, in a cache of its own of the same shape and order; which block is whose is
+decided elsewhere (`core.worker.swaps`). A move copies blocks through two buffers of bounded size, in the thread that asks for
+it, and is complete when it returns.
+
+On a GPU the copies are queued on a stream of their own, beside the model's, and the buffers are pinned: while the device fills
+or reads one, the host's memory reads or fills the other. Neither stream waits for the other. None needs to: what a move reads
+was written by iterations that the device had finished before the move was asked for (see `Engine`), or by a transfer that had
+been waited for; and whoever reads what a move has written, or writes where it has read, is asked for it after the move has
+returned, which waits for its stream. The iteration that runs meanwhile has other blocks.
+
+Source: FastServe (Wu et al., 2023), section 4.2. Its published code copies beside the model's stream without such an order.
+
+Invariants: what was swapped out and in again is the same bit for bit; memory of the host is committed as blocks are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import cycle
+
+import torch
+
+from spotwise.engine.kv_cache import PagedKvCache
+
+#: Of a buffer. Smaller ones cost more: a copy of few blocks takes a call for each layer all the same.
+_BUFFER_BYTES = 16 << 20
+
+
+class HostSwap:
+    """The host's blocks, and how they are filled; one thread at a time calls it, and any one.
+
+    Args:
+        cache: the device's.
+        num_blocks: of the host.
+    """
+
+    def __init__(self, cache: PagedKvCache, num_blocks: int) -> None:
+        is_cuda = cache.device.type == "cuda"
+        self.num_blocks = num_blocks
+        self._cache = cache
+        self._host = PagedKvCache(
+            cache.geometry, num_blocks, cache.block_size, cache.dtype, torch.device("cpu"), order=cache.order
+        )
+        self._block_bytes = _block_bytes(cache)
+        self._at_once = max(1, _BUFFER_BYTES // self._block_bytes)
+        self._buffers = tuple(_Buffer(self._at_once * self._block_bytes, pinned=is_cuda) for _ in range(2))
+        self._stream = torch.cuda.Stream(cache.device) if is_cuda else None  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def within(cls, cache: PagedKvCache, num_bytes: int) -> HostSwap:
+        """Return as many blocks as fit so many bytes.
+
+        Raises:
+            ValueError: not one does.
+        """
+        if num_bytes < _block_bytes(cache):
+            raise ValueError(f"kv_host_bytes is {num_bytes}; one block of this model takes {_block_bytes(cache)}")
+        return cls(cache, num_bytes // _block_bytes(cache))
+
+    @torch.inference_mode()
+    def swap_out(self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...]) -> None:
+        """Copy blocks of the device into as many of the host.
+
+        Raises:
+            ValueError: there are not as many of one as of the other, or a block does not exist.
+        """
+        with self._own_stream():
+            filled: tuple[_Buffer, torch.Tensor, tuple[int, ...]] | None = None
+            for buffer, device_ids, host_ids in self._parts(block_ids, host_block_ids):
+                data = buffer.of_size(len(device_ids) * self._block_bytes)
+                if self._stream is None:
+                    self._cache.gather_blocks(0, self._cache.num_layers, device_ids, data)
+                else:
+                    data.copy_(self._cache.gather_blocks(0, self._cache.num_layers, device_ids), non_blocking=True)
+                    buffer.note_queued()
+                if filled is not None:
+                    self._keep(*filled)
+                filled = buffer, data, host_ids
+            if filled is not None:
+                self._keep(*filled)
+
+    def _keep(self, buffer: _Buffer, data: torch.Tensor, host_ids: tuple[int, ...]) -> None:
+        buffer.wait()
+        self._host.scatter_blocks(0, self._host.num_layers, host_ids, data)
+
+    @torch.inference_mode()
+    def swap_in(self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
+        """Copy blocks of the host into as many of the device.
+
+        Raises:
+            ValueError: as `swap_out`.
+        """
+        with self._own_stream():
+            for buffer, host_ids, device_ids in self._parts(host_block_ids, block_ids):
+                buffer.wait()  # for the device, which may still read what was in it before
+                data = buffer.of_size(len(host_ids) * self._block_bytes)
+                self._host.gather_blocks(0, self._host.num_layers, host_ids, data)
+                payload = data.to(self._cache.device, non_blocking=True)
+                self._cache.scatter_blocks(0, self._cache.num_layers, device_ids, payload)
+                buffer.note_queued()
+
+    def _parts(
+        self, source_ids: tuple[int, ...], target_ids: tuple[int, ...]
+    ) -> Iterator[tuple[_Buffer, tuple[int, ...], tuple[int, ...]]]:
+        """Cut a move into what a buffer holds, the buffers in turn."""
+        if len(source_ids) != len(target_ids):
+            raise ValueError(f"{len(source_ids)} blocks do not go into {len(target_ids)}")
+        for first, buffer in zip(range(0, len(source_ids), self._at_once), cycle(self._buffers), strict=False):
+            part = slice(first, first + self._at_once)
+            yield buffer, source_ids[part], target_ids[part]
+
+    @contextlib.contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """Queue what is inside on the stream of moves, and wait for it, however it ends: its buffers are used again."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self._cache.device), torch.cuda.stream(self._stream):
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
+
+
+class _Buffer:
+    """Memory of the host between the two caches.
+
+    On a GPU it is pinned, and remembers what was queued that uses it.
+    """
+
+    def __init__(self, num_bytes: int, *, pinned: bool) -> None:
+        self._data = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        self._queued = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def of_size(self, num_bytes: int) -> torch.Tensor:
+        """Return so many of its bytes."""
+        return self._data[:num_bytes]
+
+    def note_queued(self) -> None:
+        """Note that all that uses it has been queued on the current stream."""
+        if self._queued is not None:
+            self._queued.record()
+
+    def wait(self) -> None:
+        """Wait until the device has done that; at once where nothing was queued."""
+        if self._queued is not None:
+            self._queued.synchronize()
+
+
+def _block_bytes(cache: PagedKvCache) -> int:
+    return cache.num_layers * cache.layer_block_bytes

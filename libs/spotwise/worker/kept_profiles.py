@@ -1,0 +1,146 @@
+"""Costs that a machine's workers measured of themselves, in files, so that the next start need not measure.
+
+Law: a file is named after all that an iteration's seconds depend on, as far as anybody can say beforehand: model, number
+format, kernels, threads, machine. It is a cost profile as `spotwise profile` writes it, with what it was measured of beside,
+and believed only where that agrees to the letter and the format is today's; else costs are measured anew, as where it is
+damaged. It appears by a rename, whole. Who comes first measures, under a lock; whoever comes meanwhile waits, so that two
+starts at once do not disturb each other's figures, and reads. Where there can be no file or no lock each measures for itself,
+and the log says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from filelock import AsyncFileLock, Timeout
+
+from spotwise.core.cost_profile import CostProfile, profile_as_dict, profile_from_dict
+
+_log = structlog.get_logger(__name__)
+
+# Raised when other steps are measured, or when they are timed or fitted in another way.
+_VERSION = 1
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledEngine:
+    """What a measured profile is of.
+
+    Attributes:
+        model: its folder's name.
+        weights: fingerprint of them, of the model's structure and of the kernels' sources.
+        dtype, device: of the engine.
+        kernels: what computes its layers.
+        decode_graphs: whether decodes are recorded, where the device can.
+        threads: that compute; `None` where the library chooses.
+        block_size: tokens of a KV block.
+        machine: cores and processor, or GPU.
+        versions: of what else computes.
+    """
+
+    model: str
+    weights: str
+    dtype: str
+    device: str
+    kernels: str
+    decode_graphs: bool
+    threads: int | None
+    block_size: int
+    machine: str
+    versions: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.model} on {self.machine}"
+
+
+class KeptProfiles:
+    """The profiles of one folder, which is made where it does not exist; `None` keeps nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def path_of(self, engine: ProfiledEngine) -> Path | None:
+        """Return where an engine's profile is, or would be."""
+        if self._folder is None:
+            return None
+        digest = hashlib.sha256(json.dumps(asdict(engine), sort_keys=True).encode()).hexdigest()[:12]
+        stem = re.sub(r"[^\w.-]+", "-", f"{engine.model}-{engine.dtype}")
+        return self._folder / f"{stem}-{digest}{_SUFFIX}"
+
+    def read(self, engine: ProfiledEngine) -> CostProfile | None:
+        """Return what was measured of such an engine; `None` where nothing was that holds today."""
+        path = self.path_of(engine)
+        if path is None:
+            return None
+        try:
+            document = json.loads(path.read_bytes())
+            profile = profile_from_dict(document)
+            measured = document.get("measured") or {}
+            if (measured.get("version"), measured.get("of")) != (_VERSION, asdict(engine)):
+                raise ValueError("it was measured by another version, or of another engine")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, AttributeError) as error:
+            _log.warning("cost_profile_outdated", file=str(path), reason=str(error))
+            return None
+        _log.info("cost_profile_loaded", file=str(path), measured_at=measured.get("at"))
+        return profile
+
+    def write(
+        self, engine: ProfiledEngine, profile: CostProfile, fit: dict[str, Any], measured: dict[str, Any]
+    ) -> None:
+        """Keep a profile, with how well it fits and what else is to be said of its measurement."""
+        path = self.path_of(engine)
+        if path is None:
+            return
+        about = {"version": _VERSION, "of": asdict(engine), **measured}
+        text = json.dumps({**profile_as_dict(profile), "fit": fit, "measured": about}, indent=2) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", prefix=f".{path.stem}.", dir=path.parent, delete=False
+            ) as draft:
+                partial = Path(draft.name)
+                draft.write(text)
+            try:
+                partial.chmod(0o644)  # drafts are private, figures need not be
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            _warn(error)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, engine: ProfiledEngine, patience_s: float) -> AsyncIterator[None]:
+        """Hold the lock of an engine's profile, or go on without it where it cannot be had within `patience_s`."""
+        path = self.path_of(engine)
+        lock: AsyncFileLock | None = None
+        if path is not None:
+            lock = AsyncFileLock(path.parent / f".{path.stem}.lock", timeout=patience_s)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                await lock.acquire()
+            except (OSError, NotImplementedError, Timeout) as error:
+                _warn(error)
+                lock = None
+        try:
+            yield
+        finally:
+            if lock is not None:
+                await lock.release()
+
+
+def _warn(error: Exception) -> None:
+    _log.warning("cost_profile_not_kept", reason=str(error))

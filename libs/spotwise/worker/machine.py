@@ -1,0 +1,67 @@
+"""The machine under a worker: what it is called, what memory it has left, and whether others had its cores."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def cores_name() -> str:
+    """Return how many cores this process may use, and of what."""
+    return f"{len(os.sched_getaffinity(0))} cores of {processor_name()}"
+
+
+def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory that this process may still take: the machine's, or what its container's limit leaves."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = ((cgroup / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        return max(0, min(free, int(limit) - int(used)))
+    except (OSError, ValueError):  # no limit
+        return free
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTime:
+    """What this process's threads have had of the cores, all together, as Linux counts it.
+
+    Attributes:
+        ran_s: on a core.
+        waited_s: ready to run, while others had the cores; another machine's work on the same host is not seen.
+    """
+
+    ran_s: float
+    waited_s: float
+
+    @classmethod
+    def so_far(cls, threads: Path = Path("/proc/self/task")) -> Self:
+        """Return the time of those threads that live, since their beginnings; none where the system does not count."""
+        ran_ns = waited_ns = 0
+        for thread in threads.glob("*/schedstat"):
+            try:
+                ran, waited, _ = thread.read_text(encoding="ascii").split()
+            except (OSError, ValueError):  # it has ended
+                continue
+            ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
+        return cls(ran_ns / 1e9, waited_ns / 1e9)
+
+    def waited_share_since(self, before: CoreTime) -> float:
+        """Return the share of waiting in the time in which threads wanted to run; 0 where none did."""
+        wanted_s = (self.ran_s - before.ran_s) + (self.waited_s - before.waited_s)
+        return (self.waited_s - before.waited_s) / wanted_s if wanted_s > 0.0 else 0.0

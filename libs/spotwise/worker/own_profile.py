@@ -1,0 +1,110 @@
+"""What a worker knows of its own costs before its first request.
+
+Law: kept from an earlier start, or measured now (`start_profile.py`) and kept (`kept_profiles.py`). It is a cost profile as
+`spotwise profile` records it of a mesh, but for hand-offs and messages, which a worker alone has none of; so simulations take
+it as well as the worker's own scheduling does. The room for KV is this start's, which depends on the memory that is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+
+from spotwise.core.cost_profile import CostProfile
+from spotwise.engine.loading import device_name
+from spotwise.engine.shared_weights import weights_fingerprint
+from spotwise.worker.cost_fit import fit_iterations
+from spotwise.worker.engine_thread import EngineThread
+from spotwise.worker.kept_profiles import KeptProfiles, ProfiledEngine
+from spotwise.worker.machine import CoreTime, cores_name
+from spotwise.worker.settings import WorkerSettings
+from spotwise.worker.start_profile import measure_iterations, profile_sections
+
+_log = structlog.get_logger(__name__)
+
+# Beside the time that measuring is allowed, of whoever has the lock: loading scipy, and a step that was longer than foreseen.
+_PATIENCE_S = 30.0
+
+
+async def own_profile(engine: EngineThread, settings: WorkerSettings) -> CostProfile:
+    """Return what an engine's iterations cost; the engine must not have begun to serve.
+
+    Args:
+        engine: with no sequences.
+        settings: that it was loaded by; they say where profiles are kept and how long measuring may take.
+
+    Raises:
+        ValueError: it could not be measured; says why.
+        OSError: the model's folder cannot be read.
+    """
+    about = profiled_engine(engine, settings)
+    kept = KeptProfiles(settings.cost_profiles)
+    async with kept.turn(about, settings.profile_seconds + _PATIENCE_S):
+        profile = None if settings.profile_anew else kept.read(about)
+        if profile is None:
+            profile = await _measured(engine, settings, about, kept)
+    return replace(profile, kv_tokens=_kv_tokens(engine))
+
+
+def profiled_engine(engine: EngineThread, settings: WorkerSettings) -> ProfiledEngine:
+    """Return what the engine's costs depend on.
+
+    Raises:
+        OSError: the model's folder cannot be read.
+    """
+    inner = engine.engine
+    return ProfiledEngine(
+        model=settings.served_name,
+        weights=weights_fingerprint(settings.model_dir),
+        dtype=inner.dtype,
+        device=inner.device,
+        kernels=engine.kernels,
+        decode_graphs=settings.decode_graphs,
+        threads=settings.threads,
+        block_size=engine.block_size,
+        machine=device_name(inner.device) or cores_name(),
+        versions=" ".join(f"{name} {version(name)}" for name in ("spotwise", "torch")),
+    )
+
+
+async def _measured(
+    engine: EngineThread, settings: WorkerSettings, about: ProfiledEngine, kept: KeptProfiles
+) -> CostProfile:
+    inner = engine.engine
+    sections = profile_sections(engine.num_blocks, engine.block_size, inner.context_length, settings.max_num_seqs)
+    before = CoreTime.so_far()
+    found = await measure_iterations(engine, inner.vocab_size, sections, settings.profile_seconds)
+    waited_share = CoreTime.so_far().waited_share_since(before)
+    # Not on the event loop: heartbeats go on. Nor on the engine's thread, which may have stepped back.
+    fitted = await asyncio.to_thread(fit_iterations, found.times)
+    profile = CostProfile(about.name, fitted.cost, None, engine.kv_bytes_per_token, _kv_tokens(engine))
+    fit: dict[str, Any] = {"iterations": fitted.iterations, "mape": fitted.mape, "mape_of": fitted.mape_of}
+    measured = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(found.seconds, 3),
+        "longest_prompt": found.longest_prompt,
+        "widest": found.widest,
+        "waited_share": round(waited_share, 3),
+    }
+    kept.write(about, profile, fit, measured)
+    path = kept.path_of(about)
+    _log.info(
+        "cost_profile_measured",
+        file=None if path is None else str(path),
+        seconds=round(found.seconds, 1),
+        iterations=fitted.iterations,
+        longest_prompt=found.longest_prompt,
+        widest=found.widest,
+        mean_error=round(fitted.mape, 4),
+        waited_share=round(waited_share, 3),
+    )
+    return profile
+
+
+def _kv_tokens(engine: EngineThread) -> int:
+    return engine.num_blocks * engine.block_size
