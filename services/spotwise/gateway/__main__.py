@@ -71,6 +71,7 @@ async def serve(settings: GatewaySettings) -> None:
                 port=settings.port,
                 log_config=None,
                 access_log=False,
+                timeout_keep_alive=settings.keep_alive_s,
                 timeout_graceful_shutdown=2,
             )
         )

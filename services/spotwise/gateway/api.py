@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.gateway.answer import GenerationResponse
-from spotwise.gateway.auth import BearerAuth
+from spotwise.gateway.auth import BearerAuth, key_name
 from spotwise.gateway.body import read_json_object
 from spotwise.gateway.chat import ChatWording, plan_chat
 from spotwise.gateway.completions import CompletionWording, plan_completion
@@ -64,14 +64,16 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
-        plan = await plan_chat(await read_json_object(request, options.max_body_bytes), text, options)
+        body = await read_json_object(request, options.max_body_bytes)
+        plan = await plan_chat(body, text, options, key_name(request))
         wording = ChatWording(plan, options.model_name, text.token_bytes)
         return GenerationResponse(plan, wording, generation, text, metrics, arrived_s)
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
-        plan = await plan_completion(await read_json_object(request, options.max_body_bytes), text, options)
+        body = await read_json_object(request, options.max_body_bytes)
+        plan = await plan_completion(body, text, options, key_name(request))
         wording = CompletionWording(plan, options.model_name, text.token_bytes)
         return GenerationResponse(plan, wording, generation, text, metrics, arrived_s)
 

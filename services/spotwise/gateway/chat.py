@@ -19,8 +19,8 @@ from spotwise.gateway.sse import event
 from spotwise.gateway.text import ChatTemplateError, ChatText
 
 
-async def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions) -> GenerationPlan:
-    """Check a body and plan it.
+async def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
+    """Check a body, which came with the key of that name, and plan it.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -58,6 +58,7 @@ async def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions
         text,
         options,
         id_prefix="chatcmpl",
+        key_name=key_name,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         default_max_tokens=options.default_max_tokens,

@@ -29,8 +29,10 @@ from spotwise.gateway.text import ChatText
 DEFAULT_MAX_TOKENS = 16
 
 
-async def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions) -> GenerationPlan:
-    """Check a body and plan it.
+async def plan_completion(
+    body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str
+) -> GenerationPlan:
+    """Check a body, which came with the key of that name, and plan it.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -57,6 +59,7 @@ async def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiO
         text,
         options,
         id_prefix="cmpl",
+        key_name=key_name,
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,

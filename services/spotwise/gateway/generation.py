@@ -24,12 +24,16 @@ class SequenceSpec:
         stop: when the sequence ends, as far as token ids can tell.
         unbounded: the client named no bound: `stop.max_new_tokens` is what the context leaves, and the mesh may lower it to
             what its workers hold.
+        priority: the lower, the earlier its turn.
+        tenant: whose it is; empty where nobody said.
     """
 
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: StopCriteria
     unbounded: bool = False
+    priority: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,8 @@ class MeshGeneration:
             sampling=stream.spec.sampling,
             stop=stream.spec.stop,
             arrival_unix_s=stream.received_s,
+            priority=stream.spec.priority,
+            tenant=stream.spec.tenant,
         )
 
     def _order(self, stream: _Stream, command: g.SubmitAttempt) -> SubmitRequest:
@@ -198,6 +200,7 @@ class MeshGeneration:
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
             prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
+            priority=stream.spec.priority,
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:

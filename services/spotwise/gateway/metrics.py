@@ -62,8 +62,18 @@ class GatewayMetrics:
         self._kv_cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests.")
         self._generation_tokens = counter("vllm:generation_tokens", "Output tokens that clients got.")
-        self._preemptions = counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one.")
-        self._preemptions_heard: dict[str, tuple[int, int]] = {}
+        #: By what workers count since their start.
+        self._counted = {
+            "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
+            "kv_blocks_swapped_out": counter(
+                "spotwise_kv_blocks_swapped_out", "KV blocks copied to the hosts' memory."
+            ),
+            "kv_blocks_swapped_in": counter("spotwise_kv_blocks_swapped_in", "KV blocks copied back to the devices."),
+        }
+        self._heard: dict[str, Member] = {}
+        self._swapped = gauge("spotwise_num_requests_swapped", "Sequences whose KV is on a host, or on its way.")
+        self._host_blocks_used = gauge("spotwise_kv_host_blocks_used", "KV blocks of the hosts' memory in use.")
+        self._host_blocks_free = gauge("spotwise_kv_host_blocks_free", "KV blocks of the hosts' memory not in use.")
         self._prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
         self._prefix_hits = counter("vllm:prefix_cache_hits", "Prompt tokens whose KV was there already.")
         self._model_name = model_name
@@ -87,12 +97,17 @@ class GatewayMetrics:
         """Take in the last heartbeats of the workers that are there."""
         loads = [(worker, worker.load) for worker in workers if worker.load is not None]
         if total := sum(load.kv_blocks_total for _, load in loads):
-            self._kv_cache_usage.set(1 - sum(load.kv_blocks_free for _, load in loads) / total)
+            self._kv_cache_usage.set(sum(load.kv_blocks_used for _, load in loads) / total)
+        self._swapped.set(sum(load.swapped for _, load in loads))
+        host_free = sum(load.kv_host_blocks_free for _, load in loads)
+        self._host_blocks_free.set(host_free)
+        self._host_blocks_used.set(sum(load.kv_host_blocks_total for _, load in loads) - host_free)
         for worker, load in loads:
-            incarnation, heard = self._preemptions_heard.get(worker.id, (None, 0))
-            if incarnation == worker.incarnation:
-                self._preemptions.inc(load.preemptions - heard)
-            self._preemptions_heard[worker.id] = (worker.incarnation, load.preemptions)
+            heard = self._heard.get(worker.id)
+            if heard is not None and heard.load is not None and heard.incarnation == worker.incarnation:
+                for name, counter in self._counted.items():
+                    counter.inc(getattr(load, name) - getattr(heard.load, name))
+            self._heard[worker.id] = worker
 
     def count_error(self, code: str) -> None:
         """Count an error that a client was told."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
+from spotwise.gateway.auth import ApiKey, tenant_of
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.schema import GenerationRequest
@@ -38,7 +39,7 @@ class ApiOptions:
     """
 
     model_name: str
-    api_keys: frozenset[str] = frozenset()
+    api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: int = 8 << 20
     default_max_tokens: int | None = None
     max_n: int = 16
@@ -130,6 +131,7 @@ def plan_generation(
     options: ApiOptions,
     *,
     id_prefix: str,
+    key_name: str,
     max_tokens: int | None,
     max_tokens_param: str = "max_tokens",
     default_max_tokens: int | None = None,
@@ -143,6 +145,7 @@ def plan_generation(
         text: the model's facts.
         options: the server's limits.
         id_prefix: `chatcmpl` or `cmpl`.
+        key_name: of the key that the request came with; may be empty.
         max_tokens: as the client gave it; 0 asks for the prompt's scores alone.
         max_tokens_param: name under which it did.
         default_max_tokens: where it did not; `None` is what the context leaves.
@@ -168,6 +171,7 @@ def plan_generation(
     unbounded = max_tokens is None and default_max_tokens is None
     api_id = f"{id_prefix}-{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
+    tenant = tenant_of(key_name, request.user)
     sequences: list[PlannedSequence] = []
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
@@ -176,7 +180,7 @@ def plan_generation(
         for choice in range(choices):
             sampling = _sampling(request, choice, logit_bias, logprobs, prompt_scores=prompt.echo is not None)
             request_id = f"{api_id}#{len(sequences)}" if several else api_id
-            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded)
+            spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant)
             sequences.append(PlannedSequence(request_id, spec, prompt))
     rules = TextRules(
         stop_strings=tuple(request.stop),

@@ -83,6 +83,7 @@ class GenerationRequest(StrictBody):
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    user: str | None = None
 
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -93,6 +94,7 @@ class GenerationRequest(StrictBody):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     return_token_ids: bool | None = None
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)

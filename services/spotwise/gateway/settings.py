@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.gateway.role import RecoveryLimits
+from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.mesh.settings import ModelServiceSettings
 
 
 class GatewaySettings(ModelServiceSettings):
     """Where the API listens, for whom, and how hard it tries."""
 
+    model_config = SettingsConfigDict(hide_input_in_errors=True)
+
     host: str = Field("127.0.0.1", description="address of the API")
     port: int = Field(8000, ge=0, le=65535, description="port of the API")
-    api_keys: str = Field("", description="comma-separated bearer keys; empty lets everyone in")
+    api_keys: str = Field(
+        "", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY; empty lets everyone in"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024)
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="how long an idle connection stays open; longer than clients keep theirs (5 s in many), "
+        "or a request meets the end of its connection",
+    )
     default_max_tokens: int | None = Field(None, ge=1, description="of a chat that names none; else the context's rest")
     submit_timeout_s: float = Field(5.0, gt=0, description="a scheduler that does not answer by then is not there")
     recovery_s: float = Field(
@@ -22,10 +34,16 @@ class GatewaySettings(ModelServiceSettings):
     )
     stall_s: float = Field(120.0, gt=0, description="an attempt that brings nothing for so long counts as lost")
 
+    @field_validator("api_keys")
+    @classmethod
+    def _are_keys(cls, api_keys: str) -> str:
+        parse_api_keys(api_keys)
+        return api_keys
+
     @property
-    def bearer_keys(self) -> frozenset[str]:
+    def bearer_keys(self) -> tuple[ApiKey, ...]:
         """The keys that let a client in."""
-        return frozenset(key.strip() for key in self.api_keys.split(",") if key.strip())
+        return parse_api_keys(self.api_keys)
 
     @property
     def recovery(self) -> RecoveryLimits:
