@@ -1,7 +1,8 @@
 """The clients of a simulated mesh, and as much of a gateway as they need.
 
 Law: a client asks once, at its time, and waits for every token of its answer; a token counts from when it arrives here. The
-live gateway's other half, attempts that are made again, has no work in a world where nobody dies.
+live gateway's other half, attempts that are made again, has no work in a world where nobody dies. Where prompts are interrupted
+(`interrupted_prompts.py`) the parts that are lost of one are asked for first, each as a request that nobody hears of.
 
 Invariants: a stream's tokens arrive in order, each once; a request ends once: answered, or told why not; whatever is known of
 it is forgotten then.
@@ -33,11 +34,18 @@ class SimulationError(RuntimeError):
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended."""
+    """A request that has not ended.
+
+    Attributes:
+        output_tokens: of its answer.
+        prompts_to_come: that are asked for when it has been answered, the whole one last; empty where this is that one.
+    """
 
     arrival: Arrival
     record: RequestRecord
     progress: Progress
+    output_tokens: int
+    prompts_to_come: tuple[int, ...]
     first_token_s: float | None = None
     delivered: int = 0  #: tokens, those included that were only counted
 
@@ -84,17 +92,24 @@ class Client:
 
     def ask(self, arrival: Arrival) -> None:
         """Send a request now."""
+        interrupted = self._settings.interrupted
+        lost_parts = () if interrupted is None else interrupted.lost_parts(arrival.prompt_tokens)
+        self._submit(arrival, (*lost_parts, arrival.prompt_tokens))
+
+    def _submit(self, arrival: Arrival, prompts: tuple[int, ...]) -> None:
+        """Ask for the first of these prompts; all but the last are worth one token."""
         number, settings = self._asked, self._settings
         self._asked += 1
-        stop = StopCriteria(max_new_tokens=arrival.output_tokens)
-        prompt = _prompt(arrival.prompt_tokens)
+        prompt_tokens, to_come = prompts[0], prompts[1:]
+        output_tokens = 1 if to_come else arrival.output_tokens
+        stop, prompt = StopCriteria(max_new_tokens=output_tokens), _prompt(prompt_tokens)
         record = RequestRecord(
             str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )
-        self._live[number] = _Live(arrival, record, Progress(arrival.prompt_tokens))
-        asked_tokens = settings.asked_tokens(arrival.output_tokens)
+        self._live[number] = _Live(arrival, record, Progress(prompt_tokens), output_tokens, to_come)
+        asked_tokens = settings.asked_tokens(output_tokens)
         stream = m.StreamRef(self.id, number)
-        order = m.SubmitRequest(record.request_id, _EPOCH, stream, arrival.prompt_tokens, asked_tokens)
+        order = m.SubmitRequest(record.request_id, _EPOCH, stream, prompt_tokens, asked_tokens)
         self._control.send(self._scheduler_id, order)
 
     # --- the store ----------------------------------------------------------------------------------------------------
@@ -136,11 +151,15 @@ class Client:
 
     def _complete(self, number: int, live: _Live, first_token_s: float, reason: FinishReason) -> None:
         arrival, progress = live.arrival, live.progress
-        if reason is not FinishReason.LENGTH or not live.delivered == progress.output_tokens == arrival.output_tokens:
+        if reason is not FinishReason.LENGTH or not live.delivered == progress.output_tokens == live.output_tokens:
             raise SimulationError(
-                f"request {number} ended by {reason.value} with {live.delivered} of {arrival.output_tokens} tokens, "
+                f"request {number} ended by {reason.value} with {live.delivered} of {live.output_tokens} tokens, "
                 f"{progress.output_tokens} of which were made"
             )
+        if live.prompts_to_come:
+            self._close(number, finished=True)
+            self._submit(arrival, live.prompts_to_come)
+            return
         self.completed += 1
         self._observer.request_completed(CompletedRequest(arrival, first_token_s, self._queue.now))
         self._close(number, finished=True)

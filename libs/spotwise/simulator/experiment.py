@@ -76,6 +76,11 @@ class Case:
     verdict_only: bool = False
 
     @property
+    def files(self) -> tuple[Path | None, ...]:
+        """What it reads."""
+        return self.workload.path, self.profile
+
+    @property
     def label(self) -> str:
         """The design and its machines, like `Splitwise-HA (25, 26)`."""
         machines = f"{self.split.prompt}, {self.split.token}" if self.split.token else f"{self.split.prompt}"

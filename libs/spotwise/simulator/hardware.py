@@ -48,12 +48,16 @@ class MachineType:
         cost: what its iterations take with the model.
         memory_bytes: of all its GPUs.
         link_bytes_per_s: of its network, each way.
+        host_memory_bytes: of its host's memory, for KV that is swapped out.
+        host_bytes_per_s: between all its GPUs and the host, each way; a GPU's PCIe 4 x16 carries about 25 GB/s.
     """
 
     name: str
     cost: IterationCost
     memory_bytes: int
     link_bytes_per_s: float
+    host_memory_bytes: int = 0
+    host_bytes_per_s: float = 25e9
 
     def kv_tokens(self, model: LanguageModel, memory_share: float = 1.0) -> int:
         """Tokens whose KV fits beside the model's weights in that share of the memory.

@@ -3,14 +3,16 @@
 Law: what the machine does next is decided by the same `WorkerRole` that a live worker has. Here its commands take simulated
 time instead of real: an iteration as long as `IterationCost` says, a hand-off as long as the network takes. The store answers
 at once, and tokens are all the same: nobody looks at them, only at how many there are. Where the policy allows orders of
-several iterations, what has ended of one is counted before the role is told of anything else.
+several iterations, what has ended of one is counted before the role is told of anything else. As many iterations are in flight
+as the policy says, each in a stage of its own of the engine's pipeline; KV moves to the host and back beside them.
 
-Invariants: one order at a time; the role hears of everything in the order in which it happened.
+Invariants: orders end as they were given; the role hears of everything in the order in which it happened.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +22,10 @@ from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
 from spotwise.simulator.hand_offs import HandOffs
+from spotwise.simulator.host_link import HostLink
 from spotwise.simulator.network import Link
 from spotwise.simulator.orders import Order
+from spotwise.simulator.pipeline import Pipeline
 from spotwise.simulator.results import MachineResult
 from spotwise.simulator.surroundings import Surroundings
 from spotwise.simulator.token_times import TOKEN_ID, TokenTimes
@@ -36,25 +40,36 @@ class Machine:
         kind: its hardware, and the pool it starts in.
         phase: of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
         around: the world.
+
+    Attributes:
+        pool: blocks of the device.
+        host: blocks of the host's memory; `None` where there is none.
     """
 
     def __init__(self, machine_id: str, kind: SimulatedMachine, phase: float, around: Surroundings) -> None:
         settings, machine_type = around.settings, kind.machine_type
+        policy, block_tokens = settings.worker_policy, settings.kv_block_size
         kv_tokens = machine_type.kv_tokens(settings.model, settings.memory_share)
+        block_bytes = block_tokens * settings.model.kv_token_bytes
+        host_blocks = machine_type.host_memory_bytes // block_bytes
         self.id = machine_id
         self.home = kind.home
         self.send_link = Link(machine_type.link_bytes_per_s)
         self.receive_link = Link(machine_type.link_bytes_per_s)
-        self.pool = CountedBlockPool(kv_tokens // settings.kv_block_size, settings.kv_block_size)
-        self.role = WorkerRole(machine_id, 1, machine_id, self.pool, settings.worker_policy)
+        self.pool = CountedBlockPool(kv_tokens // block_tokens, block_tokens)
+        self.host = CountedBlockPool(host_blocks, block_tokens) if host_blocks else None
+        self.role = WorkerRole(machine_id, 1, machine_id, self.pool, policy, self.host)
         self._cost = machine_type.cost
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
         self._queue = around.queue
-        self._counts = settings.counted_steps > 1
+        self._counts = policy.counted_steps > 1
         self._token_times = TokenTimes(around.observer)
-        self._order: Order | None = None
+        self._pipeline = Pipeline(policy.max_in_flight) if policy.max_in_flight > 1 else None
+        self._orders: deque[Order] = deque()
+        self._peak_blocks = 0
         self._hand_offs = HandOffs(self.send_link, self.receive, around)
+        self._host_link = HostLink(machine_type.host_bytes_per_s, block_bytes, self._queue, self.receive)
         self._told: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._news_is_planned = False
@@ -73,6 +88,8 @@ class Machine:
             c.PushKv: self._hand_offs.push,
             c.AbortPush: self._hand_offs.abort,
             c.TakeHome: self._take_home,
+            c.SwapOut: self._host_link.swap_out,
+            c.SwapIn: self._host_link.swap_in,
         }
         around.control.open_inbox(machine_id, self.receive)
 
@@ -86,8 +103,21 @@ class Machine:
 
     def finish(self) -> MachineResult:
         """Return what the machine did."""
-        preemptions = self.role.load().preemptions
-        return MachineResult(self.id, self.home, self._hand_offs.sent, self.send_link.carried_bytes, preemptions)
+        return MachineResult(
+            self.id,
+            self.home,
+            self._hand_offs.sent,
+            self.send_link.carried_bytes,
+            self.role.load().preemptions,
+            self._peak_blocks * self.pool.block_size,
+            self._host_link.out_bytes,
+            self._host_link.in_bytes,
+        )
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that somebody owns, of the device and of the host."""
+        return self.pool.used_blocks + (self.host.used_blocks if self.host else 0)
 
     def _tell_role(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self._queue.now):
@@ -110,7 +140,7 @@ class Machine:
     def _beat_in_turn(self, _: None) -> None:
         self._beat_is_planned = False
         self.beat()
-        if self._order is not None:
+        if self._orders:
             self._plan_beat()
 
     def _beat_soon(self) -> None:
@@ -157,7 +187,9 @@ class Machine:
         self._hand_offs.drop(command.sequence_id)
 
     def _run_iteration(self, command: c.RunIteration) -> None:
-        order = self._order = Order(command.batch, command.steps, self._cost, self._queue.now)
+        order = Order(command.batch, command.steps, self._cost, self._queue.now, self._pipeline)
+        self._orders.append(order)
+        self._peak_blocks = max(self._peak_blocks, self.held_blocks)
         if order.shape.prompt_tokens:
             for row in command.batch.rows:
                 if not row.is_decode:
@@ -165,13 +197,13 @@ class Machine:
         self._queue.at(order.look_s, self._look, (order, order.look_s))
 
     def _end_run(self, command: c.EndRun) -> None:
-        assert self._order is not None
-        self._order.cut()
-        self._queue.at(self._order.look_s, self._look, (self._order, self._order.look_s))
+        order = self._orders[-1]
+        order.cut()
+        self._queue.at(order.look_s, self._look, (order, order.look_s))
 
     def _look(self, planned: tuple[Order, float]) -> None:
         order, look_s = planned
-        if self._order is not order or order.look_s != look_s:
+        if not self._orders or self._orders[0] is not order or order.look_s != look_s:
             return  # it was cut, or is over
         if order.is_planned:
             self._count_ended()
@@ -184,23 +216,23 @@ class Machine:
 
     def _count_ended(self) -> None:
         """Tell the role which iterations have ended; it may not be told of anything that came later before."""
-        order = self._order
-        if order is None:
-            return
-        began_s = order.counted_s
-        ends_s = order.take_ended(self._queue.now)
-        if not ends_s:
-            return
-        self._around.observer.iterations_ended(self.id, order.shape, order.counted_s - began_s, len(ends_s))
-        self._token_times.iterations_ended(order.batch, ends_s)
+        for order in tuple(self._orders):
+            began_s = order.counted_s
+            ends_s = order.take_ended(self._queue.now)
+            if not ends_s:
+                return
+            self._around.observer.iterations_ended(self.id, order.shape, order.counted_s - began_s, len(ends_s))
+            self._token_times.iterations_ended(order.batch, ends_s)
+            self._tell_role(self._ended(order, len(ends_s)))
+
+    def _ended(self, order: Order, iterations: int) -> c.IterationFinished | c.IterationsCounted:
         is_over = order.is_over
         if is_over:
-            self._order = None
+            self._orders.popleft()
             made = self._token_times.order_ended(order.batch)
             if not self._counts:
-                self._tell_role(c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made)))
-                return
-        self._tell_role(c.IterationsCounted(len(ends_s), ended=is_over))
+                return c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made))
+        return c.IterationsCounted(iterations, ended=is_over)
 
 
 def _nothing(command: Any) -> None:

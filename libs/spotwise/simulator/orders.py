@@ -1,7 +1,8 @@
 """An order of a worker's role, and when each of its iterations ends.
 
 Law: iterations follow one another without a pause; each takes what its shape costs, and every row of a further one attends to
-a token more than in the one before. Ends are worked out a few at a time, because most long orders are cut short.
+a token more than in the one before. Ends are worked out a few at a time, because most long orders are cut short. In a pipeline
+an order is one iteration, which ends when it has passed all stages.
 
 Invariants: ends ascend; what was taken is not given again; an order that was cut ends with the iteration that ran then.
 """
@@ -12,6 +13,7 @@ from collections import deque
 
 from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost
+from spotwise.simulator.pipeline import Pipeline
 
 #: Iterations worked out at a time.
 _AHEAD = 8
@@ -25,15 +27,18 @@ class Order:
         steps: how many there are.
         cost: of the machine.
         now: when the first one begins.
+        pipeline: that it goes through; `None` where nothing else runs meanwhile.
 
     Attributes:
         batch: rows of the first.
         shape: of the first.
-        counted_s: when the last iteration that was taken ended, or the first one began.
+        counted_s: when the last iteration that was taken ended, or the first one began; in a pipeline, its last stage.
         look_s: when there is something to do: no later than the end of the last iteration.
     """
 
-    def __init__(self, batch: Batch, steps: int, cost: IterationCost, now: float) -> None:
+    def __init__(
+        self, batch: Batch, steps: int, cost: IterationCost, now: float, pipeline: Pipeline | None = None
+    ) -> None:
         self.batch = batch
         self.shape = BatchShape.of(batch)
         self.counted_s = self.look_s = now
@@ -41,7 +46,10 @@ class Order:
         self._steps = steps
         self._planned = 0
         self._ends: deque[float] = deque()
-        self.plan()
+        if pipeline is None:
+            self.plan()
+        else:
+            self._enter(pipeline)
 
     @property
     def is_planned(self) -> bool:
@@ -52,6 +60,13 @@ class Order:
     def is_over(self) -> bool:
         """Whether all its iterations were taken."""
         return self.is_planned and not self._ends
+
+    def _enter(self, pipeline: Pipeline) -> None:
+        seconds = self._cost.iteration_s(self.shape)
+        self.look_s = pipeline.entered(seconds, self.look_s)
+        self.counted_s = self.look_s - seconds / pipeline.stages
+        self._ends.append(self.look_s)
+        self._planned = 1
 
     def plan(self) -> None:
         """Work out when further iterations end."""

@@ -7,30 +7,29 @@ on how many processors there are. A run that two searches ask for happens once.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Generic, TypeVar
 
-from spotwise.simulator.experiment import Case, RunSummary, simulate
-from spotwise.simulator.search import Search
-
 _Key = TypeVar("_Key", bound=Hashable)
+_Case = TypeVar("_Case", bound=Hashable)
+_Run = TypeVar("_Run")
 _Result = TypeVar("_Result")
 
 
 def drive(
-    searches: Mapping[_Key, Search[_Result]],
+    searches: Mapping[_Key, Generator[Sequence[_Case], Sequence[_Run], _Result]],
     jobs: int,
-    finished: Callable[[RunSummary], None] = lambda run: None,
-    run: Callable[[Case], RunSummary] = simulate,
+    run: Callable[[_Case], _Run],
+    finished: Callable[[_Run], None] = lambda run: None,
 ) -> dict[_Key, _Result]:
     """Carry searches to their ends.
 
     Args:
         searches: by any name, under which results come back, in the same order.
         jobs: processes; with 1 everything happens in this one.
-        finished: is told of each run when it is over, in this process.
         run: what makes a summary of a case; in another process unless `jobs` is 1, so a function of a module.
+        finished: is told of each run when it is over, in this process.
 
     Raises:
         Exception: whatever a run or a search raised; the other processes are stopped first.
@@ -46,14 +45,14 @@ def drive(
 
 
 def _drive_here(
-    searches: Mapping[_Key, Search[_Result]],
-    finished: Callable[[RunSummary], None],
-    run: Callable[[Case], RunSummary],
+    searches: Mapping[_Key, Generator[Sequence[_Case], Sequence[_Run], _Result]],
+    finished: Callable[[_Run], None],
+    run: Callable[[_Case], _Run],
 ) -> dict[_Key, _Result]:
-    known: dict[Case, RunSummary] = {}
+    known: dict[_Case, _Run] = {}
     results: dict[_Key, _Result] = {}
     for key, search in searches.items():
-        answer: Sequence[RunSummary] | None = None
+        answer: Sequence[_Run] | None = None
         while True:
             try:
                 cases = search.send(answer)  # type: ignore[arg-type]  # the first answer is None
@@ -68,23 +67,23 @@ def _drive_here(
     return results
 
 
-class _Driver(Generic[_Key, _Result]):
+class _Driver(Generic[_Key, _Case, _Run, _Result]):
     """Searches whose runs happen in other processes."""
 
     def __init__(
         self,
-        searches: Mapping[_Key, Search[_Result]],
+        searches: Mapping[_Key, Generator[Sequence[_Case], Sequence[_Run], _Result]],
         pool: ProcessPoolExecutor,
-        finished: Callable[[RunSummary], None],
-        run: Callable[[Case], RunSummary],
+        finished: Callable[[_Run], None],
+        run: Callable[[_Case], _Run],
     ) -> None:
         self._searches = searches
         self._pool = pool
         self._finished = finished
         self._run = run
-        self._runs: dict[Case, Future[RunSummary]] = {}
-        self._open: dict[Future[RunSummary], None] = {}  # in the order in which they were asked for
-        self._wanted: dict[_Key, list[Future[RunSummary]]] = {}
+        self._runs: dict[_Case, Future[_Run]] = {}
+        self._open: dict[Future[_Run], None] = {}  # in the order in which they were asked for
+        self._wanted: dict[_Key, list[Future[_Run]]] = {}
         self._results: dict[_Key, _Result] = {}
 
     def results(self) -> dict[_Key, _Result]:
@@ -101,7 +100,7 @@ class _Driver(Generic[_Key, _Result]):
                     self._go_on(key, [run.result() for run in runs])
         return {key: self._results[key] for key in self._searches}
 
-    def _go_on(self, key: _Key, answer: Sequence[RunSummary] | None) -> None:
+    def _go_on(self, key: _Key, answer: Sequence[_Run] | None) -> None:
         try:
             cases = self._searches[key].send(answer)  # type: ignore[arg-type]  # the first answer is None
         except StopIteration as end:

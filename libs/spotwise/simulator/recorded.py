@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import FLAT_BYTES_PER_S, BatchShape, LinkCost
+from spotwise.core.cost_model import NO_LINK, BatchShape
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
@@ -24,8 +24,6 @@ from spotwise.simulator.observation import Arrival, CompletedRequest
 from spotwise.simulator.world import World
 from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
 
-#: Of mixed machines alone, which hand nothing over.
-_NO_LINK = LinkCost(0.0, FLAT_BYTES_PER_S)
 #: Name of a design that is made of recorded machines.
 RECORDED = "Recorded"
 
@@ -97,7 +95,7 @@ def recorded_model(profile: CostProfile) -> LanguageModel:
 def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hardware:
     """Return the profile's machine, with the memory that its KV cache had."""
     memory_bytes = profile.kv_tokens * recorded_model(profile).kv_token_bytes
-    bytes_per_s = (profile.link or _NO_LINK).bytes_per_s
+    bytes_per_s = (profile.link or NO_LINK).bytes_per_s
     return Hardware(profile.name, profile.name, memory_bytes, bytes_per_s, price_per_hour, 0.0)
 
 
@@ -121,7 +119,7 @@ def recorded_settings(profile: CostProfile, policy: WorkerPolicy) -> WorldSettin
         memory_share=1.0,  # the profile's memory is what was left for KV
         overlap=Overlap(None),  # its link is what hand-offs visibly cost, however much of them was hidden
         control_latency_s=profile.message_s,
-        link_latency_s=(profile.link or _NO_LINK).latency_s,
+        link_latency_s=(profile.link or NO_LINK).latency_s,
     )
 
 

@@ -21,6 +21,8 @@ class MachineResult:
         sent: KV hand-offs that it made.
         sent_bytes: theirs, those that were called off included as far as they got.
         preemptions: sequences that lost their blocks.
+        peak_kv_tokens: for which there were blocks when an iteration began, of the device and of the host, at most.
+        swapped_out_bytes, swapped_in_bytes: KV that was copied to the host, and back.
     """
 
     machine_id: str
@@ -28,6 +30,9 @@ class MachineResult:
     sent: int
     sent_bytes: float
     preemptions: int
+    peak_kv_tokens: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

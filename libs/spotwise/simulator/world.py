@@ -1,8 +1,9 @@
 """A cluster that serves a trace, in simulated time.
 
-Law: one `SchedulerRole` and as many `WorkerRole`s as there are machines, the classes of the live mesh, decide everything;
-this world carries their messages, takes the time that their commands take, and counts. Nobody dies in it and no message is
-lost, so leases and time-outs never run out (`PATIENT`), and workers need no ticks.
+Law: one `SchedulerRole` and as many `WorkerRole`s as there are machines, the classes of the live mesh, decide everything; this
+world carries their messages, takes the time that their commands take, and counts. Nobody dies in it and no message is lost, so
+leases and time-outs never run out (`PATIENT`), and workers need no ticks. One machine alone may do without a scheduler
+(`front_door.py`).
 
 A heartbeat goes out at a multiple of the period after something happened on a machine, or when it has computed prompts, and
 only if its load changed since the last: the scheduler's view is a report and what was ordered since, and the same report again
@@ -23,6 +24,7 @@ from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
 from spotwise.simulator.client import Client, SimulationError
 from spotwise.simulator.control_plane import ControlPlane
 from spotwise.simulator.events import EventQueue
+from spotwise.simulator.front_door import FrontDoor
 from spotwise.simulator.machine import Machine
 from spotwise.simulator.network import Network
 from spotwise.simulator.observation import Arrival, Observer
@@ -55,7 +57,7 @@ class World:
         self._settings = settings
         self._queue = EventQueue()
         self._control = ControlPlane(self._queue, settings.control_latency_s)
-        self._scheduler = SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
+        self._scheduler = _scheduler(machines, settings)
         self._control.open_inbox(_SCHEDULER, self._tell_scheduler)
         self._client = Client(_CLIENT, _SCHEDULER, self._queue, self._control, observer, settings)
         network = Network(self._queue, settings.private_link_bytes_per_s)
@@ -92,7 +94,7 @@ class World:
         client = self._client
         if client.live:
             raise SimulationError(f"nothing happens any more, and {client.live} requests wait for tokens")
-        held = sum(machine.pool.used_blocks for machine in self._machines.values())
+        held = sum(machine.held_blocks for machine in self._machines.values())
         if held:
             raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for nobody")
         return self.result()
@@ -126,3 +128,11 @@ class World:
         for command in self._scheduler.handle(event, self._queue.now):
             if isinstance(command, m.Send):
                 self._control.send(command.recipient_id, command.message)
+
+
+def _scheduler(machines: Sequence[SimulatedMachine], settings: WorldSettings) -> SchedulerRole | FrontDoor:
+    if settings.through_scheduler:
+        return SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
+    if len(machines) > 1:
+        raise ValueError("through_scheduler=False needs a world of one machine: nobody would choose between them")
+    return FrontDoor(_SCHEDULER, _CLIENT, machine_ids(1)[0])

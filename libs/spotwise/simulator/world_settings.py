@@ -14,6 +14,7 @@ from spotwise.core.members import NEWS_INTERVAL_S, Pool
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.hardware import LanguageModel, MachineType
+from spotwise.simulator.interrupted_prompts import InterruptedPrompts
 
 #: Nobody dies, no message is lost: nothing has to be given up for silence, and no request is turned away for waiting.
 PATIENT = SchedulerLimits(
@@ -54,7 +55,8 @@ class WorldSettings:
 
     Attributes:
         model: whose weights and KV fill the machines.
-        policy: of every worker. Prefix caching is off: traces say nothing of what prompts have in common.
+        policy: of every worker; its `max_in_flight` are the stages of each machine's pipeline. Prefix caching is off: traces
+            say nothing of what prompts have in common.
         limits: of the scheduler's patience.
         pools: how the scheduler chooses machines, and when it gives one another home. Prefixes are not remembered.
         max_new_tokens: what every request asks for at most; the scheduler and the workers know this bound and not the answer's
@@ -71,9 +73,13 @@ class WorldSettings:
         heartbeat_s: between two heartbeats of a machine whose load changed.
         news_interval_s: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known, but
             so long after the last one; where it is as long as `heartbeat_s`, there are no more than these.
+        through_scheduler: requests come by the cluster's scheduler. Without, they go straight to the one machine of the world,
+            so that whose turn it is is decided there alone (`front_door.py`).
+        interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` interrupts nobody.
         beats_after_endings: and one, as soon, whenever a sequence has ended, so that the room that it leaves is known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
+            Where the order of sequences may change, KV moves, or several iterations are in flight, each is an order of its own.
     """
 
     model: LanguageModel
@@ -93,6 +99,8 @@ class WorldSettings:
     beats_after_endings: bool = False
     tick_s: float = 0.2
     counted_steps: int = 64
+    through_scheduler: bool = True
+    interrupted: InterruptedPrompts | None = None
 
     def __post_init__(self) -> None:
         if self.policy.prefix_caching:
@@ -109,7 +117,8 @@ class WorldSettings:
     def worker_policy(self) -> WorkerPolicy:
         """The policy of every worker: with an oracle, what a request will need is reserved."""
         reserve = Reserve.MAX_TOKENS if self.knows_output else self.policy.reserve
-        return replace(self.policy, reserve=reserve, counted_steps=self.counted_steps)
+        one_by_one = self.policy.is_ranked or self.policy.max_in_flight > 1
+        return replace(self.policy, reserve=reserve, counted_steps=1 if one_by_one else self.counted_steps)
 
     def asked_tokens(self, output_tokens: int) -> int:
         """Return what a request with such an answer asks for; never less than the answer has."""

@@ -91,7 +91,7 @@ def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
     if split.token and recorded.link is None:
         raise OptionError(
             f"--machines {text!r}: the profile says nothing of hand-offs; give one number, of mixed machines, or record a "
-            "mesh with prompt workers and token workers"
+            "mesh with prompt workers and token workers by `spotwise profile`"
         )
     return split
 

@@ -13,6 +13,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
+from spotwise.cli.simulate import fastserve
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
     TIMED,
@@ -54,6 +55,7 @@ class Paper(StrEnum):
     """Which paper."""
 
     SPLITWISE = "splitwise"
+    FASTSERVE = "fastserve"
 
 
 class Data:
@@ -79,7 +81,7 @@ class Data:
 
 
 def paper(
-    which: Annotated[Paper, typer.Argument(help="Which paper: splitwise.")],
+    which: Annotated[Paper, typer.Argument(help="Which paper: splitwise or fastserve.")],
     data: Annotated[
         Path | None,
         typer.Option(
@@ -102,8 +104,15 @@ def paper(
     seconds: Annotated[float | None, typer.Option(min=1, help="How long requests arrive; by default 120.")] = None,
     step: Annotated[float | None, typer.Option(min=0.1, help="Rates are multiples of this; by default 10.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Limits are means over so many; by default 3.")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=10, help="fastserve: how many come in a run; by default 1000, and more or fewer in some."),
+    ] = None,
+    studies: Annotated[
+        str | None, typer.Option(help="fastserve: which studies, by their names, with commas between; all without.")
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="One seed, 20 seconds, steps of 20: minutes instead of hours, and coarse.")
+        bool, typer.Option("--quick", help="One seed, short runs, few values: minutes instead of hours, and coarse.")
     ] = False,
     jobs: JobsOption = None,
     runs: RunsOption = None,
@@ -115,6 +124,14 @@ def paper(
         require_plotting(figures / "figure.png", "--figures")
     require_writable(json)
     require_writable(runs, "--runs")
+    if which is Paper.FASTSERVE:
+        _refuse(which, decode_model=decode_models, no_headlines=not measure_headlines, published_runs=published_runs)
+        _refuse(which, seconds=seconds, step=step)
+        own_scope = fastserve.scope_of(quick, seeds, requests, Data(data).traces["conv"])
+        asked = fastserve.Asked(fastserve.parse_studies(studies, own_scope), figures)
+        _fastserve(asked, Simulations(report_console(), jobs, runs), quick, json)
+        return
+    _refuse(which, requests=requests, studies=studies)
     files = Data(data)
     if published_runs and files.published is None:
         raise OptionError("--published-runs: needs --data with profiles/splitwise_sim_replay.csv")
@@ -146,6 +163,23 @@ def paper(
                 for path in draw_figures(scopes[model], of_model, figures / model.value, simulations):
                     console.print(f"drawn into {path}", style="dim")
     write_document(document, json, console)
+
+
+def _fastserve(asked: fastserve.Asked, simulations: Simulations, quick: bool, json: Path | None) -> None:
+    document = {"environment": environment(simulation=f"paper {Paper.FASTSERVE.value}", quick=quick)}
+    document |= fastserve.measure(asked, simulations)
+    write_document(document, json, simulations.console)
+
+
+def _refuse(which: Paper, **options: object) -> None:
+    """Refuse options that say nothing of a paper.
+
+    Raises:
+        OptionError: one of them was given.
+    """
+    for name, given in options.items():
+        if given:
+            raise OptionError(f"--{name.replace('_', '-')}: says nothing of the paper {which.value}")
 
 
 def _measure(scopes: Mapping[DecodeModel, Scope], simulations: Simulations) -> dict[DecodeModel, Findings]:

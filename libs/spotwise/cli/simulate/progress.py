@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,25 +14,52 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from spotwise.cli.errors import CommandError
 from spotwise.cli.simulate.options import processors, told_plainly
 from spotwise.simulator.experiment import RunSummary, simulate
-from spotwise.simulator.kept_runs import KeptRuns
+from spotwise.simulator.kept_runs import Describing, KeptRuns
 from spotwise.simulator.parallel import drive
 from spotwise.simulator.search import Search
 
 _Key = TypeVar("_Key", bound=Hashable)
+_Case = TypeVar("_Case", bound=Describing)
+_Run = TypeVar("_Run")
 _Result = TypeVar("_Result")
 
 
-@contextmanager
-def runs_bar(console: Console, description: str) -> Iterator[Callable[[RunSummary], None]]:
-    """Show how many runs are over; a search does not know beforehand how many it needs, so the bar has no end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} runs"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(description, total=None)
+@dataclass(frozen=True, slots=True)
+class Runs(Generic[_Case, _Run]):
+    """A kind of runs.
 
-        def finished(run: RunSummary) -> None:
-            rate = "" if run.case.rate is None else f" at {run.case.rate:g}/s"
-            verdict = "holds" if run.verdict.holds else "breaks " + ", ".join(run.verdict.broken or ["a request"])
-            progress.update(task, advance=1, description=f"{description}: {run.case.label}{rate} {verdict}")
+    Attributes:
+        run: makes a summary of a case; a function of a module.
+        summary: what it makes.
+        told: what the bar says of one that is over.
+    """
+
+    run: Callable[[_Case], _Run]
+    summary: type[_Run]
+    told: Callable[[_Run], str]
+
+
+def _cluster_told(run: RunSummary) -> str:
+    rate = "" if run.case.rate is None else f" at {run.case.rate:g}/s"
+    verdict = "holds" if run.verdict.holds else "breaks " + ", ".join(run.verdict.broken or ["a request"])
+    return f"{run.case.label}{rate} {verdict}"
+
+
+CLUSTERS = Runs(simulate, RunSummary, _cluster_told)
+
+
+@contextmanager
+def runs_bar(
+    console: Console, description: str, told: Callable[[_Run], str], total: int | None
+) -> Iterator[Callable[[_Run], None]]:
+    """Show how many runs are over; a search does not know beforehand how many it needs, so its bar has no end."""
+    count = "{task.completed} runs" if total is None else "{task.completed} of {task.total} runs"
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(count), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(description, total=total)
+
+        def finished(run: _Run) -> None:
+            progress.update(task, advance=1, description=f"{description}: {told(run)}")
 
         yield finished
 
@@ -52,14 +79,39 @@ class Simulations:
     kept: Path | None = None
 
     def carry_out(self, searches: Mapping[_Key, Search[_Result]], description: str) -> dict[_Key, _Result]:
-        """Carry searches to their ends under a bar.
+        """Carry searches among clusters to their ends under a bar.
 
         Raises:
             CommandError: a trace or a profile is none, or the file of runs cannot be used.
         """
-        run = simulate if self.kept is None else KeptRuns(self.kept)
+        return self._carry_out(searches, CLUSTERS, description, None)
+
+    def run_all(self, cases: Sequence[_Case], kind: Runs[_Case, _Run], description: str) -> dict[_Case, _Run]:
+        """Run all of these, each once, under a bar.
+
+        Raises:
+            CommandError: as `carry_out`.
+        """
+        once = list(dict.fromkeys(cases))
+        (runs,) = self._carry_out({"": _ask_for(once, kind)}, kind, description, len(once)).values()
+        return dict(zip(once, runs, strict=True))
+
+    def _carry_out(
+        self,
+        searches: Mapping[_Key, Generator[Sequence[_Case], Sequence[_Run], _Result]],
+        kind: Runs[_Case, _Run],
+        description: str,
+        total: int | None,
+    ) -> dict[_Key, _Result]:
+        run = kind.run if self.kept is None else KeptRuns(self.kept, kind.run, kind.summary)
         try:
-            with told_plainly(), runs_bar(self.console, description) as finished:
-                return drive(searches, processors(self.jobs), finished, run)
+            with told_plainly(), runs_bar(self.console, description, kind.told, total) as finished:
+                return drive(searches, processors(self.jobs), run, finished)
         except OSError as error:
             raise CommandError(f"{error.filename or self.kept or description}: {error.strerror or error}") from error
+
+
+def _ask_for(
+    cases: Sequence[_Case], kind: Runs[_Case, _Run]
+) -> Generator[Sequence[_Case], Sequence[_Run], Sequence[_Run]]:
+    return (yield cases)
