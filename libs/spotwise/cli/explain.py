@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections import Counter
+from itertools import groupby
 from typing import Annotated
 
 import typer
@@ -15,6 +17,8 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import find_store, open_store
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import LedgerEntry
+
+_SWAPS = ("swapped_out", "swapped_in")
 
 
 def explain(
@@ -56,11 +60,29 @@ def _table(request_id: str, entries: list[LedgerEntry]) -> Table:
         [entry.at_s for entry in entries]
         + [entry.at_s - float(facts["e2e_s"]) for entry, facts in zip(entries[-1:], completed[-1:], strict=False)]
     )
-    for entry in entries:
-        facts = "\n".join(f"{_label(name)}: {_figure(name, value)}" for name, value in entry.facts)
+    for together in _swaps_together(entries):
+        entry = together[0]
+        facts = "\n".join(f"{_label(name)}: {_figure(name, value)}" for name, value in _facts(together))
         at = f"+{(entry.at_s - start_s) * 1000:,.1f} ms"
-        table.add_row(at, str(entry.epoch), entry.stage, entry.member_id, facts)
+        stages = "\n".join(dict.fromkeys(each.stage for each in together))
+        table.add_row(at, str(entry.epoch), stages, entry.member_id, facts)
     return table
+
+
+def _swaps_together(entries: list[LedgerEntry]) -> list[list[LedgerEntry]]:
+    """Put what a worker swapped without anything between into one: a request may be set aside after any token."""
+    grouped = groupby(entries, lambda entry: (entry.stage in _SWAPS, entry.member_id, entry.epoch))
+    return [together for (swaps, *_), run in grouped for together in ([[*run]] if swaps else [[each] for each in run])]
+
+
+def _facts(together: list[LedgerEntry]) -> list[tuple[str, str | int | float]]:
+    """Return what one entry says, or what several come to: how often, blocks that were copied, and until when."""
+    if len(together) == 1:
+        return [*together[0].facts]
+    times = Counter(entry.stage for entry in together)
+    blocks = sum(int(dict(entry.facts).get("blocks", 0)) for entry in together)
+    lasted_s = together[-1].at_s - together[0].at_s
+    return [*((stage, f"{count} times") for stage, count in times.items()), ("blocks", blocks), ("within_s", lasted_s)]
 
 
 def _label(name: str) -> str:

@@ -174,9 +174,12 @@ def _worker(
         "SPOTWISE_NICENESS": str(niceness),
         "SPOTWISE_KV_CACHE_BYTES": str(kv_cache_bytes),
         "SPOTWISE_POOL": pool,
+        **_policy(options),
     }
     if options.shared_weights is not None:
         env["SPOTWISE_SHARED_WEIGHTS"] = str(options.shared_weights)
+    if options.cost_profiles is not None:
+        env["SPOTWISE_COST_PROFILES"] = str(options.cost_profiles)
     if own_cores:
         env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
     module = "prompt_worker" if pool == "prompt" else "token_worker"
@@ -204,14 +207,22 @@ def _simulated_workers(
         "SPOTWISE_MEMBERS": ",".join(worker_ids),
         "SPOTWISE_SPEED": str(options.speed),
         "SPOTWISE_SIMULATED_KV": options.simulated_kv.value,
+        **_policy(options),
     }
-    if options.profile is not None:
-        env["SPOTWISE_PROFILE"] = str(options.profile)
     if options.kv_cache_bytes is not None:
         env["SPOTWISE_KV_CACHE_BYTES"] = str(options.kv_cache_bytes)
     last_number = worker_ids[-1].rpartition("-")[2]
     process_id = worker_ids[0] if len(worker_ids) == 1 else f"{worker_ids[0]}-to-{last_number}"
     return _service(options, "worker.simulated", process_id, env, StopOrder.WORKER, worker_ids)
+
+
+def _policy(options: MeshOptions) -> dict[str, str]:
+    given = {
+        "SPOTWISE_POLICY": options.policy,
+        "SPOTWISE_PROFILE": options.profile,
+        "SPOTWISE_KV_HOST_BYTES": options.kv_host_bytes,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
 
 
 def _pool_members(options: MeshOptions) -> list[tuple[str, int]]:

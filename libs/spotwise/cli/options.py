@@ -41,6 +41,14 @@ class SimulatedKv(StrEnum):
     REAL = "real"
 
 
+class QueuePolicy(StrEnum):
+    """Whose turn it is on the workers."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+    MLFQ = "mlfq"
+
+
 class MeshOptions(BaseModel):
     """One mesh to start.
 
@@ -50,13 +58,17 @@ class MeshOptions(BaseModel):
         model_folder: the resolved model.
         model_name: what clients ask for.
         shared_weights: folder where the workers of this machine keep packed weights once; None: each has its own copy.
+        cost_profiles: folder where they keep what their iterations cost; None: each measures it where it needs to know.
         dtype, device: as the engine takes them; `auto` lets it choose.
         host, port: where the gateway listens.
         nats_url, redis_url: running servers to use; None starts embedded ones.
         kv_cache_bytes: KV memory of each worker; None takes a share of what is available.
         threads: compute threads of each worker; None shares the cores.
+        policy: whose turn it is on the workers; None: as their environment says, first come, first served.
+        kv_host_bytes: memory of the host for KV that each worker swaps; None: its own choice, where it swaps.
         engine: `torch` computes; `simulated` only takes the time, and answers with words of no meaning.
-        profile: what a simulated worker costs; None: a built-in one.
+        profile: what a worker costs, by which `mlfq` charges service, and whose time a simulated worker takes; None: a built-in
+            one for that.
         speed: how many times as fast as that a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
         start_timeout_s: how long all services together may take to become healthy.
@@ -72,6 +84,7 @@ class MeshOptions(BaseModel):
     model_folder: Path
     model_name: str
     shared_weights: Path | None = None
+    cost_profiles: Path | None = None
     dtype: str = "auto"
     device: str = "auto"
     host: str = "127.0.0.1"
@@ -80,6 +93,8 @@ class MeshOptions(BaseModel):
     redis_url: str | None = None
     kv_cache_bytes: PositiveInt | None = None
     threads: PositiveInt | None = None
+    policy: QueuePolicy | None = None
+    kv_host_bytes: PositiveInt | None = None
     engine: EngineKind = EngineKind.TORCH
     profile: Path | None = None
     speed: PositiveFloat = 1.0

@@ -16,10 +16,10 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, mesh_of
 from spotwise.cli.errors import CommandError
-from spotwise.cli.profile_fit import fit_iterations, fit_link
 from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
 from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile, profile_as_dict
+from spotwise.worker.cost_fit import fit_iterations, fit_link
 
 _QUICK_PROMPT, _QUICK_WIDEST, _QUICK_REPEATS = 64, 2, 1
 

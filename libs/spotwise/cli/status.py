@@ -16,13 +16,13 @@ from rich.table import Table
 from spotwise.cli.mesh_access import find_store, open_store
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.cluster.views import holds_foreign_work
-from spotwise.core.messages import Member, MemberKind, Pool
+from spotwise.core.messages import Member, MemberKind, Pool, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 _WATCH_S = 1.0
-_PIPE_WIDTH = 150
+_PIPE_WIDTH = 180
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,12 +109,25 @@ def _table(members: list[MemberStatus]) -> Table:
     table = Table(header_style="bold", caption="\n".join(_legend(members)), caption_justify="left")
     for heading in ("member", "service", "pool", "health", "pid"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("sequences", "prompt queue", "tokens owed", "KV blocks used", "memory"):
+    swaps = any(_swaps(status_) for status_ in members)
+    for heading in (
+        "sequences",
+        "prompt queue",
+        "tokens owed",
+        "KV blocks used",
+        *(["KV blocks on host"] if swaps else []),
+        "memory",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     order = list(MemberKind)
     for status_ in sorted(members, key=lambda s: (order.index(s.member.kind), s.member.id)):
-        table.add_row(*_row(status_))
+        table.add_row(*_row(status_, swaps=swaps))
     return table
+
+
+def _swaps(status_: MemberStatus) -> bool:
+    load = status_.member_now.load
+    return load is not None and load.kv_host_blocks_total > 0
 
 
 def _legend(members: list[MemberStatus]) -> list[str]:
@@ -126,7 +139,21 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
         lines.insert(0, "pool: home (now in), where a worker holds work of another pool")
+    loads = [(s.member.id, load) for s in members if (load := s.member_now.load) is not None]
+    for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
+        if told := _told(load):
+            lines.insert(0, f"{worker_id}: {told} since its start")
     return ["sequences: waiting / waiting for KV / running / moving", *lines]
+
+
+def _told(load: WorkerLoad) -> str:
+    """Say what became of KV that had no room, where there was any."""
+    counts = {
+        "preempted": load.preemptions,
+        "KV blocks swapped out": load.kv_blocks_swapped_out,
+        "in": load.kv_blocks_swapped_in,
+    }
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def _pool(status_: MemberStatus) -> str:
@@ -137,22 +164,31 @@ def _pool(status_: MemberStatus) -> str:
     return home.value if now is home else f"{home.value} ({now.value})"
 
 
-def _row(status_: MemberStatus) -> list[str]:
+def _row(status_: MemberStatus, *, swaps: bool = False) -> list[str]:
     member = status_.member_now
     health = f"[green]{member.state.value}" if status_.serving else "[red]not serving"
     cells = [member.id, member.kind.value, _pool(status_), health, str(member.pid)]
     load = member.load
     if load is None or status_.engine is None:
-        return cells + [""] * 5
-    used = load.kv_blocks_total - load.kv_blocks_free
+        return cells + [""] * (5 + swaps)
     return [
         *cells,
         f"{load.waiting + load.preempted} / {load.waiting_for_kv} / {load.running} / {load.migrating}",
         f"{load.pending_prompt_tokens:,}",
         f"{load.owed_tokens:,}",
-        f"{used:,} of {load.kv_blocks_total:,} ({used / load.kv_blocks_total:.0%})",
+        _share(load.kv_blocks_used, load.kv_blocks_total),
+        *([_on_host(load)] if swaps else []),
         f"{status_.engine.resident_bytes / 2**20:,.0f} MiB",
     ]
+
+
+def _on_host(load: WorkerLoad) -> str:
+    used = load.kv_host_blocks_total - load.kv_host_blocks_free
+    return f"{_share(used, load.kv_host_blocks_total)}, {load.swapped:,} seqs" if used else ""
+
+
+def _share(used: int, total: int) -> str:
+    return f"{used:,} of {total:,} ({used / total:.0%})"
 
 
 def _as_dict(status_: MemberStatus) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,15 @@ from spotwise.cli.detach import start_detached
 from spotwise.cli.errors import OptionError
 from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
-from spotwise.cli.options import EngineKind, MeshOptions, SimulatedKv, parse_size, read_profile, server_address
+from spotwise.cli.options import (
+    EngineKind,
+    MeshOptions,
+    QueuePolicy,
+    SimulatedKv,
+    parse_size,
+    read_profile,
+    server_address,
+)
 from spotwise.cli.report import Report, welcome_lines
 from spotwise.cli.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.stop_signals import StopSignals
@@ -40,8 +49,14 @@ def up(
     engine: Annotated[
         EngineKind, typer.Option(help="simulated: workers that only take the time; hundreds fit on one machine.")
     ] = EngineKind.TORCH,
+    policy: Annotated[
+        QueuePolicy | None, typer.Option(help="Whose turn it is; mlfq: no short request waits behind a long one.")
+    ] = None,
+    kv_host: Annotated[
+        str | None, typer.Option(help="Host memory of each worker for KV that is swapped, for instance 16GiB.")
+    ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="What a simulated worker costs: a file of `spotwise profile`.")
+        Path | None, typer.Option(help="What a worker costs, for mlfq or simulated ones: a file of `spotwise profile`.")
     ] = None,
     speed: Annotated[
         float | None, typer.Option(min=1e-6, help="How many times as fast as its profile a simulated worker is.")
@@ -61,12 +76,24 @@ def up(
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
             server_address(url, option)
-    given = {"--profile": profile, "--speed": speed, "--simulated-kv": simulated_kv}
+    given = {"--speed": speed, "--simulated-kv": simulated_kv}
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
         raise OptionError(f"{names}: only a simulated mesh knows that; add --engine simulated")
+    has_queues = (policy or os.environ.get("SPOTWISE_POLICY")) == QueuePolicy.MLFQ
+    if profile is not None and not has_queues and engine is not EngineKind.SIMULATED:
+        raise OptionError(
+            "--profile: only queues and simulated workers go by it; add --policy mlfq or --engine simulated"
+        )
+    if kv_host is not None and not has_queues and "SPOTWISE_WHEN_FULL" not in os.environ:
+        raise OptionError("--kv-host: nothing is swapped; add --policy mlfq")
     if profile is not None:
-        read_profile(profile, "--profile")  # before anything starts; the workers read it again
+        costs = read_profile(profile, "--profile")  # before anything starts; the workers read it again
+        if engine is EngineKind.SIMULATED and costs.link is None and prompt_workers + token_workers:
+            raise OptionError(
+                f"--profile {profile}: it says nothing of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
+                "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
+            )
     try:
         options = MeshOptions(
             name=name,
@@ -76,6 +103,7 @@ def up(
             model_folder=Path(model),
             model_name=model_name or model,
             shared_weights=cache_folder() / "weights",
+            cost_profiles=cache_folder() / "profiles",
             dtype=dtype,
             device=device,
             host=host,
@@ -84,6 +112,8 @@ def up(
             redis_url=redis_url,
             kv_cache_bytes=None if kv_cache is None else parse_size(kv_cache, "--kv-cache"),
             threads=threads,
+            policy=policy,
+            kv_host_bytes=None if kv_host is None else parse_size(kv_host, "--kv-host"),
             engine=engine,
             profile=None if profile is None else profile.absolute(),
             speed=1.0 if speed is None else speed,

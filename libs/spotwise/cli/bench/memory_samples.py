@@ -74,7 +74,7 @@ def read_samples(members: Iterable[MemberStatus]) -> list[Sample]:
             Sample(
                 status.member.id,
                 load.kv_blocks_total,
-                load.kv_blocks_free,
+                load.kv_blocks_total - load.kv_blocks_used,  # what could be swapped is not free
                 max(counted, status.engine.engine_sequences),
                 status.engine.resident_bytes,
             )

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spotwise.cli.bench.curve import Point
 from spotwise.cli.errors import CommandError, OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _FORMATS = (".png", ".svg", ".pdf")
 
@@ -27,10 +32,7 @@ def require_plotting(path: Path, option: str = "--plot") -> None:
 
 def plot_curves(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     """Draw median (solid) and p90 (dashed) normalized latency against throughput, a colour for each server."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _axes()
     for number, (label, points) in enumerate(curves.items()):
         ordered = sorted(points, key=lambda point: point.rate)
         throughput = [point.throughput for point in ordered]
@@ -40,6 +42,28 @@ def plot_curves(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     axes.set_xlabel("throughput, requests/s")
     axes.set_ylabel("end-to-end latency per output token, ms")
     axes.set_yscale("log")
+    _write(figure, axes, path)
+
+
+def plot_completion_times(seconds: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draw which share of the jobs had ended after how long, a colour for each discipline."""
+    figure, axes = _axes()
+    for label, times_s in seconds.items():
+        axes.ecdf(times_s, label=label)
+    axes.set_xlabel("job completion time, s")
+    axes.set_ylabel("share of the jobs")
+    axes.set_xscale("log")
+    _write(figure, axes, path)
+
+
+def _axes() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _write(figure: Figure, axes: Axes, path: Path) -> None:
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.errors import OptionError
+from spotwise.worker.machine import processor_name
 
 _PIPE_WIDTH = 150
 
@@ -84,12 +85,8 @@ def spread_of(values: Collection[float]) -> tuple[float, float] | None:
 
 def environment(**more: Any) -> dict[str, Any]:
     """Describe the machine and the versions, and whatever a benchmark adds."""
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
     return {
-        "cpu": cpu,
+        "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -176,13 +173,6 @@ def _as_dict(row: Row) -> dict[str, Any]:
         "target": str(row.target) if row.target else None,
         "holds": row.holds,
     }
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _version(name: str) -> str:
