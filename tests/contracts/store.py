@@ -23,6 +23,8 @@ RECORD = RequestRecord(
     sampling=SamplingParams(temperature=0.5, top_k=40, seed=2**63, logit_bias=((3, -1.5),), logprobs=0),
     stop=StopCriteria(max_new_tokens=9, stop_token_ids=(2, 4), min_new_tokens=1),
     arrival_unix_s=1_700_000_000.125,
+    priority=-3,
+    tenant="acme",
 )
 MEMBER = Member(
     id="token-1",

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.discipline import queues_for
+from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.engine.engine import Engine
+from spotwise.engine.host_swap import HostSwap
 from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, record, save_model
 
 BLOCK_SIZE = 8
@@ -25,12 +31,23 @@ PLAIN = WorkerPolicy(BatchLimits(max_num_seqs=8), Reserve.MAX_TOKENS, prefix_cac
 
 
 class SoloWorker:
-    """One worker for both phases: what its role orders, its engine does at once."""
+    """One worker for both phases: what its role orders, its engine does at once, and moves of KV end some events later.
 
-    def __init__(self, engine: Engine, policy: WorkerPolicy, num_blocks: int) -> None:
+    Attributes:
+        stages: of each request's ledger, in order.
+    """
+
+    def __init__(self, engine: Engine, policy: WorkerPolicy, num_blocks: int, host_blocks: int = 0) -> None:
         self.engine = engine
         self.pool = BlockPool(num_blocks, engine.block_size)
-        self.role = WorkerRole("w", 1, "w:1", self.pool, policy)
+        self.host = BlockPool(host_blocks, engine.block_size) if host_blocks else None
+        self.swap = HostSwap(engine.kv, max(1, host_blocks))
+        self.role = WorkerRole("w", 1, "w:1", self.pool, policy, self.host)
+        self.stages: dict[str, list[str]] = {}
+        self.moves: deque[tuple[int, Callable[[], None], c.Swapped]] = deque()
+        self.now = 0.0
+        self.fed = 0
+        self.rng = random.Random(3)
         self.records: dict[str, RequestRecord] = {}
         self.tokens: dict[int, list[int]] = {}
         self.cached_tokens = 0
@@ -43,12 +60,17 @@ class SoloWorker:
         self.waiting.extend(requests)
         self.records = {request.request_id: request for request in requests}
         self.tokens = {request.stream_id: [] for request in requests}
-        while self.waiting or self.events:
+        while self.waiting or self.events or self.moves:
             if self.waiting:
                 self.offer(self.waiting.popleft())
             if self.events:
                 self.feed(self.events.popleft())
+            if self.moves and (self.moves[0][0] <= self.fed or not self.events):
+                _, copy, ended = self.moves.popleft()
+                copy()
+                self.feed(ended)
         assert self.pool.free_blocks == self.pool.num_blocks
+        assert self.host is None or self.host.free_blocks == self.host.num_blocks
         assert self.engine.num_sequences == 0
         return [self.tokens[request.stream_id] for request in requests]
 
@@ -56,9 +78,23 @@ class SoloWorker:
         stream, tokens = m.StreamRef("g", request.stream_id), len(request.prompt_token_ids)
         self.feed(m.StartPrefill(request.request_id, 1, stream, "s", 1, tokens, HERE, 1e9, MAX_NEW))
 
+    def move(self, sequence_id: str, copy: Callable[[], None]) -> None:
+        """Copy now, or when the move ends: nobody may write what is read, or read what is written, until then."""
+        if self.rng.random() < 0.5:
+            copy()
+            copy = _nothing
+        self.moves.append((self.fed + self.rng.randint(0, 4), copy, c.Swapped(sequence_id)))
+
     def feed(self, event: c.WorkerEvent) -> None:
-        for command in self.role.handle(event, 0.0):
+        self.now, self.fed = self.now + 0.01, self.fed + 1
+        for command in self.role.handle(event, self.now):
             match command:
+                case m.RecordLedger(entry):
+                    self.stages.setdefault(entry.request_id, []).append(entry.stage)
+                case c.SwapOut(sequence_id, there, here):
+                    self.move(sequence_id, partial(self.swap.swap_out, there, here))
+                case c.SwapIn(sequence_id, there, here):
+                    self.move(sequence_id, partial(self.swap.swap_in, there, here))
                 case m.Send("g", m.TokenBatch(_, deltas)):
                     for delta in deltas:
                         assert delta.token_id is not None, delta.error
@@ -75,6 +111,10 @@ class SoloWorker:
                     self.events.append(c.IterationFinished(self.engine.run_iteration(batch)))
                 case c.DropSequence(sequence_id):
                     self.engine.drop_sequence(sequence_id)
+
+
+def _nothing() -> None:
+    pass
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +179,43 @@ def test_prompts_in_parts_change_no_token(
     assert worker.serve(requests) == expected
     assert max(tokens for _, tokens in worker.prefill_rows) <= 13
     assert any(first > 0 for first, _ in worker.prefill_rows)
+
+
+#: An iteration lasts an event or two of the worker above, which are 10 ms apart.
+COST = LinearIterationCost(0.01, 5e-4, 0.0, 1e-3, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("max_num_batched_tokens", "prefix_caching"), [(None, False), (13, True)], ids=["whole", "in shared parts"]
+)
+@pytest.mark.parametrize("when_full", WhenFull)
+@pytest.mark.parametrize("discipline", [Discipline.PRIORITY, Discipline.MLFQ])
+def test_whoever_comes_first_and_wherever_kv_goes_no_token_changes(
+    engine: Engine,
+    requests: list[RequestRecord],
+    expected: list[list[int]],
+    discipline: Discipline,
+    when_full: WhenFull,
+    max_num_batched_tokens: int | None,
+    prefix_caching: bool,
+) -> None:
+    """In a cache that holds two of them, and moves that end some iterations later."""
+    policy = WorkerPolicy(
+        BatchLimits(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens),
+        watermark=0.0,
+        prefix_caching=prefix_caching,
+        discipline=discipline,
+        mlfq=queues_for(COST, starve_limit_s=0.3),
+        cost=COST,
+        swap=SwapPolicy(when_full, spare_slots=1, burst_queues=1),
+    )
+    worker = SoloWorker(engine, policy, 24, host_blocks=300)
+    if discipline is Discipline.PRIORITY:
+        requests = [replace(each, priority=(0, 5, 0, -1, 0)[each.stream_id % 5]) for each in requests]
+    assert worker.serve(requests) == expected
+    swapped = [stages.count("swapped_out") for stages in worker.stages.values()]
+    load = worker.role.load()
+    assert (sum(swapped) > 0) == (load.kv_blocks_swapped_in > 0) == when_full.swaps
+    assert (load.preemptions == 0) == when_full.swaps
+    if discipline is Discipline.MLFQ and when_full.swaps:
+        assert min(swapped) >= 10

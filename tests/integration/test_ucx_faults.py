@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -94,6 +95,21 @@ async def test_a_damaged_push_is_refused_once_and_the_window_stays(
             assert np.array_equal(receiver.memory.cells, before)
         await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
         assert len(raw.answers) == 1
+    assert receiver.handoffs == [handoff()]
+
+
+@pytest.mark.parametrize("commit", [COMMIT[:-1], struct.pack("!QQQd", 20, 5, 3, 1.5)], ids=["too short", "no level"])
+async def test_a_commit_that_is_no_hand_off_is_refused_at_once(commit: bytes) -> None:
+    """Though its checksum is right; the window stays."""
+    sender, receiver = Worker("p", 1), Worker("t", 2)
+    raw = RawPeer(receiver)
+    async with running(sender, receiver), raw.linked() as link:
+        receiver.transport.expect("r", 1, (1, 2))
+        link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
+        link.send(raw.frame(FrameKind.COMMIT, commit), commit)
+        await until(lambda: raw.answers)
+        assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, NackReason.BAD_SHAPE)]
+        await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
     assert receiver.handoffs == [handoff()]
 
 

@@ -132,6 +132,9 @@ class LiveMesh:
                     load.preempted,
                     load.migrating,
                     load.owed_tokens,
+                    load.kv_blocks_used,
+                    load.kv_host_blocks_total - load.kv_host_blocks_free,
+                    load.swapped,
                 )
                 if any(counts) or load.kv_blocks_free != load.kv_blocks_total or engine.engine_sequences:
                     held.append(f"{status.member.id}: {load}, {engine.engine_sequences} in the engine")

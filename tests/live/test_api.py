@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -43,6 +46,12 @@ def test_a_prompt_that_was_computed_before_is_not_computed_again(mesh: LiveMesh)
     assert again.choices[0].text == first.choices[0].text
     *_, last = complete(mesh, stream=True, stream_options={"include_usage": True})
     assert last.usage.prompt_tokens_details == again.usage.prompt_tokens_details
+
+
+def test_priority_and_user_change_no_answer(mesh: LiveMesh) -> None:
+    """They say whose turn it is, and who asks; here nobody waits."""
+    plain = complete(mesh)
+    assert complete(mesh, extra={"priority": -5}, user="bob").choices[0].text == plain.choices[0].text
 
 
 def test_a_stream_brings_the_same_text_and_the_same_usage(mesh: LiveMesh) -> None:
@@ -217,6 +226,25 @@ def test_many_streams_at_once(mesh: LiveMesh) -> None:
     for got, expected in asyncio.run(every()):
         assert got == expected
     mesh.wait_until_idle()
+
+
+def test_a_connection_that_was_idle_for_longer_than_clients_keep_theirs_still_serves(mesh: LiveMesh) -> None:
+    """The client is to close it, who knows that nothing is on its way; most do after 5 s."""
+    address = urlsplit(mesh.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=10)
+    try:
+        ports = []
+        for idle_s in (0.0, 6.0):
+            time.sleep(idle_s)
+            connection.request(
+                "GET", "/health"
+            )  # which opens a new one where this end knows that the old one was closed
+            assert connection.getresponse().read()
+            assert connection.sock is not None
+            ports.append(connection.sock.getsockname()[1])
+        assert ports[0] == ports[1]
+    finally:
+        connection.close()
 
 
 def test_metrics_count_what_was_served(mesh: LiveMesh) -> None:

@@ -75,7 +75,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
         tmp_path_factory.mktemp("keyed"),
         *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
         env={
-            "SPOTWISE_API_KEYS": "sesame,other",
+            "SPOTWISE_API_KEYS": "desk:sesame,other",
             "SPOTWISE_MAX_QUEUED": "1",
             "SPOTWISE_MAX_QUEUE_S": "1.5",
             "SPOTWISE_RESERVE": "max_tokens",
@@ -87,10 +87,11 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 
 
 def test_without_a_valid_key_nobody_gets_in(keyed: LiveMesh) -> None:
-    """401 without a key and with a wrong one; either of the two keys opens."""
+    """401 without a key and with a wrong one, such as a key with its name; either of the two keys opens."""
     assert keyed.post(CHAT, body()).status_code == 401
     wrong = keyed.post(CHAT, body(), headers={"Authorization": "Bearer wrong"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert keyed.post(CHAT, body(), headers={"Authorization": "Bearer desk:sesame"}).status_code == 401
     for key in ("sesame", "other"):
         assert keyed.post(CHAT, body(), headers={"Authorization": f"Bearer {key}"}).status_code == 200
     with pytest.raises(openai.AuthenticationError):

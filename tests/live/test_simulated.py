@@ -210,3 +210,35 @@ def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
         assert worker.engine.engine == "simulated: tiny at 2x speed, real KV"
     finally:
         mesh.down()
+
+
+@pytest.mark.parametrize(
+    ("workers", "when_full"), [((), "proactive"), (("0", "0", "1"), "reactive")], ids=["split", "mixed"]
+)
+def test_queues_swap_by_the_clock(tmp_path: Path, workers: tuple[str, ...], when_full: str) -> None:
+    """With KV for a few of forty streams; what was told and said is decided again from the journals."""
+    journals = tmp_path / "journals"
+    pools = zip(("--prompt-workers", "--token-workers", "--mixed-workers"), workers, strict=False)
+    mesh = SimulatedMesh(
+        tmp_path,
+        *(word for pool in pools for word in pool),
+        *("--policy", "mlfq", "--kv-cache", "128MiB", "--kv-host", "2GiB", "--speed", "10"),
+        env={
+            "SPOTWISE_JOURNAL": str(journals),
+            "SPOTWISE_WHEN_FULL": when_full,
+            "SPOTWISE_MAX_NUM_SEQS": "6",
+            "SPOTWISE_STARVE_LIMIT_MS": "200",
+        },
+    )
+    mesh.up()
+    try:
+        assert len(asyncio.run(mesh.answers(40, 30))) == 40
+        mesh.wait_until_idle()
+        loads = {each.member.id: each.member_now.load for each in mesh.members()}
+        load = loads["mixed-0" if workers else "token-0"]
+        assert load is not None
+        assert load.kv_blocks_swapped_out > 0 and load.kv_blocks_swapped_in > 0, loads
+        done = mesh.command("replay", str(journals))
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        mesh.down()

@@ -51,6 +51,8 @@ class FakeWorker:
         batches: ordered and not ended, the oldest first.
         registered: its member as the store has it, which may be old.
         prompt_token_s, kv_push_token_s: what it says to have measured.
+        host: blocks of its host's memory; `None` where it swaps nothing.
+        host_blocks: what these hold.
         windows: open reservations: (epoch, block ids) by request.
         pushes: hand-offs under way, by sequence.
         inbox: what members sent to it while it stalled.
@@ -63,6 +65,8 @@ class FakeWorker:
     engine: dict[str, RequestRecord] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
     blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
+    host: BlockPool | None = None
+    host_blocks: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=lambda: defaultdict(dict))
     batches: deque[Batch] = field(default_factory=deque)
     windows: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     registered: m.Member | None = None

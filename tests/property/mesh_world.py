@@ -74,6 +74,7 @@ class MeshWorld:
         self.records: dict[str, RequestRecord] = {}
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.stops: dict[str, StopCriteria] = {}
+        self.claims: dict[str, tuple[int, str]] = {}
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -117,10 +118,11 @@ class MeshWorld:
     def start_worker(self, worker_id: str, pool: m.Pool) -> None:
         incarnation = int(self.now * 1000)
         blocks = BlockPool(self.num_blocks, BLOCK_SIZE)
-        role = WorkerRole(worker_id, incarnation, worker_id, blocks, self.policy)
+        host = BlockPool(self.rng.choice([2, 12, 80]), BLOCK_SIZE) if self.policy.swap.when_full.swaps else None
+        role = WorkerRole(worker_id, incarnation, worker_id, blocks, self.policy, host)
         kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
         member = m.Member(worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool)
-        worker = FakeWorker(role, blocks, member)
+        worker = FakeWorker(role, blocks, member, host=host)
         worker.prompt_token_s = self.rng.choice([None, 0.01])
         worker.kv_push_token_s = self.rng.choice([None, 0.0, 0.01])
         self.workers[worker_id] = worker
@@ -196,6 +198,7 @@ class MeshWorld:
         own = (self.rng.randrange(2) for _ in range(prompt_tokens - shared))
         self.prompts[request_id] = (*(10 * family + position for position in range(shared)), *own)
         self.stops[request_id] = StopCriteria(max_new_tokens)
+        self.claims[request_id] = self.rng.choice([-1, 0, 0, 0, 5]), self.rng.choice(["", "acme", "user:bob"])
         self.feed_gateway(g.RequestReceived(request_id, prompt_tokens, max_new_tokens))
 
     def close(self, request_id: str) -> None:
@@ -245,11 +248,13 @@ class MeshWorld:
             SamplingParams(),
             stop,
             self.now,
+            *self.claims[command.request_id],
         )
         stream = m.StreamRef("gateway", command.stream_id)
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
-        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans)
+        priority, _ = self.claims[command.request_id]
+        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans, priority)
         self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
 
     def _ask_scheduler(self, order: m.SubmitRequest) -> None:

@@ -16,6 +16,7 @@ from spotwise.wire import codec, codec_tokens
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
+PRIORITIES = st.integers(-(2**31), 2**31 - 1)
 EPOCHS = st.integers(1, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.floats(allow_nan=False)
@@ -30,6 +31,7 @@ LOADS = st.builds(
     kv_blocks_total=U32,
     kv_blocks_free=U32,
     kv_blocks_kept=U32,
+    kv_blocks_used=U32,
     kv_block_size=U32,
     reserved_new_tokens=st.none() | U32,
     waiting=U32,
@@ -40,7 +42,12 @@ LOADS = st.builds(
     decoding=U32,
     prompts_in_place=U32,
     prompts_to_hand_off=U32,
+    swapped=U32,
+    kv_host_blocks_total=U32,
+    kv_host_blocks_free=U32,
     preemptions=U64,
+    kv_blocks_swapped_out=U64,
+    kv_blocks_swapped_in=U64,
     prompt_token_s=st.none() | NUMBERS,
     kv_push_token_s=st.none() | NUMBERS,
     assignments_seen=st.dictionaries(TEXT, U64, max_size=3).map(lambda seen: tuple(sorted(seen.items()))),
@@ -76,7 +83,9 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
 
 
 MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
-    m.SubmitRequest: st.builds(m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32, st.lists(U64, max_size=5).map(tuple)),
+    m.SubmitRequest: st.builds(
+        m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32, st.lists(U64, max_size=5).map(tuple), PRIORITIES
+    ),
     m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
     m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
     m.RequestRejected: st.builds(
@@ -134,6 +143,8 @@ RECORDS = st.builds(
     ),
     st.builds(StopCriteria, U32, IDS, U32),
     NUMBERS,
+    PRIORITIES,
+    TEXT,
 )
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.messages import Drain, Pool
+from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.scheduler import SchedulerLimits
-from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import KvPush
 from tests.property.mesh_world import MeshWorld
 
@@ -28,7 +31,11 @@ POOLS = st.sampled_from(
 )
 #: Longest iteration and longest push, seconds: a fast mesh, slow engines, slow links.
 PACES = st.sampled_from([(0.02, 0.05), (1.5, 0.1), (0.05, 1.5)])
-#: Prompts whole and in parts, blocks on demand and all at once.
+#: A decode takes a tenth of a second, a prompt token a hundredth more; quanta from one decode to eight.
+COST = LinearIterationCost(0.1, prompt_token_s=0.01, prompt_context_s=0.0, decode_s=0.0, decode_context_s=0.0)
+QUEUES = st.builds(MlfqPolicy, st.just(0.1), queues=st.just(4), starve_limit_s=st.sampled_from([0.3, 3.0]))
+#: Prompts whole and in parts, blocks on demand and all at once, turns by arrival, by priority and by queues, KV
+#: that is computed again, and KV that goes to the host.
 POLICIES = st.builds(
     WorkerPolicy,
     st.builds(BatchLimits, st.just(4), st.just(12), st.none() | st.integers(4, 16)),
@@ -40,7 +47,23 @@ POLICIES = st.builds(
     prompts_first=st.booleans(),
     preempt_after_s=st.sampled_from([0.0, 0.2, 1.0]),
     kv_push=st.sampled_from(KvPush),
+    discipline=st.sampled_from([Discipline.FCFS, Discipline.FCFS, Discipline.PRIORITY, Discipline.MLFQ]),
+    mlfq=QUEUES,
+    cost=st.just(COST),
+    swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.RECOMPUTE, *WhenFull]), st.integers(0, 2), st.integers(0, 2)),
 ) | st.just(WorkerPolicy(BatchLimits(4, 12), Reserve.MAX_TOKENS, batching=Batching.REQUEST_LEVEL))
+#: Those under which KV goes to the host, often.
+SWAPPING = st.builds(
+    WorkerPolicy,
+    st.builds(BatchLimits, st.sampled_from([2, 4]), st.just(12), st.none() | st.integers(4, 16)),
+    watermark=st.just(0.0),
+    prefix_caching=st.booleans(),
+    kv_push=st.sampled_from(KvPush),
+    discipline=st.sampled_from([Discipline.MLFQ, Discipline.MLFQ, Discipline.PRIORITY]),
+    mlfq=QUEUES,
+    cost=st.just(COST),
+    swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.REACTIVE, WhenFull.PROACTIVE]), st.integers(0, 2)),
+)
 MAX_PROMPT, MAX_NEW = 20, 24
 #: Pools that spill over at once, soon and never; homes that stay, and homes that change as fast as anybody could want.
 POOL_POLICIES = st.builds(
@@ -88,6 +111,7 @@ def assert_nothing_held(world: MeshWorld) -> None:
     for worker in [*world.workers.values(), *world.retired]:
         load = worker.role.load()
         assert worker.pool.free_blocks == worker.pool.num_blocks
+        assert worker.host is None or worker.host.free_blocks == worker.host.num_blocks
         assert worker.engine == {}
         assert worker.windows == worker.pushes == {}
         assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
@@ -238,3 +262,32 @@ def test_workers_return_home_when_the_foreign_work_is_done(seed, pools, num_bloc
     views = sorted(world.scheduler.pools, key=lambda view: view.id)
     assert [(view.home, view.is_away) for view in views] == [(pool, False) for pool in pools]
     assert_nothing_held(world)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    POOLS,
+    st.integers(11, 16),
+    SWAPPING,
+    st.integers(8, 24),
+    st.integers(0, 2),
+    st.booleans(),
+)
+def test_kv_on_hosts_is_lost_and_left_without_a_trace(seed, pools, num_blocks, policy, count, kills, leaves):
+    """Workers die with KV on their hosts, and clients leave while theirs is there; the others get every token."""
+    world = world_of(seed, pools, num_blocks, (0.05, 0.1), policy, count, PoolPolicy())
+    for _ in range(kills):
+        number, at_s = world.rng.randrange(len(pools)), world.rng.uniform(1, 6)
+        world.at(at_s, lambda n=number: f"w{n}" in world.workers and world.kill(f"w{n}"))
+        world.at(at_s + 1.0, lambda n=number: f"w{n}" in world.workers or world.start_worker(f"w{n}", pools[n]))
+    for number in range(0, count if leaves else 0, 3):
+        world.at(world.rng.uniform(0.5, 8), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
+    settle(world, count)
+    for request_id, ending in world.ended.items():
+        assert ending in ("length", "closed", "no_workers")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+    assert_nothing_held(world)
+    moved = sum(worker.role.load().kv_blocks_swapped_out for worker in world.workers.values())
+    event(f"{policy.swap.when_full}: {'swapped' if moved else 'not swapped'}")

@@ -1,4 +1,4 @@
-"""What waits at the scheduler waits because nobody has room, whatever is looked at and whatever is not."""
+"""What waits at the scheduler waits in order, and because nobody has room, whatever is looked at and whatever is not."""
 
 from __future__ import annotations
 
@@ -15,28 +15,37 @@ BLOCKS = 6
 
 
 class Queue:
-    """A scheduler, and the requests that it has asked nobody to take."""
+    """A scheduler, and the requests that it has asked nobody to take, each with its demand, by priority and number."""
 
     def __init__(self) -> None:
         self.role = SchedulerRole("s", PATIENT)
-        self.waiting: dict[int, tuple[int, int]] = {}
+        self.waiting: dict[tuple[int, int], tuple[int, int]] = {}
+        self.places: dict[int, tuple[int, int]] = {}
         self.asked: list[tuple[str, int, m.ReserveKv | m.StartPrefill]] = []
 
     def feed(self, event: SchedulerEvent) -> None:
         for command in self.role.handle(event, 1000.0):
             match command:
                 case m.Send(worker_id, m.ReserveKv() | m.StartPrefill() as order):
-                    del self.waiting[int(order.request_id)]
+                    place = self.places[int(order.request_id)]
+                    assert place == min(self.waiting)
+                    del self.waiting[place]
                     self.asked.append((worker_id, order.assignment, order))
 
-    def submit(self, number: int, demand: tuple[int, int]) -> None:
-        self.waiting[number] = demand
-        self.feed(m.SubmitRequest(str(number), 1, m.StreamRef("g", number), *demand))
+    def submit(self, number: int, demand: tuple[int, int], priority: int) -> None:
+        self.places[number] = priority, number
+        self.waiting[priority, number] = demand
+        self.feed(m.SubmitRequest(str(number), 1, m.StreamRef("g", number), *demand, priority=priority))
 
     def refuse(self, demands: dict[int, tuple[int, int]]) -> None:
         worker_id, assignment, order = self.asked.pop()
-        self.waiting[int(order.request_id)] = demands[int(order.request_id)]
+        number = int(order.request_id)
+        self.waiting[self.places[number]] = demands[number]
         self.feed(m.KvRefused(order.request_id, 1, assignment, worker_id, "no"))
+
+    def leave(self, number: int) -> None:
+        del self.waiting[self.places[number]]
+        self.feed(m.CloseRequest(str(number), 1, finished=False))
 
     def report(self, worker_id: str, pool: m.Pool, state: m.MemberState, free: int) -> None:
         seen = (("s", max((assignment for _, assignment, _ in self.asked), default=0)),)
@@ -51,18 +60,23 @@ class Queue:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32))
 def test_after_a_report_the_first_in_the_queue_has_room_nowhere(seed: int) -> None:
-    """Requests, refusals and reports in any order, from workers of any pool that drain and come back."""
+    """Requests, refusals, clients that leave, and reports in any order, from workers of any pool that drain and come back.
+
+    Whoever a worker is asked to take is the first of those that wait, by priority, then by arrival.
+    """
     rng, queue = random.Random(seed), Queue()
     demands: dict[int, tuple[int, int]] = {}
     states = [m.MemberState.READY, m.MemberState.READY, m.MemberState.DRAINING]
     queue.report("w0", m.Pool.TOKEN, m.MemberState.READY, 0)
     for number in range(60):
-        match rng.choice(["submit", "refuse", "report", "report"]):
+        match rng.choice(["submit", "submit", "refuse", "leave", "report", "report"]):
             case "submit" if queue.role.pools.ready:
                 demands[number] = rng.randint(1, 60), rng.randint(1, 30)
-                queue.submit(number, demands[number])
+                queue.submit(number, demands[number], rng.choice([-1, 0, 0, 0, 5]))
             case "refuse" if queue.asked:
                 queue.refuse(demands)
+            case "leave" if queue.waiting:
+                queue.leave(rng.choice(list(queue.waiting))[1])
             case _:
                 free = rng.choice([0, 1, 2, BLOCKS])
                 queue.report(f"w{rng.randrange(3)}", rng.choice(list(m.Pool)), rng.choice(states), free)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cost_model import BatchShape
-from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.simulator.events import EventQueue
+from spotwise.simulator.hardware import MachineType
 from spotwise.simulator.network import Link, Network, Transfer
 from spotwise.simulator.observation import Arrival
 from spotwise.simulator.results import WorldResult
@@ -20,16 +23,16 @@ from spotwise.simulator.world import World
 from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
 from tests.unit.simulator import worlds
 
-TRACES = st.lists(
-    st.builds(
-        Arrival,
-        st.floats(min_value=0.0, max_value=3.0),
-        st.integers(min_value=1, max_value=150),
-        st.integers(min_value=1, max_value=40),
-    ),
-    min_size=1,
-    max_size=25,
-).map(lambda arrivals: sorted(arrivals, key=lambda arrival: arrival.at_s))
+
+def traces(min_size: int, seconds: float) -> st.SearchStrategy[list[Arrival]]:
+    sizes = (st.integers(min_value=1, max_value=150), st.integers(min_value=1, max_value=40))
+    arrivals = st.builds(Arrival, st.floats(min_value=0.0, max_value=seconds), *sizes)
+    return st.lists(arrivals, min_size=min_size, max_size=25).map(lambda some: sorted(some, key=lambda each: each.at_s))
+
+
+TRACES = traces(1, 3.0)
+#: Where one machine has memory for two or three at once.
+CROWDED = traces(6, 0.6)
 POLICIES = st.builds(
     WorkerPolicy,
     st.builds(
@@ -69,6 +72,38 @@ CLUSTERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)).fi
 SMALL = worlds.machine_type(kv_tokens=256, link_bytes_per_s=1e6)
 
 
+#: Disciplines whose order changes, with KV that moves or is computed again, in pipelines or not.
+RANKED = st.builds(
+    WorkerPolicy,
+    st.builds(BatchLimits, max_num_seqs=st.sampled_from([2, 8]), max_num_batched_tokens=st.sampled_from([None, 24])),
+    prefix_caching=st.just(False),
+    max_preemptions=st.sampled_from([1, 3]),
+    max_in_flight=st.sampled_from([1, 2]),
+    discipline=st.sampled_from(Discipline),
+    mlfq=st.builds(
+        MlfqPolicy,
+        st.just(0.01),
+        queues=st.integers(1, 6),
+        starve_limit_s=st.sampled_from([0.1, 5.0]),
+        skips=st.booleans(),
+    ),
+    cost=st.just(worlds.COST),
+    swap=st.builds(
+        SwapPolicy,
+        st.sampled_from([*WhenFull, WhenFull.PROACTIVE, WhenFull.REACTIVE]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
+)
+HOSTED = st.builds(
+    lambda host_tokens, bytes_per_s: replace(
+        SMALL, host_memory_bytes=host_tokens * worlds.MODEL.kv_token_bytes, host_bytes_per_s=bytes_per_s
+    ),
+    st.sampled_from([16, 256, 4096]),
+    st.sampled_from([1e5, 1e7]),
+)
+
+
 @dataclass
 class Watch(worlds.Diary):
     """A diary that looks at the clock, too: single iterations are told of when they end, several some time later."""
@@ -86,7 +121,7 @@ class Watch(worlds.Diary):
 
 
 def run(cluster: list[SimulatedMachine], chosen: WorldSettings, arrivals: list[Arrival]) -> tuple[WorldResult, Watch]:
-    watch = Watch(counted=chosen.counted_steps > 1)
+    watch = Watch(counted=chosen.worker_policy.counted_steps > 1)
     watch.world = World(cluster, chosen, watch)
     return watch.world.run(arrivals), watch
 
@@ -105,6 +140,24 @@ def test_every_request_ends_once_with_the_tokens_that_it_asked_for(
     assert sum(count for _, count in watch.gaps) == sum(arrival.output_tokens - 1 for arrival in arrivals)
     for request in watch.completed:
         assert 0 < request.ttft_s <= request.e2e_s
+
+
+@given(CROWDED, CLUSTERS, RANKED, HOSTED, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_kv_that_moves_is_left_on_neither_side(
+    arrivals: list[Arrival], counts: tuple[int, int, int], policy: WorkerPolicy, kind: MachineType, direct: bool
+) -> None:
+    """Every request ends with its tokens, whatever is swapped; what came back had left, and the world looks for blocks."""
+    chosen = worlds.settings(policy, max_new_tokens=40, through_scheduler=not direct)
+    cluster = worlds.machines(mixed=1, kind=kind) if direct else worlds.machines(*counts, kind=kind)
+    result, watch = run(cluster, chosen, arrivals)
+    assert (result.completed, result.failed) == (len(arrivals), 0)
+    assert sum(count for _, count in watch.gaps) == sum(arrival.output_tokens - 1 for arrival in arrivals)
+    for machine in result.machines:
+        assert machine.swapped_in_bytes <= machine.swapped_out_bytes
+        assert policy.swap.when_full.swaps or not machine.swapped_out_bytes
+    swapped = any(machine.swapped_in_bytes for machine in result.machines)
+    event(f"{policy.swap.when_full}: {'swapped' if swapped else 'not swapped'}")
 
 
 @given(TRACES, CLUSTERS, SETTINGS)

@@ -7,8 +7,10 @@ timelines of one script may be compared.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from spotwise.core import messages as m
 from spotwise.core.batching import Batch
@@ -66,6 +68,19 @@ class Order:
         return self.began + (self.steps - self.counted) * self.ticks
 
 
+class SwapDevice(Protocol):
+    """Takes moves, and looks at what iterations read and write."""
+
+    def begin(self, move: c.SwapOut | c.SwapIn, timeline: Timeline) -> None:
+        """A move is ordered."""
+
+    def compute(self, batch: Batch, prompts: Mapping[str, tuple[int, ...]]) -> None:
+        """An iteration begins, of sequences whose prompts are these."""
+
+    def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
+        """A prompt's KV has come from elsewhere, into these blocks."""
+
+
 class Timeline:
     """Runs scripts.
 
@@ -76,11 +91,20 @@ class Timeline:
         free: (tick, free blocks) after each event that is no iteration.
         order_at: by tick, the iteration with which the order of that tick began.
         orders: how many there were.
+        prompts: token ids that are known of each request, of a hand-off's first token too; all later ones are only counted.
     """
 
-    def __init__(self, num_blocks: int, policy: WorkerPolicy, pool_of: type[BlockPool] = BlockPool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: WorkerPolicy,
+        pool_of: type[BlockPool] = BlockPool,
+        host: BlockPool | None = None,
+        swaps: SwapDevice | None = None,
+    ) -> None:
         self.pool = pool_of(num_blocks, BLOCK_SIZE)
-        self.role = WorkerRole("w", 1, "w:2", self.pool, policy)
+        self.role = WorkerRole("w", 1, "w:2", self.pool, policy, host)
+        self._swaps = swaps
         self.tick = 0
         self.iterations: list[tuple[tuple[str, int, int], ...]] = []
         self.tables: dict[int, tuple[tuple[int, ...], ...]] = {}
@@ -88,6 +112,7 @@ class Timeline:
         self.free: list[tuple[int, int]] = []
         self.order_at: dict[int, int] = {}
         self.orders = 0
+        self.prompts: dict[str, tuple[int, ...]] = {}
         self.live: dict[str, Arrival] = {}
         self._order: Order | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -158,6 +183,8 @@ class Timeline:
         self.orders += 1
         self.order_at[self.tick] = len(self.iterations)
         self.tables[len(self.iterations)] = tuple(row.block_ids for row in batch.rows)
+        if self._swaps is not None:
+            self._swaps.compute(batch, self.prompts)
         self._order = Order(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
 
     # --- what the role says -------------------------------------------------------------------------------------------
@@ -177,21 +204,35 @@ class Timeline:
                 case m.Send("s", m.KvReserved(name)):
                     arrival = self.live[name]
                     handoff = KvHandoff(name, 1, arrival.prompt, 0)
-                    self._later(arrival.then_ticks, c.KvArrived(handoff, 1, 0.1, "shm"))
+                    reserved = command.message.target.block_ids
+                    self.at(self.tick + arrival.then_ticks, partial(self._kv_arrives, handoff, reserved))
                 case m.Send("s", m.KvRefused(name)):
                     self.live.pop(name)
                 case c.PushKv(handoff):
                     name = handoff.request_id
                     self._later(self.live[name].then_ticks, c.HandoffDelivered(name, 1, 1, 0.1, "shm", 0.1))
+                case c.SwapOut() | c.SwapIn():
+                    assert self._swaps is not None
+                    self._swaps.begin(command, self)
                 case c.DropSequence(attempt):
                     self.live.pop(attempt.split("@")[0], None)
             self.said.append((self.tick, command))
+
+    def _kv_arrives(self, handoff: KvHandoff, block_ids: tuple[int, ...]) -> None:
+        if self._swaps is not None and handoff.request_id in self.live:
+            self._swaps.arrive(handoff.request_id, self._prompt(handoff.request_id), block_ids)
+        self.tell(c.KvArrived(handoff, 1, 0.1, "shm"))
 
     def _later(self, ticks: int, event: c.WorkerEvent) -> None:
         self.at(self.tick + ticks, lambda: self.tell(event))
 
     def _record(self, name: str) -> RequestRecord:
         arrival = self.live[name]
-        prompt = tuple((arrival.alike * 7 + position // 9) % 50 for position in range(arrival.prompt))
         stop = StopCriteria(arrival.new)
-        return RequestRecord(name, 1, "g", 1, "model", prompt, (), SamplingParams(), stop, 0.0)
+        return RequestRecord(name, 1, "g", 1, "model", self._prompt(name), (), SamplingParams(), stop, 0.0)
+
+    def _prompt(self, name: str) -> tuple[int, ...]:
+        arrival = self.live[name]
+        prompt = tuple((arrival.alike * 7 + position // 9) % 50 for position in range(arrival.prompt))
+        self.prompts[name] = (*prompt, 0) if arrival.kind == "decode" else prompt
+        return prompt

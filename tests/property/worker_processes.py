@@ -1,7 +1,8 @@
 """What a worker's process does in the mesh of one process: engine, windows and transfers, as its role commands.
 
-An engine's writes take effect when its iteration ends. A push reads and writes now and then, as far as it was told, and once
-more when it ends, however it ends: a block given away too early would show.
+An engine's writes take effect when its iteration ends. A move between device and host reads when it begins and when it ends,
+and then writes; one in twenty fails. A push reads and writes now and then, as far as it was told, and once more when it ends,
+however it ends: a block given away too early would show.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import PushCosts
 from tests.property.fake_worker import FakePush, FakeWorker
+
+#: Blocks of a device or a host, and which of them.
+Place = tuple[dict[int, dict[int, tuple[int, ...]]], tuple[int, ...]]
 
 
 def expected_token(request_id: str, index: int) -> int:
@@ -94,6 +98,10 @@ class WorkerProcesses:
                 if push is not None and not push.over:
                     push.over = True
                     world.at(world.delay(world.push_s), lambda p=push: self._push_failed(worker, p, "called off"))
+            case c.SwapOut(attempt, there, on_host):
+                self._move(worker, attempt, (worker.blocks, there), (worker.host_blocks, on_host))
+            case c.SwapIn(attempt, on_host, there):
+                self._move(worker, attempt, (worker.host_blocks, on_host), (worker.blocks, there))
             case m.RecordLedger():
                 pass
             case _:
@@ -138,6 +146,24 @@ class WorkerProcesses:
             worker.outputs[row.sequence_id] += 1
             sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
         self._world.feed_worker(worker, c.IterationFinished(tuple(sampled)))
+
+    def _move(self, worker: FakeWorker, attempt: str, source: Place, target: Place) -> None:
+        blocks, block_ids = source
+        read = [dict(blocks[block_id]) for block_id in block_ids]
+
+        def ended() -> None:
+            if not worker.alive:
+                return
+            if worker.stalled:
+                worker.waiting.append(ended)
+                return
+            assert [blocks[block_id] for block_id in block_ids] == read, "written while it was read"
+            fails = self._world.rng.random() < 0.05
+            for block_id, content in zip(target[1], read, strict=True):
+                target[0][block_id] = {} if fails else dict(content)
+            self._world.feed_worker(worker, c.SwapFailed(attempt, "bad luck") if fails else c.Swapped(attempt))
+
+        self._world.at(0.001 + self._world.delay(self._world.push_s), ended)
 
     def _start_push(self, worker: FakeWorker, push: FakePush) -> None:
         attempt = sequence_id(push.request_id, push.epoch)

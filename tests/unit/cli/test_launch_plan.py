@@ -149,6 +149,15 @@ def test_workers_share_weights_where_there_is_a_folder_for_them() -> None:
     assert "SPOTWISE_SHARED_WEIGHTS" not in plan()["token-0"].env
 
 
+def test_workers_keep_their_costs_where_there_is_a_folder_for_them() -> None:
+    """All of them in one, so that a machine's are measured once; no other service knows of it."""
+    services = plan(cost_profiles=Path("/cache/profiles"))
+    told = {name: service.env.get("SPOTWISE_COST_PROFILES") for name, service in services.items()}
+    assert {name for name, folder in told.items() if folder} == {"prompt-0", "token-0"}
+    assert told["token-0"] == "/cache/profiles"
+    assert "SPOTWISE_COST_PROFILES" not in plan()["token-0"].env
+
+
 def test_options_reach_the_workers() -> None:
     """What the user gave is not overridden by a default."""
     env = plan(dtype="float32", device="cuda:1", kv_cache_bytes=123456, threads=3)["prompt-0"].env
@@ -156,6 +165,18 @@ def test_options_reach_the_workers() -> None:
     assert env["SPOTWISE_DEVICE"] == "cuda:1"
     assert env["SPOTWISE_KV_CACHE_BYTES"] == "123456"
     assert env["SPOTWISE_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("engine", ["torch", "simulated"])
+def test_a_policy_reaches_all_workers_and_nobody_else(engine: str) -> None:
+    """With what belongs to it; where none was asked for the environment's own is left alone."""
+    names = ("SPOTWISE_POLICY", "SPOTWISE_PROFILE", "SPOTWISE_KV_HOST_BYTES")
+    given = plan(engine=engine, policy="mlfq", profile=Path("/p.json"), kv_host_bytes=77)
+    assert [[given[worker].env[name] for name in names] for worker in ("prompt-0", "token-0")] == [
+        ["mlfq", "/p.json", "77"]
+    ] * 2
+    for service in (given["gateway-0"], *plan(engine=engine).values()):
+        assert not set(names) & set(service.env)
 
 
 def test_simulated_workers_live_many_to_a_process() -> None:

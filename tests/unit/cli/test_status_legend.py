@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row
+from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row, _table
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription
 
@@ -46,3 +46,31 @@ def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: Work
     assert _row(status)[2] == shown
     assert any(line.startswith("pool:") for line in _legend([status])) == ("(" in shown)
     assert _as_dict(status)["pool_now"] == ("mixed" if "mixed" in shown else shown)
+
+
+def worker_with(load: WorkerLoad) -> MemberStatus:
+    member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "host:1", Pool.TOKEN, load=load)
+    return MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine", 4))
+
+
+def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
+    """A column for all, empty for who has none there; what was moved and preempted stands below, where anything was."""
+    load = WorkerLoad(
+        kv_blocks_total=10,
+        kv_blocks_used=9,
+        swapped=3,
+        kv_host_blocks_total=40,
+        kv_host_blocks_free=30,
+        kv_blocks_swapped_out=1200,
+        kv_blocks_swapped_in=1190,
+        preemptions=2,
+    )
+    swapping, idle = worker_with(load), worker_with(WorkerLoad(kv_blocks_total=10))
+    assert _row(swapping, swaps=True)[8:10] == ["9 of 10 (90%)", "10 of 40 (25%), 3 seqs"]
+    assert _row(idle, swaps=True)[8:10] == ["0 of 10 (0%)", ""]
+    assert _row(idle)[8] == "0 of 10 (0%)" and len(_row(idle)) == 10
+    assert _legend([swapping])[1] == "w: 2 preempted, 1,200 KV blocks swapped out, 1,190 in since its start"
+    assert _legend([idle])[1:] == ["w: an engine"]
+    headings = [column.header for column in _table([swapping, idle]).columns]
+    assert len(headings) == 11 and "KV blocks on host" in headings
+    assert "KV blocks on host" not in [column.header for column in _table([idle]).columns]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from command_line import CommandLine
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.listening_port import open_port
+from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,10 @@ from spotwise.cli.listening_port import open_port
         ("up --speed 2", "--speed"),
         ("up --profile README.md", "--profile"),
         ("up --simulated-kv real", "--simulated-kv"),
+        ("up --policy srpt", "--policy"),
+        ("up --kv-host 1GiB", "--kv-host"),
+        ("up --policy mlfq --kv-host foo", "--kv-host"),
+        ("up --policy mlfq --profile README.md", "--profile"),
         ("up --engine simulated --speed 0", "--speed"),
         ("up --engine simulated --simulated-kv foo", "--simulated-kv"),
         ("up --engine simulated --profile README.md", "--profile"),
@@ -54,6 +61,17 @@ def test_a_wrong_option_is_named_and_ends_with_status_2(
     assert "^" not in ended.stderr
     assert "model" not in ended.stdout
     assert not list(tmp_path.rglob("*.log"))
+
+
+def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
+    spotwise: CommandLine, tmp_path: Path
+) -> None:
+    """As what a worker measured of itself; it says how else."""
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(profile_as_dict(replace(BUILT_IN, link=None))))
+    ended = spotwise("up", "--engine", "simulated", "--profile", str(path))
+    assert ended.status == 2
+    assert "says nothing of hand-offs; serve with mixed workers alone (--prompt-workers 0" in ended.stderr
 
 
 def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:

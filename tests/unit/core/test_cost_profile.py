@@ -13,7 +13,7 @@ from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost, 
 from spotwise.core.cost_profile import (
     BUILT_IN,
     CostProfile,
-    ScaledCost,
+    at_speed,
     profile_as_dict,
     profile_from_dict,
     profile_from_json,
@@ -34,6 +34,7 @@ TABLE = TableIterationCost(
         replace(BUILT_IN, iteration=TABLE),
         replace(BUILT_IN, iteration=replace(TABLE, mixed_factor=1.1)),
         replace(BUILT_IN, link=None),
+        replace(BUILT_IN, host_link=LinkCost(1e-6, 3e10)),
     ],
 )
 def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
@@ -56,6 +57,7 @@ def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
         ({"link": {"latency_s": 0.0, "bytes_per_s": True}}, "link.bytes_per_s"),
         ({"link": {"latency_s": math.nan, "bytes_per_s": 1e9}}, "link.latency_s"),
         ({"link": {"latency_s": 0.0, "bytes_per_s": math.inf}}, "link.bytes_per_s"),
+        ({"host_link": {"latency_s": 0.0}}, "host_link.bytes_per_s"),
         ({"message_s": 10**400}, "message_s"),
         ({"kv_tokens": 1.5}, "kv_tokens"),
         ({"kv_tokens": 0}, "kv_tokens"),
@@ -98,14 +100,23 @@ def test_the_built_in_profile_is_about_what_was_published() -> None:
     assert BUILT_IN.iteration.iteration_s(BatchShape(0, 0.0, 1, 1500)) == pytest.approx(0.03, rel=0.1)
 
 
-def test_a_speed_divides_the_time() -> None:
-    """And must be one."""
-    shape = BatchShape(0, 0.0, 4, 100)
-    cost = BUILT_IN.iteration
-    assert ScaledCost(cost, 10.0).iteration_s(shape) == pytest.approx(cost.iteration_s(shape) / 10)
-    for speed in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="speed"):
-            ScaledCost(cost, speed)
+@pytest.mark.parametrize("mixed_factor", [None, 1.1])
+def test_a_speed_divides_the_time(mixed_factor: float | None) -> None:
+    """Of any iteration, by either kind of cost; and must be one."""
+    table = TableIterationCost(
+        PiecewiseLinear((1, 100, 200), (0.01, 0.02, 0.05)),
+        PiecewiseLinear((1, 8), (0.01, 0.011)),
+        1e-7,
+        1e-8,
+        mixed_factor,
+    )
+    shapes = (BatchShape(0, 0.0, 4, 100), BatchShape(150, 9000.0, 0, 0), BatchShape(150, 9000.0, 4, 100), BatchShape())
+    for cost in (BUILT_IN.iteration, table):
+        for shape in shapes:
+            assert at_speed(cost, 10.0).iteration_s(shape) == pytest.approx(cost.iteration_s(shape) / 10)
+        for speed in (0.0, -1.0, math.inf, math.nan):
+            with pytest.raises(ValueError, match="speed"):
+                at_speed(cost, speed)
 
 
 def test_a_profile_needs_room_for_kv() -> None:

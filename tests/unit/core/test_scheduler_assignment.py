@@ -118,6 +118,31 @@ class TestQueue:
         assert bench.asked(roomy) == [("large", "t"), ("small", "t")]
         assert bench.role.queued == 0
 
+    def test_the_lower_priority_number_comes_first(self) -> None:
+        """Among equals whoever came first; one that nobody took is back where it was."""
+        bench = SchedulerBench(worker_member("t", blocks=3, free=0))
+        for request_id, priority in (("a", 0), ("late", 7), ("b", 0), ("urgent", -2), ("c", 0)):
+            assert bench.asked(submission(request_id, priority=priority)) == []
+        order = []
+        for number in range(1, 6):
+            ((request_id, _),) = bench.asked(worker_member("t", blocks=3, seen=(("s", number - 1),)))
+            order.append(request_id)
+            if number == 1:  # refused once
+                bench.feed(refused(request_id, number=1))
+            else:
+                bench.feed(m.CloseRequest(request_id, 1, finished=False))
+        assert order == ["urgent", "urgent", "a", "b", "c"]
+        assert bench.role.queued == 1
+
+    def test_a_more_urgent_request_without_room_holds_up_the_others(self) -> None:
+        """Also those that came before it; and one whose turn never comes waits no longer than anybody may."""
+        bench = SchedulerBench(worker_member("t", blocks=5, free=0))
+        bench.feed(submission("small", prompt=1, new=1))
+        bench.feed(submission("large", priority=-1), after_s=30.0)
+        assert bench.asked(worker_member("t", blocks=5, free=2)) == []
+        assert bench.rejection(m.Tick(), after_s=31.0).request_id == "small"
+        assert bench.asked(worker_member("t", blocks=5)) == [("large", "t")]
+
     def test_blocks_promised_and_not_yet_reported_are_not_promised_again(self) -> None:
         """Until a heartbeat includes the first request, the second finds no room."""
         bench = SchedulerBench(worker_member("t", blocks=5))

@@ -11,10 +11,12 @@ from fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 
+from spotwise.gateway.auth import ApiKey
+
 
 @pytest.fixture
 async def api(make_app: Callable[..., FastAPI]) -> AsyncIterator[AsyncOpenAI]:
-    app = make_app(api_keys=frozenset({"key"}))
+    app = make_app(api_keys=(ApiKey("key"),))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://gateway") as http:
         yield AsyncOpenAI(api_key="key", base_url="http://gateway/v1", http_client=http, max_retries=0)
 

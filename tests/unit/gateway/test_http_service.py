@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.generation import GenerationError
 
 MakeApp = Callable[..., FastAPI]
@@ -82,7 +83,7 @@ async def test_metrics_count_what_was_served(
 async def test_keys_are_asked_for(make_app: MakeApp, authorization: str | None) -> None:
     """Without a valid bearer key every path of the API is 401."""
     headers = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
-    async with connect(make_app(api_keys=frozenset({"key-1", "key-2"}))) as client:
+    async with connect(make_app(api_keys=(ApiKey("key-1"), ApiKey("key-2", "acme")))) as client:
         for response in (
             await client.get("/v1/models", headers=headers),
             await client.post("/v1/chat/completions", json=CHAT, headers=headers),
@@ -95,7 +96,7 @@ async def test_keys_are_asked_for(make_app: MakeApp, authorization: str | None) 
 
 async def test_any_of_the_keys_opens(make_app: MakeApp) -> None:
     """Each key works; probes and collectors need none."""
-    app = make_app(api_keys=frozenset({"key-1", "clé"}))
+    app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("clé")))
     for key in ("key-1", "clé"):
         async with connect(app) as client:
             response = await client.get("/v1/models", headers={"Authorization": f"bearer {key}".encode()})

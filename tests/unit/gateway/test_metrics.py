@@ -17,7 +17,7 @@ def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
 def test_kv_use_is_that_of_all_workers_together() -> None:
     """A worker that has not said yet what it holds does not count."""
     registry = CollectorRegistry()
-    loads = (WorkerLoad(kv_blocks_total=30, kv_blocks_free=20), WorkerLoad(kv_blocks_total=10, kv_blocks_free=0), None)
+    loads = (WorkerLoad(kv_blocks_total=30, kv_blocks_used=10), WorkerLoad(kv_blocks_total=10, kv_blocks_used=10), None)
     GatewayMetrics(registry, "m").observe_workers(worker(f"w{n}", 1, load) for n, load in enumerate(loads))
     assert registry.get_sample_value("vllm:kv_cache_usage_perc", {"model_name": "m"}) == 0.5
 
@@ -39,3 +39,32 @@ def test_preemptions_are_counted_from_one_heartbeat_to_the_next() -> None:
     for incarnation, preemptions in ((1, 7), (1, 9), (1, 9), (2, 0), (2, 1)):
         metrics.observe_workers([worker("w", incarnation, WorkerLoad(preemptions=preemptions))])
     assert registry.get_sample_value("vllm:num_preemptions_total", {"model_name": "m"}) == 3
+
+
+def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
+    """Of all workers together; what each had moved before is not counted."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m")
+    for moved in (3, 8):
+        loads = [
+            WorkerLoad(
+                swapped=2,
+                kv_host_blocks_total=30,
+                kv_host_blocks_free=20,
+                kv_blocks_swapped_out=moved,
+                kv_blocks_swapped_in=moved - 1,
+            ),
+            WorkerLoad(kv_host_blocks_total=5, kv_host_blocks_free=5, kv_blocks_swapped_out=4),
+        ]
+        metrics.observe_workers(worker(f"w{number}", 1, load) for number, load in enumerate(loads))
+    shown = {
+        name: registry.get_sample_value(f"spotwise_{name}", {"model_name": "m"})
+        for name in (
+            "num_requests_swapped",
+            "kv_host_blocks_used",
+            "kv_host_blocks_free",
+            "kv_blocks_swapped_out_total",
+            "kv_blocks_swapped_in_total",
+        )
+    }
+    assert [*shown.values()] == [2, 10, 25, 5, 5]

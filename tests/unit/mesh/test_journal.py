@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from spotwise.core import messages as m
+from spotwise.core.batching import Batch, BatchLimits
+from spotwise.core.cost_model import LinearIterationCost, PiecewiseLinear, TableIterationCost
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.record import KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.journal import SUFFIX, make_role
+from spotwise.mesh.journal import SUFFIX, Journal, make_role
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.memory import FakeClock
 from spotwise.mesh.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
 from spotwise.mesh.role_loop import RoleLoop
+from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline
 from tests.unit.core.builders import worker_member
 from tests.unit.core.worker.bench import WorkerBench
 
@@ -123,6 +129,69 @@ def test_a_worker_decides_again_what_it_decided(tmp_path: Path) -> None:
     assert done.difference is None
     assert done.events == 8
     assert done.commands == 7
+
+
+class Moves:
+    """Moves of KV that take a while; what is in the blocks does not matter here."""
+
+    def begin(self, move: c.SwapOut | c.SwapIn, timeline: Timeline) -> None:
+        timeline.at(timeline.tick + 3, lambda: timeline.tell(c.Swapped(move.sequence_id)))
+
+    def compute(self, batch: Batch, prompts: Mapping[str, tuple[int, ...]]) -> None:
+        pass
+
+    def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
+        pass
+
+
+class Journaled:
+    """A role whose journal is written as its loop would."""
+
+    def __init__(self, role: WorkerRole, journal: Journal) -> None:
+        self._role, self._journal = role, journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._role, name)
+
+    def handle(self, event: c.WorkerEvent, now: float) -> list[c.WorkerCommand]:
+        commands = self._role.handle(event, now)
+        self._journal.note(event, now, commands, None)
+        return commands
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        LinearIterationCost(0.4, 0.1, 0.0, 0.0, 0.0),
+        TableIterationCost(PiecewiseLinear((1, 10), (0.5, 1.4)), PiecewiseLinear((1, 9), (0.4, 0.4))),
+    ],
+    ids=["linear", "table"],
+)
+def test_a_worker_with_queues_swaps_again_what_it_swapped(
+    tmp_path: Path, cost: LinearIterationCost | TableIterationCost
+) -> None:
+    """Its queues, either kind of cost and the host's blocks are made anew."""
+    mlfq = MlfqPolicy(0.4, 2.0, 6, 3.0)
+    swap = SwapPolicy(WhenFull.PROACTIVE, 1, 1)
+    policy = WorkerPolicy(BatchLimits(2, 30), discipline=Discipline.MLFQ, mlfq=mlfq, cost=cost, swap=swap)
+    host = BlockPool(40, BLOCK_SIZE)
+    timeline = Timeline(20, policy, host=host, swaps=Moves())
+    of = member("w", m.MemberKind.TOKEN_WORKER)
+    role, journal = make_role(tmp_path, of, WorkerRole, "w", 1, "w:2", timeline.pool, policy, host=host)
+    assert journal is not None
+    timeline.role = Journaled(role, journal)  # type: ignore[assignment]
+    for number in range(10):
+        kind = ("in_place", "decode", "hand_off")[number % 3]
+        arrival = Arrival(kind, 6 + number, 12 + 3 * number, 0, 1, 4, None)
+        timeline.at(5 * number, partial(timeline.arrive, f"r{number}", arrival))
+    timeline.run(until=1_000_000)
+    assert timeline.live == {}
+    journal.close()
+    (source,) = find_journals(tmp_path)
+    done = replay(source)
+    assert done.difference is None
+    moved = sum(isinstance(said, c.SwapOut | c.SwapIn) for _, said in timeline.said)
+    assert len(done.decision_s["Swapped"]) == moved > 4
 
 
 def test_what_a_role_raised_is_in_its_journal(tmp_path: Path) -> None:

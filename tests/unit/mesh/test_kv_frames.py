@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotwise.core.mlfq import Level
 from spotwise.core.record import KvHandoff
 from spotwise.wire import kv_frames
 from spotwise.wire.kv_frames import FrameKind, KvFrame, KvFrameError, LinkHello, NackReason
@@ -118,13 +122,30 @@ def test_a_hello_is_no_frame() -> None:
         kv_frames.decode_hello(kv_frames.encode_frame(FRAME))
 
 
-def test_a_hand_off_travels_in_header_and_payload() -> None:
-    """Request and epoch come from the COMMIT's header, the rest from its payload."""
-    handoff = KvHandoff(request_id="chatcmpl-1#0", epoch=2, num_tokens=100, first_token_id=0)
+@given(U64, U64, st.none() | st.builds(Level, st.integers(1, 2**64 - 1), st.floats(0.0, 1.0)))
+def test_a_hand_off_travels_in_header_and_payload(num_tokens: int, first_token_id: int, level: Level | None) -> None:
+    """Request and epoch come from the COMMIT's header, the rest from its payload; a level is there or is not."""
+    handoff = KvHandoff("chatcmpl-1#0", 2, num_tokens, first_token_id, level)
     payload = kv_frames.encode_handoff(handoff)
-    assert len(payload) == kv_frames.HANDOFF_BYTES
     assert kv_frames.decode_handoff(FRAME, payload) == handoff
-    with pytest.raises(KvFrameError):
-        kv_frames.decode_handoff(FRAME, payload + b"\0")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(kv_frames.encode_handoff(KvHandoff("r", 1, 100, 0)) + b"\0", id="too long"),
+        pytest.param(struct.pack("!QQ", 100, 0), id="that of an earlier version"),
+        pytest.param(struct.pack("!QQQd", 100, 0, 3, 1.5), id="more than all of a quantum"),
+        pytest.param(struct.pack("!QQQd", 100, 0, 3, math.nan), id="no number of a quantum"),
+    ],
+)
+def test_what_is_no_hand_off_is_malformed(payload: bytes) -> None:
+    """Though its checksum is right."""
+    with pytest.raises(KvFrameError, match="not a hand-off"):
+        kv_frames.decode_handoff(FRAME, payload)
+
+
+def test_a_hand_off_that_does_not_fit_cannot_be_sent() -> None:
+    """A number below zero."""
     with pytest.raises(ValueError, match="does not fit"):
         kv_frames.encode_handoff(KvHandoff("r", 1, num_tokens=-1, first_token_id=3))

@@ -11,6 +11,10 @@ from spotwise.core.cost_profile import BUILT_IN
 from spotwise.simulator import kept_runs
 from spotwise.simulator.designs import Split
 from spotwise.simulator.experiment import Case, RunSummary, simulate
+from spotwise.simulator.fastserve_engines import OPT_ON_80GB, Queues, Scheduler
+from spotwise.simulator.fastserve_studies import CHATS
+from spotwise.simulator.job_runs import JobCase, JobSummary, simulate_jobs
+from spotwise.simulator.job_sizes import AzureSizes, JobSizes, ZipfSizes
 from spotwise.simulator.kept_runs import KeptRuns
 from spotwise.simulator.recorded import RECORDED
 from spotwise.simulator.workload import Workload
@@ -42,6 +46,7 @@ def forget() -> None:
     kept_runs._read.cache_clear()
     kept_runs._contents.cache_clear()
     kept_runs._code.cache_clear()
+    kept_runs._adapter.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -55,14 +60,32 @@ def forget() -> None:
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:
     """It comes back whole, whichever process asks."""
     run, path = Counting(), tmp_path / "runs"
-    first = KeptRuns(path, run)(case)
+    first = KeptRuns(path, run, RunSummary)(case)
     forget()
-    again = KeptRuns(path, run)(case)
+    again = KeptRuns(path, run, RunSummary)(case)
     assert again == first
     assert again.wall_s == first.wall_s
     assert len(run.runs) == 1
-    KeptRuns(path, run)(replace(case, seed=1))
+    KeptRuns(path, run, RunSummary)(replace(case, seed=1))
     assert len(run.runs) == 2
+
+
+@pytest.mark.parametrize("sizes", [ZipfSizes(20, 5, 1.0), CHATS, AzureSizes("conv", None, 64)])
+def test_runs_of_jobs_are_kept_as_well(tmp_path: Path, sizes: JobSizes) -> None:
+    """Whatever their sizes are from."""
+    path, made = tmp_path / "runs", []
+    case = JobCase(OPT_ON_80GB.name, Scheduler.FASTSERVE, sizes, 2.0, 5, queues=Queues(starve_limit_s=None))
+
+    def run(of: JobCase) -> JobSummary:
+        made.append(of)
+        return simulate_jobs(of)
+
+    first = KeptRuns(path, run, JobSummary)(case)
+    forget()
+    assert KeptRuns(path, run, JobSummary)(case) == first
+    assert made == [case]
+    KeptRuns(path, run, JobSummary)(replace(case, queues=Queues()))
+    assert len(made) == 2
 
 
 def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,28 +93,28 @@ def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypat
     run, path, trace = Counting(), tmp_path / "runs", tmp_path / "trace.csv"
     trace.write_text(TRACE.format(tokens=20))
     case = replace(CODE, workload=Workload("mine", trace))
-    KeptRuns(path, run)(case)
+    KeptRuns(path, run, RunSummary)(case)
     trace.write_text(TRACE.format(tokens=21))
     forget()
-    KeptRuns(path, run)(case)
+    KeptRuns(path, run, RunSummary)(case)
     assert len(run.runs) == 2
     monkeypatch.setattr(kept_runs, "_code", lambda: b"other code")
-    KeptRuns(path, run)(case)
+    KeptRuns(path, run, RunSummary)(case)
     assert len(run.runs) == 3
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     """The others are there."""
     run, path = Counting(), tmp_path / "runs"
-    KeptRuns(path, run)(CODE)
+    KeptRuns(path, run, RunSummary)(CODE)
     whole = path.read_bytes()
-    KeptRuns(path, run)(replace(CODE, seed=1))
+    KeptRuns(path, run, RunSummary)(replace(CODE, seed=1))
     path.write_bytes(path.read_bytes()[: len(whole) + 100])
     forget()
-    KeptRuns(path, run)(CODE)
+    KeptRuns(path, run, RunSummary)(CODE)
     assert len(run.runs) == 2
-    KeptRuns(path, run)(replace(CODE, seed=1))
+    KeptRuns(path, run, RunSummary)(replace(CODE, seed=1))
     assert len(run.runs) == 3
     forget()
-    KeptRuns(path, run)(replace(CODE, seed=1))
+    KeptRuns(path, run, RunSummary)(replace(CODE, seed=1))
     assert len(run.runs) == 3

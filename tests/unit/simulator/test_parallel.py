@@ -35,7 +35,7 @@ def test_results_come_back_by_name(jobs: int) -> None:
         "coarse": limit_of(case("Splitwise-AA"), Grid(20.0), (1,)),
     }
     finished: list[Case] = []
-    results = drive(searches, jobs, lambda run: finished.append(run.case), holds_up_to_90)
+    results = drive(searches, jobs, holds_up_to_90, lambda run: finished.append(run.case))
     assert [(name, limit.rates) for name, limit in results.items()] == [("fine", (90.0, 90.0)), ("coarse", (80.0,))]
     assert len(finished) == len(set(finished)) == sum(len(limit.runs) for limit in results.values())
 
@@ -60,6 +60,6 @@ def test_a_run_that_two_searches_want_happens_once() -> None:
 def test_what_a_search_asks_for_again_is_known(jobs: int) -> None:
     """It is answered, and goes on, without a run."""
     finished: list[Case] = []
-    results = drive({"": again(case(), 3)}, jobs, lambda run: finished.append(run.case), holds_up_to_90)
+    results = drive({"": again(case(), 3)}, jobs, holds_up_to_90, lambda run: finished.append(run.case))
     assert results == {"": [case()] * 3}
     assert finished == [case()]

@@ -17,9 +17,10 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.host_swap import HostSwap
 from spotwise.worker.engine_thread import EngineThread
 from tests.contracts.waiting import until
-from tests.unit.worker.twin_mesh import SummingEngine, next_token
+from tests.unit.worker.summing_engine import ByteHost, SummingEngine, next_token
 
 RECORD = RequestRecord("r", 1, "gateway", 1, "sums", (1, 2), (), SamplingParams(), StopCriteria(9), 0.0)
 BATCH = Batch((BatchRow("r@1", 0, 3, (0,)),))
@@ -128,6 +129,37 @@ async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThre
     await until(lambda: outcome.finished)
     assert not [*forgotten.finished, *forgotten.failed]
     assert engine.batch_sizes == [1]
+
+
+async def test_moves_of_kv_run_beside_an_iteration_and_in_order(engine: SummingEngine) -> None:
+    """On a thread of their own, while the engine's waits; one that fails says so, and the next one runs."""
+    host = ByteHost(engine.kv, 6)
+    thread = EngineThread(cast(Engine, engine), host=cast(HostSwap, host))
+    assert thread.host_blocks == 6
+    ended: list[Exception | None] = []
+    outcome = Outcome()
+    engine.kv.cells[:, 3] = 7
+    engine.gate.clear()
+    await thread.add_sequence(RECORD)
+    thread.append_token("r@1", 3)
+    outcome.run(thread)
+    await until(engine.at_work.is_set)
+    thread.swap_out((3, 4), (5, 0), ended.append)
+    thread.swap_in((5,), (9,), ended.append)
+    await until(lambda: len(ended) == 2)
+    assert (engine.kv.cells[:, 9] == 7).all()
+    assert outcome.finished == []
+    host.failures.append(RuntimeError("no room"))
+    with capture_logs() as logs:
+        thread.swap_out((1,), (1,), ended.append)
+        thread.swap_out((2,), (2,), ended.append)
+        await until(lambda: len(ended) == 4)
+    assert [None if error is None else str(error) for error in ended] == [None, None, "no room", None]
+    assert [(each["event"], each["blocks"]) for each in logs] == [("kv_swap_failed", 1)]
+    assert all(name.startswith("kv-swaps") for name in host.thread_names)
+    engine.gate.set()
+    thread.close()
+    await until(lambda: outcome.finished)
 
 
 @pytest.mark.parametrize("more", [0, 3])

@@ -18,7 +18,8 @@ from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import PATIENCE_S, until
-from tests.unit.worker.twin_mesh import BLOCKS, TwinMesh, TwinWorker, expected_tokens
+from tests.unit.worker.summing_engine import BLOCKS, expected_tokens
+from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
 
 PROMPT = (3, 1, 4, 1, 5, 9)
 
@@ -259,28 +260,29 @@ async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorke
 
 
 async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """Three sequences in one batch, one of them with more log-probabilities than a message holds: the others lose nothing."""
+    """One of the sequences of a batch has more log-probabilities than a message holds: the others lose nothing.
+
+    The first generates for many more turns of the loop than the others' records take to load, so they do join it.
+    """
     mesh.broker.max_payload_bytes = 2000
     worker.engine.gate.clear()
     scored = SamplingParams(prompt_logprobs=100)
-    requests = {"a": (1, SamplingParams()), "b": (2, scored), "c": (3, SamplingParams())}
-    for request_id, (stream_id, sampling) in requests.items():
-        await mesh.write(request_id, PROMPT, 8, stream_id, sampling=sampling)
-    await mesh.serve("w", "a", PROMPT, 8, 1)
-    await until(worker.engine.at_work.is_set)
-    for request_id, stream_id in (("b", 2), ("c", 3)):
-        await mesh.serve("w", request_id, PROMPT, 8, stream_id)
-    await until(lambda: worker.runtime.role.load().waiting == 2)
+    requests = {"a": (1, 40, SamplingParams()), "b": (2, 8, scored), "c": (3, 8, SamplingParams())}
+    for request_id, (stream_id, count, sampling) in requests.items():
+        await mesh.write(request_id, PROMPT, count, stream_id, sampling=sampling)
+        await mesh.serve("w", request_id, PROMPT, count, stream_id)
+        await until(worker.engine.at_work.is_set)
     worker.engine.gate.set()
     end = await mesh.end_of(2)
-    assert worker.engine.batch_sizes[0] == 1
-    assert 3 in worker.engine.batch_sizes
     assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, False)
     assert "too many log-probabilities" in end.error
     assert "2000 bytes" in end.error
-    for stream_id in (1, 3):
+    for stream_id, count in ((1, 40), (3, 8)):
         await mesh.end_of(stream_id)
-        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, 8)
+        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, count)
+    batches = [each for each in mesh.heard if isinstance(each, m.TokenBatch)]
+    (batch,) = [batch for batch in batches if end in batch.deltas]
+    assert 1 in [delta.stream_id for delta in batch.deltas]
     await worker.idle()
 
 

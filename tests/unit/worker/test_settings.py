@@ -8,7 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from spotwise.core.batching import BatchLimits
-from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.worker.discipline import queues_for
+from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import KvPush
 from spotwise.worker.settings import WorkerSettings
 
@@ -24,12 +27,12 @@ def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None
 
     They leave for other workers in the cheaper way.
     """
-    assert WorkerSettings(model_dir=model_dir).policy() == WorkerPolicy(max_stall_s=0.06, kv_push=KvPush.AUTO)
+    assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(max_stall_s=0.06, kv_push=KvPush.AUTO)
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
     """Prompts then run whole."""
-    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).policy() == WorkerPolicy(kv_push=KvPush.AUTO)
+    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(kv_push=KvPush.AUTO)
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
@@ -62,7 +65,7 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         preempt_after_s=0.25,
         kv_push=KvPush.LAYERWISE,
     )
-    assert settings.policy() == expected
+    assert settings.worker_policy() == expected
 
 
 @pytest.mark.parametrize(
@@ -70,8 +73,13 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
     [
         ({"max_num_batched_tokens": 100}, "max_num_batched_tokens is 100 and max_num_seqs 256"),
         ({"batching": "request_level"}, "needs reserve=max_tokens"),
+        ({"policy": "srpt"}, "SPOTWISE_POLICY=srpt knows how long every answer will be"),
+        ({"when_full": "reactive", "kv_host_bytes": 0}, "SPOTWISE_KV_HOST_BYTES=0 leaves no room"),
+        ({"kv_host_bytes": 1 << 30}, "SPOTWISE_POLICY=fcfs and SPOTWISE_WHEN_FULL=recompute; reactive and proactive"),
+        ({"policy": "mlfq", "when_full": "defer", "kv_host_bytes": 1}, "SPOTWISE_WHEN_FULL=defer"),
+        ({"policy": "mlfq", "profile": "/no/profile.json"}, "SPOTWISE_PROFILE: /no/profile.json is no cost profile"),
+        ({"policy": "mlfq", "batching": "request_level", "reserve": "max_tokens"}, "needs discipline=fcfs"),
     ],
-    ids=["too few tokens", "request level on demand"],
 )
 def test_settings_that_contradict_one_another_end_the_start(
     model_dir: Path, settings: dict[str, object], words: str
@@ -79,3 +87,54 @@ def test_settings_that_contradict_one_another_end_the_start(
     """With the names of both."""
     with pytest.raises(ValidationError, match=words):
         WorkerSettings(model_dir=model_dir, **settings)  # type: ignore[arg-type]
+
+
+def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -> None:
+    """Each of their choices by a setting of its own."""
+    cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
+    plain = WorkerSettings(model_dir=model_dir, policy="mlfq")  # type: ignore[arg-type]
+    policy = plain.worker_policy(cost=cost)
+    assert (policy.discipline, policy.cost, policy.mlfq) == (Discipline.MLFQ, cost, queues_for(cost))
+    assert policy.swap == SwapPolicy(WhenFull.PROACTIVE, 2, 2)
+    told = WorkerSettings(
+        model_dir=model_dir,
+        policy="mlfq",  # type: ignore[arg-type]
+        starve_limit_ms=250,
+        quantum_ratio=4,
+        when_full="reactive",  # type: ignore[arg-type]
+        kv_host_bytes=1 << 20,
+        spare_slots=5,
+        burst_queues=0,
+    )
+    policy = told.worker_policy(cost=cost)
+    assert policy.mlfq == queues_for(cost, 4.0, 0.25)
+    assert policy.swap == SwapPolicy(WhenFull.REACTIVE, 5, 0)
+    assert told.host_bytes(1 << 40) == 1 << 20
+
+
+def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
+    """Nobody knows how long their quanta are."""
+    with pytest.raises(ValueError, match="a cost to charge service by"):
+        WorkerSettings(model_dir=model_dir, policy="mlfq").worker_policy()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "when_full", "host_bytes"),
+    [
+        ({}, WhenFull.RECOMPUTE, 0),
+        ({"policy": "priority"}, WhenFull.RECOMPUTE, 0),
+        ({"policy": "mlfq", "kv_host_bytes": 0}, WhenFull.RECOMPUTE, 0),
+        ({"policy": "mlfq", "when_full": "recompute"}, WhenFull.RECOMPUTE, 0),
+        ({"policy": "mlfq", "when_full": "defer"}, WhenFull.DEFER, 0),
+        ({"policy": "priority", "when_full": "proactive"}, WhenFull.PROACTIVE, 1 << 33),
+        ({"policy": "mlfq", "kv_cache_bytes": 1 << 35}, WhenFull.PROACTIVE, 1 << 35),
+        ({"when_full": "reactive", "kv_host_bytes": 5}, WhenFull.REACTIVE, 5),
+    ],
+)
+def test_where_kv_goes_follows_from_what_was_said(
+    model_dir: Path, settings: dict[str, object], when_full: WhenFull, host_bytes: int
+) -> None:
+    """Memory of the host is taken where KV is swapped, and there only: an eighth of what is free, no less than the cache."""
+    made = WorkerSettings(model_dir=model_dir, **settings)  # type: ignore[arg-type]
+    assert made.worker_policy(cost=LinearIterationCost(1, 0, 0, 0, 0)).swap.when_full is when_full
+    assert made.host_bytes(1 << 36) == host_bytes

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from spotwise.core import messages as m
-from spotwise.core.batching import Batch
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
+from spotwise.core.sampling import SamplingParams
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.engine.engine import Engine
-from spotwise.engine.layer_progress import LayersWritten
+from spotwise.engine.host_swap import HostSwap
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.memory import FakeClock, MemoryBroker, MemoryBus, MemoryStore
@@ -30,148 +25,24 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.runtime import WorkerRuntime
-from tests.contracts.waiting import PATIENCE_S, until
+from tests.contracts.waiting import until
+from tests.unit.worker.summing_engine import BLOCKS, ByteHost, SummingEngine
 
-LAYERS, BLOCKS, BLOCK_SIZE = 2, 32, 4
 LEASE_S = 5.0
 MessageT = TypeVar("MessageT")
-
-
-def next_token(tokens: list[int]) -> int:
-    """The token that this engine puts after these, from the KV of all of them."""
-    return sum((position + 1) * (token % 256) for position, token in enumerate(tokens)) % 251
-
-
-def expected_tokens(prompt: tuple[int, ...], count: int) -> list[int]:
-    """What one worker alone would say after a prompt."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-class ByteKv:
-    """Paged KV of one byte a token and layer: the token's id."""
-
-    num_layers = LAYERS
-    layer_block_bytes = BLOCK_SIZE
-    layout = "a byte a token"
-
-    def __init__(self) -> None:
-        self.cells = np.zeros((LAYERS, BLOCKS, BLOCK_SIZE), dtype=np.uint8)
-
-    def export_layers(
-        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
-    ) -> NDArray[np.uint8]:
-        """Copy blocks out."""
-        return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
-
-    def import_layers(
-        self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
-    ) -> None:
-        """Copy blocks in."""
-        cells = data.reshape(num_layers, len(block_ids), BLOCK_SIZE)
-        self.cells[first_layer : first_layer + num_layers, list(block_ids)] = cells
-
-
-class SummingEngine:
-    """What `EngineThread` and `WorkerRuntime` use of an engine. A token depends on the KV bytes of all tokens before it.
-
-    Attributes:
-        failures: raised by the next iterations, one each.
-        gate: iterations wait until it is set.
-        at_work: set once an iteration has begun.
-        batch_sizes: rows of each iteration that ran.
-    """
-
-    num_blocks = BLOCKS
-    block_size = BLOCK_SIZE
-    dtype = "uint8"
-    device = "cpu"
-    is_native = False
-    fused_layers = 0
-    attention_name = "no attention"
-    kv_bytes_per_token = LAYERS
-    graphs: Any = None
-
-    def __init__(self) -> None:
-        self.kv = ByteKv()
-        self.failures: list[Exception] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.at_work = threading.Event()
-        self.batch_sizes: list[int] = []
-        self.thread_names: set[str] = set()
-        self._records: dict[str, RequestRecord] = {}
-        self._tokens: dict[str, list[int]] = {}
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences known here."""
-        return len(self._tokens)
-
-    def add_sequence(self, record: RequestRecord) -> None:
-        """Learn a sequence; a prompt with token 255 is refused."""
-        if 255 in record.prompt_token_ids:
-            raise ValueError("a token id outside 0..254")
-        self._records[record.sequence_id] = record
-        self._tokens[record.sequence_id] = [*record.prompt_token_ids, *record.output_token_ids]
-
-    def append_token(self, sequence_id: str, token_id: int) -> None:
-        """Add a token that was sampled elsewhere."""
-        self._tokens[sequence_id].append(token_id)
-
-    def drop_sequence(self, sequence_id: str) -> None:
-        """Forget a sequence."""
-        self._records.pop(sequence_id, None)
-        self._tokens.pop(sequence_id, None)
-
-    def run_iteration(self, batch: Batch, on_layers: LayersWritten | None = None) -> tuple[SampledToken, ...]:
-        """Write the rows' KV, layer by layer, and sample from all the KV that the sequence has."""
-        self.at_work.set()
-        assert self.gate.wait(PATIENCE_S)
-        self.thread_names.add(threading.current_thread().name)
-        if self.failures:
-            raise self.failures.pop(0)
-        self.batch_sizes.append(len(batch.rows))
-        for layer in range(LAYERS):
-            for row in batch.rows:
-                tokens = self._tokens[row.sequence_id]
-                for position in range(row.first_position, row.first_position + row.num_tokens):
-                    block_id = row.block_ids[position // BLOCK_SIZE]
-                    self.kv.cells[layer, block_id, position % BLOCK_SIZE] = tokens[position]
-            if on_layers is not None:
-                on_layers(layer + 1)
-        sampled = []
-        for row in batch.rows:
-            tokens = self._tokens[row.sequence_id]
-            if row.first_position + row.num_tokens < len(tokens):
-                continue
-            blocks = self.kv.cells[:, list(row.block_ids)].reshape(LAYERS, -1)[:, : len(tokens)]
-            assert (blocks[0] == blocks[1]).all()
-            token_id = next_token([int(byte) for byte in blocks[0]])
-            tokens.append(token_id)
-            sampled.append(SampledToken(row.sequence_id, token_id, prompt_logprobs=self._scores(row.sequence_id)))
-        return tuple(sampled)
-
-    def _scores(self, sequence_id: str) -> tuple[TokenLogprobs | None, ...] | None:
-        record = self._records[sequence_id]
-        count = record.sampling.prompt_logprobs
-        if count is None:
-            return None
-        return tuple(TokenLogprobs(-1.0, tuple(range(count)), (-1.0,) * count) for _ in record.prompt_token_ids)
 
 
 class TwinMesh:
     """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers.
 
     Attributes:
-        policy, heartbeat_s: of workers that start.
+        policy, heartbeat_s, host_blocks: of workers that start.
     """
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.policy = WorkerPolicy()
         self.heartbeat_s = 0.01
+        self.host_blocks = 0
         self.clock = FakeClock()
         self.broker = MemoryBroker(max_payload_bytes)
         self.store = MemoryStore(self.clock)
@@ -306,7 +177,10 @@ class TwinWorker:
         stack.push_async_callback(bus.close)
         joining = ServiceHost(settings, bus, mesh.store, control, member, mesh.clock).joined()
         self.host = await stack.enter_async_context(joining)
-        self.thread = EngineThread(cast(Engine, self.engine))
+        self.swap = ByteHost(self.engine.kv, mesh.host_blocks)
+        self.thread = EngineThread(
+            cast(Engine, self.engine), host=cast(HostSwap, self.swap) if mesh.host_blocks else None
+        )
         stack.callback(self.thread.close)
         self.transport = MemoryKvTransport(
             mesh.network,

@@ -18,9 +18,16 @@ def sample(worker_id: str, free: int, resident: int, sequences: int = 0, total: 
 
 
 def test_sequences_of_every_state_are_held() -> None:
-    """Those that lost their blocks, too."""
+    """Those that lost their blocks, too; blocks are those that are owned, whatever could be swapped."""
     load = WorkerLoad(
-        kv_blocks_total=9, kv_blocks_free=4, waiting=1, waiting_for_kv=2, running=3, preempted=4, migrating=5
+        kv_blocks_total=9,
+        kv_blocks_free=8,
+        kv_blocks_used=5,
+        waiting=1,
+        waiting_for_kv=2,
+        running=3,
+        preempted=4,
+        migrating=5,
     )
     member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "", Pool.TOKEN, load=load)
     gateway = Member("g", MemberKind.GATEWAY, 1, MemberState.READY, "host", 1, "")

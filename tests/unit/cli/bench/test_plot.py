@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.bench.curve import Point
-from spotwise.cli.bench.plot import plot_curves, require_plotting
+from spotwise.cli.bench.plot import plot_completion_times, plot_curves, require_plotting
 from spotwise.cli.errors import CommandError
 
 
@@ -26,6 +26,14 @@ def test_a_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
     text = drawing.read_text()
     for label in ("iteration_level, median", "iteration_level, p90", "request_level, median"):
         assert label in text
+
+
+def test_completion_times_are_drawn_with_a_line_for_each_discipline(tmp_path: Path) -> None:
+    """Named in an SVG."""
+    drawing = tmp_path / "plots" / "times.svg"
+    plot_completion_times({"fcfs": [1.0, 2.0, 30.0], "mlfq": [0.5, 1.0, 40.0]}, drawing)
+    text = drawing.read_text()
+    assert all(label in text for label in ("fcfs", "mlfq", "job completion time, s"))
 
 
 def test_a_name_without_a_format_is_refused_before_anything_runs(tmp_path: Path) -> None:

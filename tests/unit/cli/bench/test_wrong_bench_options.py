@@ -20,6 +20,7 @@ from spotwise.cli.bench.servers import up_arguments
         ("memory", "--up-args", "--kv-cache '1GiB"),
         ("memory", "--json", "."),
         ("transfer", "--lengths", "0,128"),
+        ("policy", "--policies", "mlfq"),
     ],
 )
 def test_a_wrong_option_is_named(

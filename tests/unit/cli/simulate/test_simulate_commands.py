@@ -130,6 +130,33 @@ def test_a_search_that_was_stopped_goes_on(spotwise: CommandLine, tmp_path: Path
     assert runs.read_bytes() == kept
 
 
+def test_the_fastserve_paper_is_measured_again(spotwise: CommandLine, tmp_path: Path) -> None:
+    """With so few jobs that nobody waits: what is asked for is printed, drawn, and in the file with all that it depends on."""
+    file, figures = tmp_path / "fastserve.json", tmp_path / "figures"
+    names = ["v1-rate", "mlfq-quantum", "artifact"]
+    options = f"--quick --requests 10 --jobs 1 --studies {','.join(names)} --runs {tmp_path / 'runs'}"
+    ended = spotwise(*f"simulate paper fastserve {options} --json {file} --figures {figures}".split())
+    assert ended.status == 0, ended.stderr
+    for text in (
+        "headline",
+        "kinds of MLFQ by quantum ratio",
+        "GPT-3 175B on 2 x 8 A100-40GB",
+        "Zipf 1.5, prompts to 1024",
+    ):
+        assert text in ended.stdout
+    document = orjson.loads(file.read_bytes())
+    assert [study["name"] for study in document["studies"]] == names
+    assert {path.stem for path in figures.iterdir()} == set(names)
+    (artifact,) = [study for study in document["studies"] if study["name"] == "artifact"]
+    point = artifact["points"][-1]
+    assert (point["at"], point["line"]) == (4.0, "MLFQ, no preemption")
+    assert set(point["jct_s"]) == set(point["jct_per_token_s"]) == {"mean", "p50", "p95", "p99"}
+    (run,) = point["runs"]
+    assert (run["case"]["rate"], run["case"]["seed"], run["case"]["queues"]["quantum_ratio"]) == (4.0, 0, 2.0)
+    assert "mean JCT of FCFS over FastServe's, by rate" in {headline["name"] for headline in document["headlines"]}
+    assert document["engines"]["OPT-13B on an A100-80GB"]["kv_tokens"] == 66_144
+
+
 def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
     """Of each of its clusters, at its arrival times; with a verdict."""
     folder, file = tmp_path / "profiles", tmp_path / "published.json"
@@ -204,6 +231,16 @@ def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: P
         ("paper splitwise --data nowhere", "--data"),
         ("paper splitwise --no-headlines", "--no-headlines"),
         ("paper orca", "splitwise"),
+        ("paper splitwise --requests 50", "--requests"),
+        ("paper splitwise --studies v1-rate", "--studies"),
+        ("paper fastserve --studies v2-rate", "--studies"),
+        ("paper fastserve --seconds 5", "--seconds"),
+        ("paper fastserve --step 5", "--step"),
+        ("paper fastserve --decode-model honest", "--decode-model"),
+        ("paper fastserve --no-headlines", "--no-headlines"),
+        ("paper fastserve --published-runs", "--published-runs"),
+        ("paper fastserve --requests 5", "--requests"),
+        ("paper fastserve --data nowhere", "--data"),
     ],
 )
 def test_a_wrong_option_is_named(

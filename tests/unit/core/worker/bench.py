@@ -38,12 +38,14 @@ class WorkerBench:
         blocks: int = 20,
         limits: BatchLimits | None = None,
         policy: WorkerPolicy | None = None,
+        host_blocks: int = 20,
     ) -> None:
         self.now = 1000.0
         self.pool = BlockPool(blocks, BLOCK_SIZE)
         plain = WorkerPolicy(limits or BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False)
+        self.host = BlockPool(host_blocks, BLOCK_SIZE)
         self.prompt_tokens: dict[str, int] = {}
-        self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain)
+        self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain, self.host)
 
     def feed(self, event: c.WorkerEvent, after_s: float = 0.0) -> list[c.WorkerCommand]:
         """Let time pass, then the event happen."""
@@ -141,6 +143,9 @@ class WorkerBench:
     ) -> list[c.WorkerCommand]:
         return self.feed(c.KvArrived(KvHandoff(request_id, epoch, tokens, first), 4096, 0.25, "shm"), after_s)
 
+    def swapped(self, request_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
+        return self.feed(c.Swapped(sequence_id(request_id, epoch)), after_s)
+
     def delivered(self, request_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
         return self.feed(c.HandoffDelivered(request_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
 
@@ -149,6 +154,7 @@ class WorkerBench:
         load = self.role.load()
         assert self.pool.free_blocks == self.pool.num_blocks
         assert self.pool.owners == 0
+        assert (self.host.free_blocks, self.host.owners) == (self.host.num_blocks, 0)
         counts = (load.pending_prompt_tokens, load.owed_tokens, load.waiting, load.waiting_for_kv)
         assert (*counts, load.running, load.migrating) == (0, 0, 0, 0, 0, 0)
 

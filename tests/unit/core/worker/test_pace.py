@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.batching import Batch, BatchLimits, BatchRow
+from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.worker.pace import MIN_TOKENS, Pace, TokenCost
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.worker.bench import WorkerBench, row_of
@@ -201,6 +202,26 @@ def test_a_typical_prompt_token_is_one_of_late() -> None:
     assert pace.prompt_token_s == pytest.approx((1 + (512 + (2560 - 512) / 4) / 1024) * TOKEN_S)
 
 
+def test_a_profile_says_what_a_token_costs_before_any_was_computed() -> None:
+    """Of a prompt of usual length, what its iteration costs besides and half of its context included."""
+    profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
+    pace = Pace(STALL_S, 1024.0, profile)
+    assert pace.prompt_token_s == pytest.approx((1 + 1 + 256 / 1024) * TOKEN_S)
+    assert room(pace) == 33  # of 64 tokens' time, at 1.8 each and a decode, with what the part attends to
+
+
+def test_what_was_computed_corrects_the_profile() -> None:
+    """As it corrects what was computed before: by a quarter."""
+    pace = Pace(None, profile=LinearIterationCost(0.0, TOKEN_S, 0.0, 0.0, 0.0))
+    run(pace, 3.0, part(1024))
+    assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
+
+
+def test_a_profile_of_nothing_says_nothing() -> None:
+    """Where prompts take no time at all."""
+    assert Pace(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
+
+
 class TestInAWorker:
     """What a worker's iterations make of it."""
 
@@ -232,6 +253,11 @@ class TestInAWorker:
         bench.prefill("p", prompt=200)
         assert bench.role.load().prompt_token_s is None
         bench.iterate(after_s=200 * TOKEN_S, p=50)
+        assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
+
+    def test_with_a_profile_it_says_so_from_its_first_heartbeat(self) -> None:
+        """So that the scheduler can weigh a hand-off before there was one."""
+        bench = WorkerBench(policy=WorkerPolicy(cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0)))
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.cost_model import BatchShape, LinkCost
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
@@ -176,3 +176,25 @@ async def test_nothing_ends_after_close() -> None:
     results.engine.close()
     await asyncio.sleep(0.02)
     assert results.ended == []
+
+
+async def test_moves_of_kv_follow_one_another_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of 64 bytes at 64 bytes a second, and a second before it: out after out, in beside them."""
+    loop = asyncio.get_running_loop()
+    timers: list[tuple[float, Any]] = []
+    monkeypatch.setattr(loop, "time", lambda: 100.0)
+    monkeypatch.setattr(loop, "call_at", lambda when, callback: timers.append((when, callback)))
+    moving = SimulatedEngine(NoCost(), WORDS, 8, 16, 4, "nothing", 8, LinkCost(1.0, 64.0))
+    assert moving.host_blocks == 8
+    ended: list[Exception | None] = []
+    moving.swap_out((0, 1), (4, 5), ended.append)
+    moving.swap_out((2,), (6,), ended.append)
+    moving.swap_in((7,), (3,), ended.append)
+    moving.swap_in((), (), ended.append)
+    assert [when for when, _ in timers] == [103.0, 105.0, 102.0, 102.0]
+    timers[0][1]()
+    assert ended == [None]
+    moving.close()
+    timers[1][1]()
+    assert ended == [None]
+    monkeypatch.undo()

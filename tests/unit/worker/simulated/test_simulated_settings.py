@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK, profile_as_dict
+from spotwise.core.messages import Pool
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 
@@ -41,12 +44,22 @@ def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
             SimulatedWorkerSettings(model_dir=model_dir, profile=path)
 
 
-def test_a_profile_without_hand_offs_is_refused(model_dir: Path) -> None:
-    """A simulated worker may be asked for one at any time."""
+@pytest.mark.parametrize("pool", [Pool.PROMPT, Pool.TOKEN])
+def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: Path, pool: Pool) -> None:
+    """Such a worker may be asked for one at any time; it says how else."""
     path = model_dir / "profile.json"
     path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
-    with pytest.raises(ValidationError, match="says nothing of hand-offs; record a mesh with prompt workers"):
-        SimulatedWorkerSettings(model_dir=model_dir, profile=path)
+    with pytest.raises(ValidationError, match=r"says nothing of hand-offs, .* mixed workers only, or record a mesh"):
+        SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
+
+
+@pytest.mark.parametrize("pool", [None, Pool.MIXED])
+def test_a_mixed_worker_needs_none(model_dir: Path, pool: Pool | None) -> None:
+    """So it runs by what a worker measured of itself."""
+    path = model_dir / "profile.json"
+    path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
+    settings = SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
+    assert settings.link(settings.costs()).transfer_s(10**9) < 1e-6
 
 
 def test_kv_room_is_the_profiles_unless_bytes_were_asked_for(model_dir: Path) -> None:
@@ -62,7 +75,41 @@ def test_at_another_speed_all_seconds_are_others(model_dir: Path) -> None:
     """The link's and the bound on a stall, as the iterations'."""
     fast = SimulatedWorkerSettings(model_dir=model_dir, speed=10.0, max_stall_ms=60.0)
     assert fast.link(BUILT_IN).transfer_s(10**9) == pytest.approx(BUILT_IN.link.transfer_s(10**9) / 10)
-    assert fast.policy().max_stall_s == pytest.approx(0.006)
-    assert SimulatedWorkerSettings(model_dir=model_dir, max_stall_ms=0.0).policy().max_stall_s is None
+    assert fast.worker_policy().max_stall_s == pytest.approx(0.006)
+    assert fast.worker_policy().preempt_after_s == pytest.approx(0.1)
+    assert SimulatedWorkerSettings(model_dir=model_dir, max_stall_ms=0.0).worker_policy().max_stall_s is None
     with pytest.raises(ValidationError):
         SimulatedWorkerSettings(model_dir=model_dir, speed=0.0)
+
+
+def test_queues_are_of_the_profile_at_its_speed(model_dir: Path) -> None:
+    """A decode that is alone, and whoever starves, take a tenth of the time at ten times the speed."""
+    slow, fast = (
+        SimulatedWorkerSettings(model_dir=model_dir, policy="mlfq", speed=speed).worker_policy().mlfq  # type: ignore[arg-type]
+        for speed in (1.0, 10.0)
+    )
+    assert slow is not None and fast is not None
+    assert fast.first_quantum_s == pytest.approx(slow.first_quantum_s / 10)
+    assert fast.starve_limit_s == pytest.approx(slow.starve_limit_s / 10)
+    told = SimulatedWorkerSettings(
+        model_dir=model_dir,
+        policy="mlfq",  # type: ignore[arg-type]
+        speed=10.0,
+        starve_limit_ms=500,
+    )
+    mlfq = told.worker_policy().mlfq
+    assert mlfq is not None
+    assert mlfq.starve_limit_s == pytest.approx(0.05)
+
+
+def test_the_hosts_memory_is_four_times_the_devices_unless_bytes_were_asked_for(model_dir: Path) -> None:
+    """None where nothing is swapped; moves take what the profile says, or what they usually do, at the speed."""
+    plain = SimulatedWorkerSettings(model_dir=model_dir)
+    assert plain.num_host_blocks(BUILT_IN) == 0
+    swapping = SimulatedWorkerSettings(model_dir=model_dir, policy="mlfq", speed=2.0)  # type: ignore[arg-type]
+    assert swapping.num_host_blocks(BUILT_IN) == 4 * (BUILT_IN.kv_tokens // 16)
+    asked = swapping.model_copy(update={"kv_host_bytes": BUILT_IN.kv_bytes_per_token * 64})
+    assert asked.num_host_blocks(BUILT_IN) == 4
+    assert swapping.host_link(BUILT_IN).transfer_s(10**9) == pytest.approx(USUAL_HOST_LINK.transfer_s(10**9) / 2)
+    measured = replace(BUILT_IN, host_link=LinkCost(0.0, 1e9))
+    assert swapping.host_link(measured).transfer_s(10**9) == pytest.approx(0.5)

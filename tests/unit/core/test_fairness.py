@@ -1,0 +1,68 @@
+"""Virtual token counters: whose turn it is among tenants."""
+
+from __future__ import annotations
+
+from spotwise.core.fairness import VirtualTokenCounters
+
+
+def turns(counters: VirtualTokenCounters, jobs: list[str], worth: float = 2.0) -> list[str]:
+    """Jobs are named after their tenant, a letter, and a number."""
+    return counters.in_turn(jobs, lambda job: job[0], lambda job: worth)
+
+
+class TestTurns:
+    """Rows go to whoever was served least."""
+
+    def test_one_tenant_keeps_its_order(self) -> None:
+        """Nothing to share."""
+        assert turns(VirtualTokenCounters(), ["a2", "a1"]) == ["a2", "a1"]
+
+    def test_equals_take_turns(self) -> None:
+        """Each within its own order; who is first in the list begins."""
+        assert turns(VirtualTokenCounters(), ["b1", "a1", "a2", "a3", "b2"]) == ["b1", "a1", "b2", "a2", "a3"]
+
+    def test_whoever_was_served_less_catches_up(self) -> None:
+        """Six tokens of output are three rows of two."""
+        counters = VirtualTokenCounters()
+        counters.charge("a", 2, 2)  # 1 x 2 + 2 x 2
+        assert turns(counters, ["a1", "a2", "b1", "b2", "b3", "b4"]) == ["b1", "b2", "b3", "a1", "b4", "a2"]
+
+
+class TestComingBack:
+    """Idle tenants save no turns up, and lose none."""
+
+    def test_a_newcomer_starts_with_the_least_of_those_that_have_work(self) -> None:
+        """Not at nothing: it would have the machine to itself."""
+        counters = VirtualTokenCounters()
+        counters.note_busy(["a", "b"], [])
+        counters.charge("a", 100, 0)
+        counters.charge("b", 50, 0)
+        counters.note_busy(["a", "b", "c"], ["a", "b"])
+        assert counters.served("c") == 50
+
+    def test_who_was_served_more_stays_behind(self) -> None:
+        """Leaving for a moment wipes nothing out."""
+        counters = VirtualTokenCounters()
+        counters.note_busy(["a", "b"], [])
+        counters.charge("a", 100, 0)
+        counters.note_busy(["b"], ["a", "b"])
+        counters.note_busy(["a", "b"], ["b"])
+        assert counters.served("a") == 100
+
+    def test_after_a_pause_of_all_it_starts_where_the_last_was(self) -> None:
+        """Who comes first after it is no better off than who comes second."""
+        counters = VirtualTokenCounters()
+        counters.note_busy(["a"], [])
+        counters.charge("a", 100, 0)
+        counters.note_busy([], ["a"])
+        counters.note_busy(["b"], [])
+        assert counters.served("b") == 100
+
+    def test_idle_tenants_that_have_no_more_than_others_are_forgotten(self) -> None:
+        """However many there were; a counter that would be lifted anyway need not be kept."""
+        counters = VirtualTokenCounters()
+        for number in range(100):
+            tenant, before = f"t{number}", [f"t{number - 1}"] if number else []
+            counters.note_busy([tenant], before)
+            counters.charge(tenant, 10, 0)
+        assert len(counters) <= 2

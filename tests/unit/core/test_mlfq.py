@@ -1,0 +1,212 @@
+"""Skip-join MLFQ; each erratum of the paper has a test that fails with the misprint."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from spotwise.core.mlfq import Level, MlfqPolicy, SkipJoinMLFQ, Standing
+
+#: Quanta 1, 2, 4, 8 s.
+POLICY = MlfqPolicy(first_quantum_s=1.0, queues=4, starve_limit_s=10.0)
+
+
+def queues(**fields: float) -> SkipJoinMLFQ:
+    return SkipJoinMLFQ(MlfqPolicy(**{"first_quantum_s": 1.0, "queues": 4, "starve_limit_s": 10.0, **fields}))  # type: ignore[arg-type]
+
+
+class TestJoin:
+    """A new job enters the highest queue whose quantum its first iteration does not exceed."""
+
+    @pytest.mark.parametrize(("first_iteration_s", "queue"), [(0.1, 1), (1.5, 2), (3.0, 3), (7.0, 4), (100.0, 4)])
+    def test_queues_with_a_shorter_quantum_are_skipped(self, first_iteration_s: float, queue: int) -> None:
+        """Beyond the last quantum there is the last queue."""
+        assert queues().joined(first_iteration_s, 0.0).queue == queue
+
+    @pytest.mark.parametrize(("first_iteration_s", "queue"), [(1.0, 1), (2.0, 2), (4.0, 3)])
+    def test_a_quantum_that_is_just_as_long_is_long_enough(self, first_iteration_s: float, queue: int) -> None:
+        """Erratum: "larger than" must be "at least"; with ">" a job of one quantum would be skipped past its queue."""
+        assert queues().joined(first_iteration_s, 0.0).queue == queue
+
+    @pytest.mark.parametrize("first_iteration_s", [0.1, 3.0, 100.0])
+    def test_a_plain_mlfq_skips_nothing_on_the_way_in(self, first_iteration_s: float) -> None:
+        """What it is held against; on the way down it does."""
+        rules = queues(skips=False)
+        job = rules.joined(first_iteration_s, 0.0)
+        assert job.queue == 1
+        rules.charge(job, first_iteration_s + 1.0, 3.0, 1.0)
+        assert job.queue == 3
+
+    def test_who_came_first_stands_first(self) -> None:
+        """Within a queue; a higher queue comes before."""
+        rules = queues()
+        first, second, high = rules.joined(3.0, 0.0), rules.joined(3.0, 0.0), rules.joined(0.5, 5.0)
+        assert sorted([second, high, first], key=lambda standing: standing.rank) == [high, first, second]
+
+    def test_what_a_job_had_before_keeps_it_from_the_front(self) -> None:
+        """Begun anew, it joins where that would have brought it, but no higher than its first iteration lets it."""
+        rules = queues()
+        assert [rules.joined(0.5, 0.0, attained_s).queue for attained_s in (0.0, 0.9, 1.0, 3.5, 1e9)] == [1, 1, 2, 3, 4]
+        assert rules.joined(3.0, 0.0, 1.0).queue == 3
+
+    @pytest.mark.parametrize(
+        ("attained_s", "queue"), [(0.0, 1), (0.9, 1), (1.0, 2), (2.9, 2), (3.0, 3), (7.0, 4), (1e9, 4)]
+    )
+    def test_attained_service_tells_the_queue(self, attained_s: float, queue: int) -> None:
+        """As if it had used up all quanta above."""
+        assert queues().queue_after(attained_s) == queue
+
+
+class TestMoves:
+    """A job takes its level along to another machine."""
+
+    def test_it_keeps_its_queue_and_the_part_that_it_used(self) -> None:
+        """It goes to the back there; on a machine four times as fast a quantum is a quarter, and so is what it used of it."""
+        rules, faster = queues(), queues(first_quantum_s=0.25)
+        job = rules.joined(3.0, 0.0)
+        rules.charge(job, 3.0, 0.5, 1.0)
+        level = rules.policy.level_of(job)
+        assert level == Level(3, 0.75)
+        here, moved = rules.joined(3.0, 0.0), rules.moved_in(level, 5.0)
+        assert (moved.queue, moved.used_s, moved.waits_since_s) == (3, 3.0, 5.0) and here.rank < moved.rank
+        assert faster.moved_in(level, 5.0).used_s == 0.75
+
+    def test_with_fewer_queues_it_goes_to_the_last(self) -> None:
+        """And has used the same part of that one's quantum."""
+        moved = queues().moved_in(Level(9, 0.5), 0.0)
+        assert (moved.queue, moved.used_s) == (4, 4.0)
+
+    def test_a_promotion_for_a_long_prompt_is_left_behind_with_the_prompt(self) -> None:
+        """What was on top of the quantum is used first; the quantum itself it may still use on the other machine."""
+        rules = queues()
+        job = rules.joined(3.0, 0.0)
+        rules.promote(job, 3.0)
+        rules.charge(job, 2.0, 0.5, 11.0)
+        assert rules.policy.level_of(job) == Level(1, 0.0)
+        rules.charge(job, 1.5, 0.5, 12.0)
+        assert rules.policy.level_of(job) == Level(1, 0.5)
+
+    @pytest.mark.parametrize(("queue", "used"), [(0, 0.5), (1, -0.1), (1, 1.1), (1, math.nan)])
+    def test_a_level_that_is_none_is_refused(self, queue: int, used: float) -> None:
+        """Whatever a peer sends."""
+        with pytest.raises(ValueError, match="no level"):
+            Level(queue, used)
+
+
+class TestDemotion:
+    """Service is charged, and a used-up quantum ends the stay in a queue."""
+
+    def test_a_job_stays_until_its_quantum_is_used_up(self) -> None:
+        """And keeps its place."""
+        rules = queues()
+        job = rules.joined(2.0, 0.0)
+        place = job.place
+        rules.charge(job, 1.9, 0.1, 5.0)
+        assert (job.queue, job.place, job.used_s, job.waits_since_s) == (2, place, 1.9, 5.0)
+        rules.charge(job, 0.1, 0.1, 6.0)
+        assert (job.queue, job.used_s) == (3, 0.0)
+
+    def test_it_goes_to_the_next_queue_that_holds_its_next_iteration(self) -> None:
+        """Queues whose quantum is shorter are skipped on the way down, too; a quantum that is just as long is not."""
+        rules = queues()
+        job, other = rules.joined(0.5, 0.0), rules.joined(0.5, 0.0)
+        rules.charge(job, 1.0, 3.9, 1.0)
+        assert job.queue == 3
+        rules.charge(other, 1.0, 2.0, 1.0)
+        assert other.queue == 2
+
+    def test_in_the_last_queue_it_goes_to_the_back(self) -> None:
+        """There is no lower one."""
+        rules = queues()
+        first, second = rules.joined(100.0, 0.0), rules.joined(100.0, 0.0)
+        rules.charge(first, 8.0, 0.1, 8.0)
+        assert first.queue == 4 and second.rank < first.rank
+
+
+class TestStarvation:
+    """Who has waited too long is promoted."""
+
+    def test_it_takes_the_limit_below_the_top(self) -> None:
+        """Counted from the end of the last iteration; who is in Q1 has nothing to gain."""
+        rules = queues()
+        job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
+        assert not rules.is_starving(job, 9.9) and rules.is_starving(job, 10.0) and not rules.is_starving(top, 99.0)
+        rules.charge(job, 1.0, 1.0, 10.0)
+        assert not rules.is_starving(job, 19.9)
+
+    def test_it_goes_to_the_back_of_the_top(self) -> None:
+        """With a quantum of its own."""
+        rules = queues()
+        job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
+        rules.charge(job, 1.0, 0.5, 1.0)
+        rules.promote(job, 0.5)
+        assert (job.queue, job.used_s, job.extra_s) == (1, 0.0, 0.0) and top.rank < job.rank
+
+    def test_a_next_iteration_longer_than_the_quantum_gets_one_whole_on_top(self) -> None:
+        """Erratum: with "shorter" it would be demoted in the middle of a prompt that is computed in parts."""
+        rules = queues()
+        job = rules.joined(3.0, 0.0)
+        rules.promote(job, 3.0)
+        for _ in range(6):  # parts of its prompt, half a second each
+            assert job.queue == 1
+            rules.charge(job, 0.5, 0.5, 11.0)
+        assert job.queue == 1
+        rules.charge(job, 1.0, 0.5, 12.0)
+        assert job.queue == 2
+
+    def test_one_that_fits_gets_none(self) -> None:
+        """Erratum, the other way round: with "shorter" it would stay for two quanta."""
+        rules = queues()
+        job = rules.joined(3.0, 0.0)
+        rules.promote(job, 1.0)
+        rules.charge(job, 1.0, 0.5, 11.0)
+        assert job.queue == 2
+
+
+class TestNextRuns:
+    """ENST: when a job is expected to run."""
+
+    @staticmethod
+    def standing(queue: int, place: int, used_s: float = 0.0, waits_since_s: float = 100.0) -> Standing:
+        return Standing(queue, place, waits_since_s, used_s)
+
+    def test_those_above_are_waited_for_down_to_the_own_queue(self) -> None:
+        """Q1's job goes on for 1 + 2 s before it stands behind one in Q3; erratum: the numbers are not the other way round."""
+        assert queues().next_runs_s([self.standing(1, 1), self.standing(3, 2)], 1, 100.0) == [0.0, 3.0]
+
+    def test_they_run_side_by_side(self) -> None:
+        """Erratum: over the width of a batch."""
+        ordered = [self.standing(1, 1), self.standing(1, 2), self.standing(3, 3)]
+        assert queues().next_runs_s(ordered, 4, 100.0) == [0.0, 0.25, 1.5]
+
+    def test_what_they_had_of_their_quantum_is_deducted(self) -> None:
+        """Erratum; of those in the same queue, too."""
+        ordered = [self.standing(1, 1, 0.5), self.standing(2, 2, 1.5), self.standing(2, 3)]
+        assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
+
+    def test_nobody_waits_longer_than_for_promotion(self) -> None:
+        """From the time that it waits already."""
+        ordered = [self.standing(1, place) for place in range(50)] + [self.standing(4, 50, waits_since_s=94.0)]
+        assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0
+        assert queues(starve_limit_s=math.inf).next_runs_s(ordered, 1, 100.0)[-1] == 50 * 7.0
+
+    def test_quanta_that_are_left_add_up(self) -> None:
+        """Of a class of jobs that all come first."""
+        assert queues().quanta_left_s([self.standing(1, 1, 0.25), self.standing(3, 2, 5.0)]) == 0.75
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"first_quantum_s": 0.0},
+        {"quantum_ratio": 1.0},
+        {"queues": 0},
+        {"starve_limit_s": 0.0},
+        {"first_quantum_s": math.nan},
+    ],
+)
+def test_queues_that_are_none_are_refused(fields: dict[str, float]) -> None:
+    """With the field's name."""
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        queues(**fields)

@@ -1,0 +1,263 @@
+"""Blocks where the order of those that run changes: who gives its own up, when, and which way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.worker.bench import WorkerBench, rows
+
+#: A decode takes 1 s, a prompt token a tenth more; quanta are 1, 2, 4, 8 s.
+POLICY = WorkerPolicy(
+    watermark=0.0,
+    prefix_caching=False,
+    discipline=Discipline.MLFQ,
+    mlfq=MlfqPolicy(first_quantum_s=1.0, queues=4, starve_limit_s=1000.0),
+    cost=LinearIterationCost(1.0, 0.1, 0.0, 0.0, 0.0),
+    swap=SwapPolicy(WhenFull.REACTIVE),
+)
+
+
+def policy_of(when_full: WhenFull, *, slots: int = 0, burst_queues: int = 0, seqs: int = 8) -> WorkerPolicy:
+    return replace(POLICY, limits=BatchLimits(seqs), swap=SwapPolicy(when_full, slots, burst_queues))
+
+
+def two_long_ones(bench: WorkerBench, max_new: int = 30) -> None:
+    """Sequences a and b decode, in the lowest queue, with two blocks of 16 each; b came there later."""
+    bench.in_place("a", prompt=20, max_new=max_new)
+    bench.iterate(a=51)
+    bench.in_place("b", prompt=20, max_new=max_new)
+    bench.iterate(a=52)
+    bench.iterate(a=52, b=51)
+
+
+def moved(commands: list[c.WorkerCommand]) -> list[str]:
+    """Whose KV is told to go, in order."""
+    return [move.sequence_id for move in only(commands, c.SwapOut)]
+
+
+class TestReactive:
+    """KV goes when its place is needed."""
+
+    def test_a_newcomer_makes_the_last_in_order_give_its_blocks_up(self) -> None:
+        """It is computed when these have left; meanwhile the others go on."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench)
+        commands = bench.in_place("n", prompt=5)
+        assert moved(commands) == []  # the iteration in flight reads them
+        commands = bench.iterate(a=53, b=52)
+        assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
+        (move,) = only(commands, c.SwapOut)
+        assert len(move.block_ids) == len(move.host_block_ids) == 2
+        assert bench.pool.free_blocks == 0
+        bench.swapped("b")
+        assert rows(bench.iterate(a=54)) == ["n@1", "a@1"]
+
+    def test_it_comes_back_when_there_is_room_and_it_has_its_turn(self) -> None:
+        """And goes on where it was."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench)
+        bench.in_place("n", prompt=5)
+        bench.iterate(a=53, b=52)
+        bench.swapped("b")
+        bench.iterate(a=54)
+        commands = bench.iterate(n=2, a=55)  # n ends
+        assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["b@1"]
+        commands = bench.swapped("b")
+        commands = bench.iterate(a=56)
+        assert rows(commands) == ["a@1", "b@1"]
+        ((_, first, tokens, _),) = [row for order in only(commands, c.RunIteration) for row in order.batch.rows][1:]
+        assert (first, tokens) == (21, 1)
+
+    def test_where_all_behind_it_are_not_enough_nobody_gives_up_anything(self) -> None:
+        """And later newcomers do not pass it."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench)
+        bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
+        bench.start("o", prompt=60, target=m.KvTarget("w", 9, "w:2", ()))
+        commands = bench.iterate(a=53, b=52)
+        assert (moved(commands), rows(commands)) == ([], ["a@1", "b@1"])
+
+    def test_where_the_host_is_full_it_is_computed_again(self) -> None:
+        """Its blocks come free at once."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE), host_blocks=1)
+        two_long_ones(bench)
+        bench.in_place("n", prompt=5)
+        commands = bench.iterate(a=53, b=52)
+        assert (moved(commands), rows(commands)) == ([], ["n@1", "a@1"])
+        assert ledger(commands, "preempted") == [{"computed_tokens": 21, "preemptions": 1}]
+
+    def test_who_was_computed_again_often_enough_stays(self) -> None:
+        """Where nothing swaps: the newcomer waits."""
+        bench = WorkerBench(blocks=4, policy=replace(policy_of(WhenFull.RECOMPUTE), max_preemptions=1))
+        two_long_ones(bench, max_new=12)
+        bench.in_place("n", prompt=5)
+        assert ledger(bench.iterate(a=53, b=52), "preempted")
+        assert rows(bench.iterate(n=2, a=54)) == ["a@1", "b@1"]
+        bench.in_place("o", prompt=5)
+        assert rows(bench.iterate(a=55, b=53)) == ["o@1", "b@1"]  # it was a's turn to lose its own
+        bench.in_place("p", prompt=5)
+        commands = bench.iterate(o=51, b=54)
+        assert (rows(commands), ledger(commands, "preempted")) == (["o@1", "p@1", "b@1"], [])
+
+    def test_who_has_not_run_since_it_came_keeps_its_blocks(self) -> None:
+        """Else one that comes back and one that goes would change places for ever."""
+        bench = WorkerBench(blocks=2, policy=policy_of(WhenFull.REACTIVE, seqs=1))
+        bench.in_place("a", prompt=20)
+        bench.iterate(a=51)
+        bench.in_place("n", prompt=5)
+        bench.iterate(a=52)
+        commands = bench.swapped("a")
+        assert rows(commands) == ["n@1"]
+        bench.in_place("o", prompt=4)
+        commands = bench.iterate(n=2)
+        assert rows(commands) == ["o@1"]
+
+
+class TestDefer:
+    """Newcomers wait."""
+
+    def test_nobody_gives_blocks_up_to_a_newcomer(self) -> None:
+        """Though it comes before them."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
+        two_long_ones(bench)
+        bench.in_place("n", prompt=5)
+        commands = bench.iterate(a=53, b=52)
+        assert (moved(commands), ledger(commands, "preempted"), rows(commands)) == ([], [], ["a@1", "b@1"])
+        commands = bench.iterate(a=2, b=53)
+        assert rows(commands) == ["n@1", "b@1"]
+
+    def test_who_grows_still_takes_them(self) -> None:
+        """From those behind it, else nobody would go on."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
+        two_long_ones(bench)
+        for token in range(53, 62):  # then a has all 32 tokens of its blocks
+            assert ledger(bench.iterate(a=token, b=token), "preempted") == []
+        commands = bench.iterate(a=62, b=62)
+        assert ledger(commands, "preempted") == [{"computed_tokens": 30, "preemptions": 1}]
+        assert rows(commands) == ["a@1"]
+
+
+class TestProactive:
+    """KV goes before its place is needed."""
+
+    def test_slots_are_kept_free_by_those_that_do_not_run(self) -> None:
+        """As many as K says, each as large as newcomers were."""
+        bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=2, seqs=1))
+        bench.in_place("a", prompt=20)
+        bench.iterate(a=51)
+        commands = bench.in_place("b", prompt=20)
+        assert moved(commands) == []
+        commands = bench.iterate(a=52)  # b's turn: it came to the queue before a came to the next one
+        assert (rows(commands), bench.pool.free_blocks) == (["b@1"], 2)
+        assert moved(commands) == ["a@1"]
+
+    def test_without_slots_to_keep_nothing_goes(self) -> None:
+        """K = 0 is reactive but for what comes back."""
+        bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=0, seqs=1))
+        bench.in_place("a", prompt=20)
+        bench.iterate(a=51)
+        bench.in_place("b", prompt=20)
+        assert moved(bench.iterate(a=52)) == []
+
+    def test_a_burst_keeps_more(self) -> None:
+        """Jobs in the K' uppermost queues are taken for as many newcomers."""
+
+        def told_to_go(burst_queues: int) -> list[str]:
+            bench = WorkerBench(
+                blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=0, burst_queues=burst_queues, seqs=1)
+            )
+            bench.in_place("a", prompt=20)
+            bench.iterate(a=51)
+            bench.in_place("b", prompt=5)
+            bench.in_place("c", prompt=5)
+            bench.in_place("d", prompt=5)
+            return moved(bench.iterate(a=52))
+
+        assert told_to_go(0) == []
+        assert told_to_go(2) == ["a@1"]  # three in Q2, of some two blocks each, and five are free
+
+    def test_the_last_to_run_goes_first(self) -> None:
+        """Largest ENST: of two that do not run, whoever is in the lower queue."""
+        bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=1, seqs=1))
+        bench.in_place("low", prompt=30)  # 4 s, all of Q3's quantum
+        bench.iterate(low=51)
+        bench.in_place("middle", prompt=20)  # 3 s of Q3's 4
+        bench.iterate(low=52)
+        bench.in_place("high", prompt=8)
+        commands = bench.iterate(middle=51)
+        assert (rows(commands), moved(commands)) == (["high@1"], ["low@1"])
+
+    def test_what_is_to_run_soon_comes_back_before_its_turn(self) -> None:
+        """Where there is more room than newcomers need."""
+        bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=2, seqs=1))
+        bench.in_place("a", prompt=20)
+        bench.iterate(a=51)
+        bench.in_place("b", prompt=20)
+        assert moved(bench.iterate(a=52)) == ["a@1"]
+        bench.swapped("a")
+        commands = bench.iterate(b=2)  # b ends: a's turn
+        assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["a@1"]
+
+
+class TestReservations:
+    """Newcomers whose prompts are computed elsewhere."""
+
+    def test_a_refusal_makes_room_for_the_next_time(self) -> None:
+        """Those that do not run give theirs up, and for a second the room is kept."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE, seqs=1))
+        two_long_ones(bench)
+        bench.iterate(a=53)
+        (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
+        assert isinstance(refused, m.KvRefused)
+        commands = bench.tick()
+        name = moved(commands) or moved(bench.iterate(a=54)) or moved(bench.iterate(b=52))
+        assert name
+        bench.swapped(name[0].split("@")[0])
+        (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
+        assert isinstance(reserved, m.KvReserved)
+
+    def test_those_that_run_make_room_too_where_they_let_newcomers_pass(self) -> None:
+        """Where a batch is wide enough for all, nobody is idle; the last of the order goes."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench)
+        (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
+        assert isinstance(refused, m.KvRefused)
+        commands = bench.iterate(a=53, b=52)
+        assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
+        bench.swapped("b")
+        assert rows(bench.iterate(a=54)) == ["a@1"]  # b stays away: the room is promised
+        (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
+        assert isinstance(reserved, m.KvReserved)
+
+    def test_a_promise_is_kept_for_a_second(self) -> None:
+        """Then who was to make room comes back."""
+        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
+        two_long_ones(bench)
+        bench.reserve("n", tokens=20, new=4)
+        bench.iterate(a=53, b=52)
+        bench.swapped("b")
+        assert only(bench.iterate(after_s=0.9, a=54), c.SwapIn) == []
+        assert [move.sequence_id for move in only(bench.iterate(after_s=0.2, a=55), c.SwapIn)] == ["b@1"]
+
+    @pytest.mark.parametrize(("when_full", "blocks"), [(WhenFull.REACTIVE, 5), (WhenFull.DEFER, 1)])
+    def test_what_could_move_counts_as_free_for_newcomers(self, when_full: WhenFull, blocks: int) -> None:
+        """The scheduler is told so, of who runs just now as well."""
+        bench = WorkerBench(blocks=5, policy=policy_of(when_full, seqs=1))
+        two_long_ones(bench)
+        assert bench.role.load().kv_blocks_free == blocks
+
+
+def test_a_policy_that_swaps_needs_blocks_of_the_host() -> None:
+    """It is said at once."""
+    with pytest.raises(ValueError, match="host"):
+        type(WorkerBench().role)("w", 1, "w:2", WorkerBench().pool, POLICY)

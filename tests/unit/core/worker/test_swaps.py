@@ -1,0 +1,182 @@
+"""KV on its way to the host and back: what is copied, what comes free when, and what a broken-off move leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from tests.unit.core.builders import ledger, only
+from tests.unit.core.worker.bench import WorkerBench, deltas, row_of, rows
+
+POLICY = WorkerPolicy(
+    BatchLimits(max_num_seqs=1),
+    watermark=0.0,
+    prefix_caching=False,
+    discipline=Discipline.MLFQ,
+    mlfq=MlfqPolicy(first_quantum_s=1.0, queues=4, starve_limit_s=1000.0),
+    cost=LinearIterationCost(1.0, 0.1, 0.0, 0.0, 0.0),
+    swap=SwapPolicy(WhenFull.REACTIVE),
+)
+SHARING = replace(POLICY, prefix_caching=True)
+
+
+def one_leaves(policy: WorkerPolicy = POLICY) -> tuple[WorkerBench, list[c.WorkerCommand]]:
+    """Sequence a, of 39 computed tokens in three blocks, is told to go for newcomer n, whose prompt is shorter."""
+    bench = WorkerBench(blocks=3, policy=policy)
+    bench.in_place("a", prompt=38)
+    bench.iterate(a=51)
+    bench.in_place("n", prompt=8)
+    return bench, bench.iterate(a=52)
+
+
+class TestLeaving:
+    """To the host."""
+
+    def test_what_is_computed_is_copied_and_nothing_else(self) -> None:
+        """Its first blocks on the device into as many of the host."""
+        _, commands = one_leaves()
+        (move,) = only(commands, c.SwapOut)
+        assert (move.block_ids, move.host_block_ids) == ((0, 1, 2), (0, 1, 2))
+        assert ledger(commands, "swapped_out") == [{"blocks": 3, "known_blocks": 0}]
+
+    def test_its_blocks_come_free_when_it_has_left(self) -> None:
+        """And not before: they are read."""
+        bench, commands = one_leaves()
+        assert (bench.pool.free_blocks, rows(commands)) == (0, [])
+        assert rows(bench.swapped("a")) == ["n@1"]
+        assert (bench.pool.free_blocks, bench.host.free_blocks) == (2, 17)
+
+    def test_one_that_is_cancelled_meanwhile_leaves_when_the_copy_has_ended(self) -> None:
+        """Nothing of it stays."""
+        bench, _ = one_leaves()
+        assert only(bench.feed(m.CancelRequest("a", 1)), c.DropSequence) == []
+        commands = bench.swapped("a")
+        assert only(commands, c.DropSequence) == [c.DropSequence("a@1")]
+        assert rows(commands) == ["n@1"]
+        bench.iterate(n=2)
+        bench.assert_empty()
+
+    def test_a_failed_copy_leaves_it_where_it_was(self) -> None:
+        """It is not told to go again, but computed again if its place is needed."""
+        bench, _ = one_leaves()
+        commands = bench.feed(c.SwapFailed("a@1", "no memory"))
+        assert ledger(commands, "swap_failed") == [{"reason": "no memory"}]
+        assert (only(commands, c.SwapOut), bench.host.free_blocks) == ([], 20)
+        assert ledger(commands, "preempted") == [{"computed_tokens": 39, "preemptions": 1}]
+        assert rows(commands) == ["n@1"]
+
+    def test_what_the_host_has_already_is_not_copied_again(self) -> None:
+        """Full blocks with the same tokens are shared there."""
+        bench, _ = one_leaves(SHARING)
+        bench.swapped("a")
+        assert len(only(bench.iterate(n=2), c.SwapIn)) == 1  # n ends, a comes back
+        bench.swapped("a")
+        bench.in_place("o", prompt=8)
+        commands = bench.iterate(a=53)
+        (move,) = only(commands, c.SwapOut)
+        assert (move.block_ids, ledger(commands, "swapped_out")) == ((2,), [{"blocks": 1, "known_blocks": 2}])
+
+
+class TestReturning:
+    """To the device."""
+
+    def test_it_goes_on_where_it_was(self) -> None:
+        """Nothing is computed again, and the host's blocks come free."""
+        bench, _ = one_leaves()
+        bench.swapped("a")
+        commands = bench.iterate(n=2)
+        assert ledger(commands, "swapped_in") == [{"blocks": 3, "known_blocks": 0}]
+        assert rows(commands) == []
+        assert row_of(bench.swapped("a"), "a") == (39, 1)
+        assert bench.host.free_blocks == 20
+
+    def test_what_the_device_still_has_is_not_copied(self) -> None:
+        """Cached blocks that nobody took meanwhile."""
+        bench, _ = one_leaves(SHARING)
+        bench.swapped("a")
+        (move,) = only(bench.iterate(n=2), c.SwapIn)
+        assert len(move.block_ids) < 3
+
+    def test_a_failed_copy_is_computed_again(self) -> None:
+        """Its tokens are known."""
+        bench, _ = one_leaves()
+        bench.swapped("a")
+        bench.iterate(n=2)
+        commands = bench.feed(c.SwapFailed("a@1", "a bad page"))
+        assert row_of(commands, "a") == (0, 40)
+        assert bench.host.free_blocks == 20
+
+    def test_one_that_is_cancelled_meanwhile_leaves_when_the_copy_has_ended(self) -> None:
+        """Both sides come free."""
+        bench, _ = one_leaves()
+        bench.swapped("a")
+        bench.iterate(n=2)
+        bench.feed(m.CancelRequest("a", 1))
+        assert bench.pool.free_blocks == 0
+        bench.swapped("a")
+        bench.assert_empty()
+
+    def test_one_that_is_cancelled_on_the_host_leaves_at_once(self) -> None:
+        """Its blocks there come free."""
+        bench, _ = one_leaves()
+        bench.swapped("a")
+        bench.feed(m.CancelRequest("a", 1))
+        bench.iterate(n=2)
+        bench.assert_empty()
+
+
+class TestFetching:
+    """Beginnings of prompts that are on the host alone."""
+
+    def prompt_is_on_the_host(self) -> WorkerBench:
+        """Sequence a is on the host, with the two full blocks of its prompt; the device has but the first of them left."""
+        bench, _ = one_leaves(SHARING)
+        bench.swapped("a")
+        bench.in_place("o", prompt=30)
+        bench.iterate(n=2)
+        return bench
+
+    def ask_alike(self, bench: WorkerBench) -> list[c.WorkerCommand]:
+        """A newcomer p has the prompt of a, and more: it comes last but for a."""
+        bench.start("p", prompt=41, new=2, target=m.KvTarget("w", 9, "w:2", ()))
+        return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2)
+
+    def test_they_are_copied_before_the_rest_is_computed(self) -> None:
+        """The client is told of so many cached tokens."""
+        bench = self.prompt_is_on_the_host()
+        self.ask_alike(bench)
+        bench.feed(m.CancelRequest("a", 1))
+        commands = bench.iterate(o=2)
+        (move,) = only(commands, c.SwapIn)
+        assert (move.sequence_id, len(move.block_ids), rows(commands)) == ("p@1", 1, [])
+        assert ledger(commands, "prefix_fetched") == [{"blocks": 1, "known_blocks": 1}]
+        commands = bench.swapped("p")
+        assert row_of(commands, "p") == (32, 9)
+        (delta,) = deltas(bench.iterate(p=51))
+        assert delta.cached_tokens == 32
+        bench.iterate(p=52)
+        bench.assert_empty()
+
+    def test_where_that_fails_they_are_computed(self) -> None:
+        """But for what the device has."""
+        bench = self.prompt_is_on_the_host()
+        self.ask_alike(bench)
+        bench.feed(m.CancelRequest("a", 1))
+        bench.iterate(o=2)
+        assert row_of(bench.feed(c.SwapFailed("p@1", "a bad page")), "p") == (16, 25)
+        bench.iterate(p=2)
+        bench.assert_empty()
+
+    def test_they_count_as_cached_for_the_first_queue(self) -> None:
+        """Nine of 41 tokens are to be computed, which is less than another's 20."""
+        bench = self.prompt_is_on_the_host()
+        bench.in_place("q", prompt=20)
+        self.ask_alike(bench)
+        commands = bench.iterate(o=2)
+        assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["p@1"]

@@ -1,0 +1,174 @@
+"""Whose a request is, and how urgent: what of key and body goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
+
+from spotwise.core.messages import Member, MemberKind, MemberState, RejectCode, RequestRejected, SubmitRequest
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.gateway.auth import ApiKey, parse_api_keys, tenant_of
+from spotwise.gateway.generation import GenerationError, SequenceSpec
+from spotwise.gateway.mesh_client import MeshGeneration
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.mesh.embedded import LOOPBACK
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.service import ServiceHost
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode, encode
+
+MakeApp = Callable[..., FastAPI]
+BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+
+
+class TestListedKeys:
+    """`SPOTWISE_API_KEYS`."""
+
+    @pytest.mark.parametrize(
+        ("listed", "keys"),
+        [
+            ("", ()),
+            (" , ", ()),
+            ("k1,k2", (ApiKey("k1"), ApiKey("k2"))),
+            ("acme:k1, k2 ,", (ApiKey("k1", "acme"), ApiKey("k2"))),
+            ("acme:k1,acme:k2", (ApiKey("k1", "acme"), ApiKey("k2", "acme"))),
+            ("acme:k1,acme:k1", (ApiKey("k1", "acme"),)),
+            ("a : QUJD+/==", (ApiKey("QUJD+/==", "a"),)),
+        ],
+    )
+    def test_a_key_may_have_a_name(self, listed: str, keys: tuple[ApiKey, ...]) -> None:
+        """A name may have several keys, so that one can take another's place; keys may be base64."""
+        assert parse_api_keys(listed) == keys
+
+    @pytest.mark.parametrize(
+        ("listed", "says"),
+        [
+            (":secret", "entry 1: a key's name"),
+            ("k1,ac me:secret", "entry 2: a key's name"),
+            ("a:b:secret", "entry 1: a key's name"),
+            ("x" * 65 + ":secret", "entry 1: a key's name"),
+            ("acme:", "entry 1: there is no key"),
+            ("secret,acme:secret", "entry 2: the same key"),
+        ],
+    )
+    def test_a_wrong_entry_is_named_by_its_place(self, model_dir: Path, listed: str, says: str) -> None:
+        """When the gateway starts, and without what is in it: whoever reads the log learns no part of a key."""
+        with pytest.raises(ValidationError) as caught:
+            GatewaySettings(service_id="gateway-0", model_dir=model_dir, api_keys=listed)
+        (problem,) = caught.value.errors()
+        assert problem["loc"] == ("api_keys",) and says in problem["msg"]
+        assert "secret" not in str(caught.value) and "ac me" not in str(caught.value)
+
+    def test_keys_are_not_shown(self, model_dir: Path) -> None:
+        """Wherever an object that holds them is."""
+        settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, api_keys="acme:secret,terces")
+        assert settings.bearer_keys == (ApiKey("secret", "acme"), ApiKey("terces"))
+        for shown in (repr(settings), repr(settings.bearer_keys)):
+            assert "secret" not in shown and "terces" not in shown
+
+
+class TestTenant:
+    """The key's name, else the user that the body names."""
+
+    @pytest.mark.parametrize(
+        ("key_name", "user", "tenant"),
+        [
+            ("", None, ""),
+            ("", "", ""),
+            ("acme", None, "acme"),
+            ("acme", "bob", "acme"),
+            ("", "bob", "user:bob"),
+            ("", "ü" * 32, "user:" + "ü" * 32),
+        ],
+    )
+    def test_a_key_says_more_than_a_body(self, key_name: str, user: str | None, tenant: str) -> None:
+        """And no user can pass for a key's name."""
+        assert tenant_of(key_name, user) == tenant
+
+    def test_long_users_are_bounded_and_stay_apart(self) -> None:
+        """By what they hash to, which is the same on every gateway."""
+        tenants = [tenant_of("", "x" * 10_000 + end) for end in "ab"]
+        assert tenants[0] != tenants[1] and max(map(len, tenants)) < 80
+        assert tenants[0] == tenant_of("", "x" * 10_000 + "a")
+
+    @pytest.mark.parametrize(("path", "body"), BOTH)
+    async def test_it_goes_with_every_sequence(
+        self, make_app: MakeApp, mesh: FakeMesh, path: str, body: dict[str, Any]
+    ) -> None:
+        """Of a named key and of one without; the key itself goes nowhere."""
+        app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("key-2")))
+        for key, user, tenant in (("key-1", "bob", "acme"), ("key-2", "bob", "user:bob"), ("key-2", None, "")):
+            mesh.specs.clear()
+            transport, headers = httpx.ASGITransport(app), {"Authorization": f"Bearer {key}"}
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                assert (await client.post(path, json=body | {"user": user, "n": 2}, headers=headers)).status_code == 200
+            assert [spec.tenant for spec in mesh.specs.values()] == [tenant, tenant]
+            assert "key-" not in repr(mesh.specs)
+
+    async def test_without_keys_users_are_told_apart_all_the_same(
+        self, client: httpx.AsyncClient, mesh: FakeMesh
+    ) -> None:
+        """An open API believes what it is told."""
+        await client.post("/v1/completions", json=COMPLETION | {"user": "bob"})
+        assert mesh.spec.tenant == "user:bob"
+
+
+class TestPriority:
+    """vLLM's parameter."""
+
+    @pytest.mark.parametrize(("path", "body"), BOTH)
+    @pytest.mark.parametrize(
+        ("given", "priority"),
+        [({}, 0), ({"priority": None}, 0), ({"priority": -(2**31)}, -(2**31)), ({"priority": 7}, 7)],
+    )
+    async def test_it_goes_with_every_sequence(
+        self,
+        client: httpx.AsyncClient,
+        mesh: FakeMesh,
+        path: str,
+        body: dict[str, Any],
+        given: dict[str, Any],
+        priority: int,
+    ) -> None:
+        """0 unless the client says another."""
+        assert (await client.post(path, json=body | given | {"n": 2})).status_code == 200
+        assert [spec.priority for spec in mesh.specs.values()] == [priority, priority]
+
+
+async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
+    """The scheduler the priority, by which requests wait; workers both, from the record, which is written before."""
+    told: list[tuple[SubmitRequest, RequestRecord | None]] = []
+    settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, model_name=MODEL)
+    broker, store, control = MemoryBroker(), MemoryStore(), ControlServer(LOOPBACK, 0)
+    member = Member("gateway-0", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")
+
+    async def refuse(message: BusMessage) -> None:
+        order = decode(message.payload)
+        assert isinstance(order, SubmitRequest) and message.respond is not None
+        told.append((order, await store.get_record(order.request_id)))
+        await message.respond(encode(RequestRejected(order.request_id, 1, RejectCode.MESH_FULL, "full", 1.0)))
+
+    async with ServiceHost(settings, MemoryBus(broker), store, control, member).joined() as host:
+        await MemoryBus(broker).subscribe(subjects.SUBMIT, refuse)
+        generation = MeshGeneration(host, settings, GatewayMetrics(CollectorRegistry(), MODEL))
+        await generation.start()
+        spec = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8), priority=-4, tenant="acme")
+        with pytest.raises(GenerationError, match="full"):
+            async for _ in generation.generate("r", spec):
+                pass
+    ((order, record),) = told
+    assert order.priority == -4
+    assert record is not None and (record.priority, record.tenant) == (-4, "acme")

@@ -1,0 +1,186 @@
+"""Machines that swap, run pipelines, or have no scheduler before them; small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.counted_blocks import CountedBlockPool
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.role import WorkerRole
+from spotwise.simulator.client import SimulationError
+from spotwise.simulator.hardware import MachineType
+from spotwise.simulator.observation import Arrival
+from spotwise.simulator.results import WorldResult
+from tests.unit.simulator.worlds import MODEL, Diary, machine_type, machines, serve, settings
+
+#: Each iteration takes a second, whatever is in it.
+SECOND = LinearIterationCost(1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def with_host(kv_tokens: int, host_tokens: int, host_bytes_per_s: float = 1e9) -> MachineType:
+    return replace(
+        machine_type(kv_tokens, cost=SECOND),
+        host_memory_bytes=host_tokens * MODEL.kv_token_bytes,
+        host_bytes_per_s=host_bytes_per_s,
+    )
+
+
+def mlfq(when_full: WhenFull = WhenFull.REACTIVE, rows: int = 1, starve_limit_s: float = 1e6) -> WorkerPolicy:
+    """One row: whoever came last is in Q1 and runs, unless it has run already."""
+    return WorkerPolicy(
+        BatchLimits(max_num_seqs=rows),
+        watermark=0.0,
+        prefix_caching=False,
+        discipline=Discipline.MLFQ,
+        mlfq=MlfqPolicy(1.0, starve_limit_s=starve_limit_s),
+        cost=SECOND,
+        swap=SwapPolicy(when_full, spare_slots=0, burst_queues=0),
+    )
+
+
+def alone(kind: MachineType, policy: WorkerPolicy, arrivals: list[Arrival]) -> tuple[WorldResult, Diary]:
+    return serve(machines(mixed=1, kind=kind), arrivals, settings(policy, max_new_tokens=1, through_scheduler=False))
+
+
+class TestSwapping:
+    """A long answer, whose 8 blocks are all there are, and a short one that comes in the middle of it."""
+
+    LONG, SHORT = Arrival(0.0, 120, 4), Arrival(1.5, 120, 1)
+
+    def test_kv_leaves_and_comes_back_at_the_links_pace(self) -> None:
+        """8 blocks of 16,000 bytes take 0.5 s each way."""
+        result, diary = alone(with_host(128, 128, 256_000.0), mlfq(), [self.LONG, self.SHORT])
+        short, long = diary.completed
+        # two iterations, 0.5 s out, the short one's, 0.5 s back, two iterations
+        assert short.finished_s == pytest.approx(3.5)
+        assert long.finished_s == pytest.approx(6.0)
+        (machine,) = result.machines
+        assert (machine.swapped_out_bytes, machine.swapped_in_bytes) == (128_000, 128_000)
+        assert machine.preemptions == 0
+
+    def test_a_full_host_leaves_it_to_be_computed_again(self) -> None:
+        """Nothing is copied, and one iteration more is run."""
+        result, diary = alone(with_host(128, 64), mlfq(), [self.LONG, self.SHORT])
+        (machine,) = result.machines
+        assert (machine.swapped_out_bytes, machine.preemptions) == (0, 1)
+        assert [served.finished_s for served in diary.completed] == pytest.approx([3.0, 5.0])
+        assert [shape.prompt_tokens for _, shape, _, _ in diary.iterations] == [120, 0, 120, 122, 0]
+
+    def test_deferring_lets_newcomers_wait(self) -> None:
+        """Until the long one has ended."""
+        _, diary = alone(with_host(128, 128), mlfq(WhenFull.DEFER), [self.LONG, self.SHORT])
+        assert [served.arrival for served in diary.completed] == [self.LONG, self.SHORT]
+
+    def test_what_is_swapped_ahead_overlaps_with_what_runs(self) -> None:
+        """A slot is kept free, so that a third finds room at once while the others' KV is copied beside the iterations."""
+        arrivals = [Arrival(0.0, 60, 6), Arrival(1.5, 60, 6), Arrival(4.5, 60, 1)]
+        ends = {}
+        for when_full in (WhenFull.REACTIVE, WhenFull.PROACTIVE):
+            policy = replace(mlfq(when_full), swap=SwapPolicy(when_full, spare_slots=1, burst_queues=0))
+            # 5 blocks, 80,000 bytes, take 0.8 s: less than an iteration
+            _, diary = alone(with_host(160, 1000, 100_000.0), policy, arrivals)
+            ends[when_full] = next(served for served in diary.completed if served.arrival == arrivals[2]).e2e_s
+        assert ends[WhenFull.PROACTIVE] == pytest.approx(1.5)  # half an iteration's wait, and its own
+        assert ends[WhenFull.REACTIVE] > ends[WhenFull.PROACTIVE]
+
+    def test_the_peak_counts_blocks_on_both_sides(self) -> None:
+        """Those on the host are KV, too."""
+        result, _ = alone(with_host(128, 128), mlfq(), [self.LONG, self.SHORT])
+        assert result.machines[0].peak_kv_tokens == 256
+
+    def test_a_machine_without_host_memory_cannot_swap(self) -> None:
+        """And says so at once."""
+        with pytest.raises(ValueError, match="host's memory"):
+            alone(with_host(128, 0), mlfq(), [self.LONG])
+
+    def test_host_blocks_that_nobody_has_any_more_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As those of the device are."""
+        free = CountedBlockPool.free
+        monkeypatch.setattr(CountedBlockPool, "free", lambda pool, id_: 0 if pool.num_blocks == 63 else free(pool, id_))
+        with pytest.raises(SimulationError, match="KV blocks are held"):
+            alone(with_host(128, 63 * 16), mlfq(), [self.LONG, self.SHORT])
+
+
+class TestPipelines:
+    """Two stages of half a second each."""
+
+    POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, max_in_flight=2)
+
+    def test_two_batches_are_computed_in_turn(self) -> None:
+        """Each has a token every second, the second half a second later."""
+        _, diary = alone(machine_type(cost=SECOND), self.POLICY, [Arrival(0.0, 10, 3), Arrival(0.0, 10, 3)])
+        assert [served.finished_s for served in diary.completed] == pytest.approx([3.0, 3.5])
+
+    def test_a_sequence_alone_is_no_faster(self) -> None:
+        """It is in one iteration at a time."""
+        _, diary = alone(machine_type(cost=SECOND), self.POLICY, [Arrival(0.0, 10, 3)])
+        assert diary.completed[0].finished_s == pytest.approx(3.0)
+        assert [seconds for _, _, seconds, _ in diary.iterations] == pytest.approx([0.5, 0.5, 0.5])
+
+    def test_a_batch_of_requests_leaves_the_other_stage_idle(self) -> None:
+        """FasterTransformer's way: one batch at a time, for its whole length."""
+        policy = replace(self.POLICY, max_in_flight=1, batching=Batching.REQUEST_LEVEL, reserve=Reserve.MAX_TOKENS)
+        _, diary = alone(machine_type(cost=SECOND), policy, [Arrival(0.0, 10, 3), Arrival(0.0, 10, 3)])
+        assert [served.finished_s for served in diary.completed] == pytest.approx([3.0, 6.0])
+
+
+class TestOrdersOfSeveralIterations:
+    """They are for what keeps its order."""
+
+    @pytest.mark.parametrize(
+        ("policy", "steps"),
+        [
+            (WorkerPolicy(prefix_caching=False), 64),
+            (mlfq(), 1),
+            (WorkerPolicy(prefix_caching=False, discipline=Discipline.SRPT), 1),
+            (WorkerPolicy(prefix_caching=False, max_in_flight=2), 1),
+        ],
+    )
+    def test_the_world_knows_which_policies_allow_them(self, policy: WorkerPolicy, steps: int) -> None:
+        """Nobody has to say so."""
+        assert settings(policy).worker_policy.counted_steps == steps
+
+
+class TestWithoutScheduler:
+    """One machine has all requests as they come."""
+
+    def test_whose_turn_it_is_is_the_workers_decision(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All are there at once, though there is room for one."""
+        most = 0
+        handle = WorkerRole.handle
+
+        def watched(role: WorkerRole, event: object, now: float) -> object:
+            nonlocal most
+            answer = handle(role, event, now)  # type: ignore[arg-type]
+            most = max(most, role.load().waiting)
+            return answer
+
+        monkeypatch.setattr(WorkerRole, "handle", watched)
+        arrivals = [Arrival(0.0, 100, 20) for _ in range(10)]
+        alone(machine_type(kv_tokens=128, cost=SECOND), WorkerPolicy(prefix_caching=False), arrivals)
+        assert most >= 9
+
+    def test_what_could_never_fit_is_refused(self) -> None:
+        """With the worker's reason."""
+        _, diary = alone(machine_type(kv_tokens=64), WorkerPolicy(prefix_caching=False), [Arrival(0.0, 200, 20)])
+        ((_, reason),) = diary.failed
+        assert reason.startswith("never_fits")
+
+    def test_two_machines_need_somebody_who_chooses(self) -> None:
+        """So that is refused."""
+        with pytest.raises(ValueError, match="one machine"):
+            serve(machines(mixed=2), [Arrival(0.0, 10, 1)], settings(through_scheduler=False))
+
+
+def test_an_oracle_serves_the_shortest_first() -> None:
+    """What is left of a request is known from its record, whatever it asks for."""
+    policy = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, discipline=Discipline.SRPT)
+    arrivals = [Arrival(0.0, 10, 40), Arrival(0.5, 10, 20), Arrival(0.6, 10, 2)]
+    _, diary = alone(machine_type(cost=SECOND), policy, arrivals)
+    assert [served.arrival for served in diary.completed] == [arrivals[2], arrivals[1], arrivals[0]]

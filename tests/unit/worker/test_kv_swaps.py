@@ -1,0 +1,104 @@
+"""A worker whose KV goes to the host's memory and comes back while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.discipline import queues_for
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.worker.kv_swaps import KvSwaps
+from spotwise.worker.worker_engine import WorkerEngine
+from tests.contracts.waiting import until
+from tests.unit.worker.summing_engine import BLOCKS, expected_tokens
+from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
+
+COST = LinearIterationCost(1e-3, 1e-4, 0.0, 1e-5, 0.0)
+PROMPTS = {number: tuple(range(number, number + 6 + 3 * number)) for number in range(1, 13)}
+NEW = 25
+
+
+def swapping(when_full: WhenFull) -> WorkerPolicy:
+    return WorkerPolicy(
+        BatchLimits(max_num_seqs=3),
+        discipline=Discipline.MLFQ,
+        mlfq=queues_for(COST),
+        cost=COST,
+        swap=SwapPolicy(when_full),
+    )
+
+
+def test_what_a_move_came_to_is_told_and_room_is_news() -> None:
+    """The role first, which then knows of the room; a copy back, and one that failed, make none."""
+    ends: list[Any] = []
+    engine = SimpleNamespace(
+        swap_out=lambda there, here, ended: ends.append((there, here, ended)),
+        swap_in=lambda there, here, ended: ends.append((there, here, ended)),
+    )
+    heard: list[Any] = []
+    swaps = KvSwaps(cast(WorkerEngine, engine), heard.append, lambda: heard.append("room"))
+    swaps.swap_out(c.SwapOut("a@1", (1, 2), (7, 8)))
+    swaps.swap_in(c.SwapIn("b@1", (9,), (3,)))
+    swaps.swap_out(c.SwapOut("d@1", (4,), (6,)))
+    assert [end[:2] for end in ends] == [((1, 2), (7, 8)), ((9,), (3,)), ((4,), (6,))]
+    ends[0][2](None)
+    ends[1][2](None)
+    ends[2][2](OSError("no more"))
+    assert heard == [c.Swapped("a@1"), "room", c.Swapped("b@1"), c.SwapFailed("d@1", "OSError: no more")]
+
+
+async def serve_all(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """All requests at once, which the worker's blocks do not hold; each gets its own tokens, and nothing stays."""
+    for number, prompt in PROMPTS.items():
+        await mesh.write(f"r{number}", prompt, NEW, stream_id=number)
+        await mesh.serve("w", f"r{number}", prompt, NEW, stream_id=number)
+    for number, prompt in PROMPTS.items():
+        await mesh.end_of(number)
+        assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, NEW)
+    await worker.idle()
+
+
+@pytest.mark.parametrize("when_full", [WhenFull.REACTIVE, WhenFull.PROACTIVE])
+async def test_tokens_are_the_same_from_kv_that_was_away(mesh: TwinMesh, when_full: WhenFull) -> None:
+    """A token depends on all the KV before it; moves have a thread of their own."""
+    mesh.policy, mesh.host_blocks = swapping(when_full), 200
+    async with mesh.worker("w") as worker:
+        await serve_all(mesh, worker)
+    assert min(worker.swap.moves) > BLOCKS
+    assert all(name.startswith("kv-swaps") for name in worker.swap.thread_names)
+
+
+async def test_a_move_that_fails_costs_nobody_a_token(mesh: TwinMesh) -> None:
+    """Out: its KV stays where it was. In: it is computed again. Either is in the ledger."""
+    mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
+    async with mesh.worker("w") as worker:
+        worker.swap.failures += [OSError("a bad page")] * 6
+        await serve_all(mesh, worker)
+        told: list[m.LedgerEntry] = []
+        while len(told) < 6:  # written with the next heartbeats
+            ledgers = [await mesh.store.get_ledger(f"r{number}") for number in PROMPTS]
+            told = [entry for ledger in ledgers for entry in ledger if entry.stage == "swap_failed"]
+            await asyncio.sleep(0.005)
+    assert {dict(entry.facts)["reason"] for entry in told} == {"OSError: a bad page"}
+
+
+async def test_a_request_that_is_cancelled_while_its_kv_is_away_leaves_nothing(mesh: TwinMesh) -> None:
+    """Neither on the device nor on the host."""
+    mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
+    async with mesh.worker("w") as worker:
+        for number, prompt in PROMPTS.items():
+            await mesh.write(f"r{number}", prompt, 90, stream_id=number)
+            await mesh.serve("w", f"r{number}", prompt, 90, stream_id=number)
+        await until(lambda: worker.swap.moves[0] > 20)
+        for number in PROMPTS:
+            await mesh.order("w", m.CancelRequest(f"r{number}", 1))
+        await worker.idle()
+        await until(lambda: worker.runtime.role.load().kv_host_blocks_free == 200)
