@@ -1,0 +1,120 @@
+"""What stands where now: instances, their devices, what each holds, and whose KV each pipeline has.
+
+Law: a device is known by its instance and its number there. A deployment says which position of which configuration each
+device has; what it holds follows from its position (`ModelShape`), and is what a later configuration may use again. An
+instance under notice (`deadline_s`) may send until then, and gets no position of a new configuration.
+
+Invariants: a device has one position at most, a position one device; only devices of listed instances have one. Positions may
+be empty: a deployment that has lost devices without notice is described by what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spotwise.core.parallel.config import ParallelConfig, Position
+
+
+class Device(NamedTuple):
+    """One accelerator.
+
+    Attributes:
+        instance: the machine's id.
+        index: from 0, on that machine.
+    """
+
+    instance: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A machine.
+
+    Attributes:
+        id: its name.
+        devices: accelerators on it, 1 to 8.
+        deadline_s: when it goes, as an absolute time; `None` while it has no notice.
+    """
+
+    id: str
+    devices: int
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.devices <= 8:
+            raise ValueError(f"an instance has 1 to 8 devices, {self.id} has {self.devices}")
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it has had its notice."""
+        return self.deadline_s is not None
+
+    def all_devices(self) -> tuple[Device, ...]:
+        """Return its devices, by number."""
+        return tuple(Device(self.id, index) for index in range(self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """A request whose KV a pipeline has.
+
+    Attributes:
+        id: of the request.
+        tokens: tokens with KV, prompt and decoded.
+        decoded: tokens decoded so far.
+        remaining: tokens still to decode, where known or expected.
+    """
+
+    id: str
+    tokens: int
+    decoded: int = 0
+    remaining: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Who stands where.
+
+    Attributes:
+        config: the configuration that stands.
+        instances: all machines, in the order in which they came; those without a position as well.
+        positions: of each device that has one.
+        running: requests by the pipeline (of `config`) that holds their KV.
+    """
+
+    config: ParallelConfig
+    instances: tuple[Instance, ...]
+    positions: Mapping[Device, Position] = field(default_factory=dict)
+    running: Mapping[int, tuple[RunningRequest, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {device for instance in self.instances for device in instance.all_devices()}
+        if len({instance.id for instance in self.instances}) != len(self.instances):
+            raise ValueError("two instances have the same id")
+        if stray := [device for device in self.positions if device not in known]:
+            raise ValueError(f"devices of no listed instance have a position: {stray}")
+        if len(set(self.positions.values())) != len(self.positions):
+            raise ValueError("a position has two devices")
+        places = set(self.config.positions())
+        if wrong := [place for place in self.positions.values() if place not in places]:
+            raise ValueError(f"positions outside {self.config}: {wrong}")
+
+    @classmethod
+    def in_order(
+        cls,
+        config: ParallelConfig,
+        instances: tuple[Instance, ...],
+        running: Mapping[int, tuple[RunningRequest, ...]] | None = None,
+    ) -> Deployment:
+        """Return the deployment that fills positions in order with the devices of instances that stay, in order.
+
+        Raises:
+            ValueError: there are fewer devices than positions.
+        """
+        devices = [device for instance in instances if not instance.is_leaving for device in instance.all_devices()]
+        if len(devices) < config.devices:
+            raise ValueError(f"{config} needs {config.devices} devices; there are {len(devices)}")
+        return cls(config, instances, dict(zip(devices, config.positions(), strict=False)), running or {})

@@ -1,0 +1,103 @@
+"""How a model is spread over devices: (D, P, M, B), and with phases apart (D_prompt, D_token, P, M, B).
+
+Law: a configuration is D pipelines, each of P stages, each of M shards, that take batches of up to B sequences (SpotServe,
+section 4.1). Where phases are apart (Splitwise), `prompt_data` of the pipelines compute prompts only and `data` decode only;
+both kinds have the same P and M. Pipelines are numbered from 0, those for prompts first; a position is a pipeline, a stage of
+it and a shard of that.
+
+Invariants: every count is at least 1 (`prompt_data` at least 0); `parse(str(config)) == config`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_WRITTEN = re.compile(r"(?:(\d+)\+)?(\d+),(\d+),(\d+)(?:,(\d+))?")
+
+
+class Position(NamedTuple):
+    """A place for one device.
+
+    Attributes:
+        pipeline: d, from 0.
+        stage: p, from 0.
+        shard: m, from 0.
+    """
+
+    pipeline: int
+    stage: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ParallelConfig:
+    """A configuration.
+
+    Attributes:
+        data: D, pipelines that serve both phases; where phases are apart, those that decode.
+        pipeline: P, stages of a pipeline.
+        tensor: M, shards of a stage.
+        max_batch: B, sequences in a batch.
+        prompt_data: D_prompt, pipelines that compute prompts only; 0 where phases are together.
+    """
+
+    data: int
+    pipeline: int
+    tensor: int
+    max_batch: int = 1
+    prompt_data: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.data, self.pipeline, self.tensor, self.max_batch) < 1 or self.prompt_data < 0:
+            raise ValueError(f"every part of a configuration must be at least 1: {self}")
+
+    @classmethod
+    def parse(cls, written: str) -> ParallelConfig:
+        """Read `D,P,M`, `D,P,M,B` or, with phases apart, `Dprompt+Dtoken,P,M,B`.
+
+        Raises:
+            ValueError: it is not written so, or a part is 0.
+        """
+        match = _WRITTEN.fullmatch(written.replace(" ", ""))
+        if match is None:
+            raise ValueError(
+                f"{written!r} is no configuration; write D,P,M or D,P,M,B (2,3,4 is 2 pipelines of 3 stages of 4 shards), "
+                "with phases apart Dprompt+Dtoken,P,M,B"
+            )
+        prompt, data, pipeline, tensor, batch = (int(part) if part else None for part in match.groups())
+        assert data is not None and pipeline is not None and tensor is not None
+        return cls(data, pipeline, tensor, 1 if batch is None else batch, prompt or 0)
+
+    def __str__(self) -> str:
+        prompt = f"{self.prompt_data}+" if self.prompt_data else ""
+        return f"{prompt}{self.data},{self.pipeline},{self.tensor},{self.max_batch}"
+
+    @property
+    def is_split(self) -> bool:
+        """Whether phases are apart."""
+        return self.prompt_data > 0
+
+    @property
+    def pipelines(self) -> int:
+        """Pipelines of all kinds."""
+        return self.prompt_data + self.data
+
+    @property
+    def pipeline_devices(self) -> int:
+        """Devices of one pipeline: P x M."""
+        return self.pipeline * self.tensor
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return self.pipelines * self.pipeline_devices
+
+    def positions(self) -> Iterator[Position]:
+        """Yield every position, pipelines first, then stages, then shards."""
+        for pipeline in range(self.pipelines):
+            for stage in range(self.pipeline):
+                for shard in range(self.tensor):
+                    yield Position(pipeline, stage, shard)
