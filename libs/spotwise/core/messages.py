@@ -263,6 +263,37 @@ class TokenBatch:
     deltas: tuple[TokenDelta, ...]
 
 
+# --- spot watcher -> whoever plans --------------------------------------------------------------------------------------
+
+
+class InterruptionKind(StrEnum):
+    """What is known of an interruption."""
+
+    HINT = "hint"  #: it is likely, and nobody says when
+    NOTICE = "notice"  #: it is certain, and so is its deadline
+    WITHDRAWN = "withdrawn"  #: it was said, and is said no more
+    LOST = "lost"  #: it has happened: workers fell silent or were restarted without a word
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptionReported:
+    """What a cloud, or the silence of workers, says of one machine. A worker acts on `Drain`, and whoever plans on this.
+
+    Attributes:
+        watcher_id: who saw it.
+        event_id: the same in all reports of one sign.
+        worker_ids: who is on that machine, as far as the watcher knows, in order of id; they go together.
+        deadline_s: Unix time at which the machine may be gone; `None` for a hint, and where a sign was withdrawn.
+    """
+
+    watcher_id: str
+    event_id: str
+    kind: InterruptionKind
+    worker_ids: tuple[str, ...]
+    deadline_s: float | None
+    reason: str = ""
+
+
 # --- spot watcher -> operator -------------------------------------------------------------------------------------------
 
 
@@ -308,6 +339,7 @@ Message = (
     | ChangeHome
     | Drain
     | DrainReply
+    | InterruptionReported
     | KvReserved
     | PrefillAccepted
     | KvRefused

@@ -15,7 +15,7 @@ from google.protobuf.message import Message as Proto
 from spotwise.core import messages as m
 from spotwise.core.messages import Message
 from spotwise.core.record import KvTarget
-from spotwise.wire import codec_tokens
+from spotwise.wire import codec_spot, codec_tokens
 from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
 from spotwise.wire.v1 import worker_pb2 as worker
@@ -242,14 +242,6 @@ def _home_from(proto: worker.ChangeHome) -> m.ChangeHome:
     return m.ChangeHome(proto.worker_id, m.Pool(proto.pool))
 
 
-def _drain_to(message: m.Drain) -> spot_pb2.Drain:
-    return spot_pb2.Drain(worker_id=message.worker_id, deadline_unix_s=message.deadline_s, reason=message.reason)
-
-
-def _drain_from(proto: spot_pb2.Drain) -> m.Drain:
-    return m.Drain(proto.worker_id, proto.deadline_unix_s, proto.reason)
-
-
 _ATTEMPT = ("request_id", "epoch")
 _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
 _Row = tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]]
@@ -281,7 +273,8 @@ _ROWS: tuple[_Row, ...] = (
     (m.RenewLeases, "renew_leases", _leases_to, _leases_from),
     (m.ChangeHome, "change_home", _home_to, _home_from),
     (m.Member, "member", member_to, member_from),
-    (m.Drain, "drain", _drain_to, _drain_from),
+    (m.Drain, "drain", codec_spot.drain_to, codec_spot.drain_from),
+    (m.InterruptionReported, "interruption_reported", codec_spot.interruption_to, codec_spot.interruption_from),
     (m.DrainReply, "drain_reply", *_plain(m.DrainReply, spot_pb2.DrainReply, "accepted", "detail")),
 )
 _BY_TYPE = {core_type: (field, to_proto, from_proto) for core_type, field, to_proto, from_proto in _ROWS}

@@ -11,6 +11,7 @@ SCHEDULERS = "schedulers"  #: queue group of `SUBMIT`
 CLOSE = f"{_ROOT}.scheduler.close"
 HEARTBEATS = f"{_ROOT}.heartbeat.*"
 NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices, to everyone who cares
+INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: what is known of machines that go or may go, for whoever plans
 DRAIN = f"{_ROOT}.spot.drain"  #: asks the spot watcher to raise a notice
 WATCHERS = "watchers"  #: queue group of `DRAIN`
 

@@ -3,8 +3,10 @@
 isort:skip_file
 Interruptions: who must leave, and by when."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -40,6 +42,43 @@ class Drain(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Drain: _TypeAlias = Drain  # noqa: Y015
+
+@_typing.final
+class InterruptionReported(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WATCHER_ID_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    watcher_id: _builtins.str
+    event_id: _builtins.str
+    kind: _builtins.str
+    deadline_unix_s: _builtins.float
+    reason: _builtins.str
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        watcher_id: _builtins.str = ...,
+        event_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+        deadline_unix_s: _builtins.float | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "deadline_unix_s", b"deadline_unix_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "deadline_unix_s", b"deadline_unix_s", "event_id", b"event_id", "kind", b"kind", "reason", b"reason", "watcher_id", b"watcher_id", "worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_unix_s) -> _WhichOneofReturnType__deadline_unix_s | None: ...
+
+Global___InterruptionReported: _TypeAlias = InterruptionReported  # noqa: Y015
 
 @_typing.final
 class DrainReply(_message.Message):

@@ -1,0 +1,47 @@
+"""Notices and interruptions to bytes and back, beside `codec`.
+
+Law: a deadline is Unix time on both sides; one that is not known stays unknown, and is never zero.
+"""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.wire.v1 import spot_pb2
+
+
+def drain_to(message: m.Drain) -> spot_pb2.Drain:
+    """Return a notice's protobuf twin."""
+    return spot_pb2.Drain(worker_id=message.worker_id, deadline_unix_s=message.deadline_s, reason=message.reason)
+
+
+def drain_from(proto: spot_pb2.Drain) -> m.Drain:
+    """Return the notice that `drain_to` turned into `proto`."""
+    return m.Drain(proto.worker_id, proto.deadline_unix_s, proto.reason)
+
+
+def interruption_to(message: m.InterruptionReported) -> spot_pb2.InterruptionReported:
+    """Return a report's protobuf twin."""
+    return spot_pb2.InterruptionReported(
+        watcher_id=message.watcher_id,
+        event_id=message.event_id,
+        kind=message.kind,
+        worker_ids=message.worker_ids,
+        deadline_unix_s=message.deadline_s,
+        reason=message.reason,
+    )
+
+
+def interruption_from(proto: spot_pb2.InterruptionReported) -> m.InterruptionReported:
+    """Return the report that `interruption_to` turned into `proto`.
+
+    Raises:
+        ValueError: it is of a kind that this version does not know.
+    """
+    return m.InterruptionReported(
+        watcher_id=proto.watcher_id,
+        event_id=proto.event_id,
+        kind=m.InterruptionKind(proto.kind),
+        worker_ids=tuple(proto.worker_ids),
+        deadline_s=proto.deadline_unix_s if proto.HasField("deadline_unix_s") else None,
+        reason=proto.reason,
+    )
