@@ -1,0 +1,118 @@
+"""How many tokens are still decoded before a pipeline stops for a change: the paper's rule, for a batch as a whole.
+
+Law: decoding goes on while a change comes near, and stops just in time (SpotServe, section 4.1, Just-in-time arrangement).
+Before a preemption: the most steps S with l_exe(S) < T_left - T_mig, so that the migration still ends within the notice.
+Before an acquisition: the **fewest** steps S with l_exe(S) >= T_start, so that decoding bridges the new instance's start, and
+no more. (Some copies of the paper say argmax there; that would be the whole output, whatever T_start is.) A stop pays only if
+T_mig < l_exe(S); otherwise the batch is re-routed at once, and its tokens are computed elsewhere.
+
+What the paper leaves open: a batch whose whole output fits ends here, and has nothing to migrate. `interruption.py` decides for
+each request by itself; this rule is what the paper's figures come from.
+
+Invariants: 0 <= steps <= remaining steps; a migration that begins after `steps` of a preempted batch ends before it goes; one
+step fewer than those of an acquisition ends before the new instance has started.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stop(StrEnum):
+    """What becomes of a batch."""
+
+    FINISH = "finish"  #: it ends here
+    MIGRATE = "migrate"  #: it decodes so many steps, and goes on elsewhere from its KV
+    REROUTE = "reroute"  #: it stops now, and is computed elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class StopAfter:
+    """When a batch stops.
+
+    Attributes:
+        stop: what becomes of it.
+        steps: tokens that each of its sequences still decodes here; 0 where it is re-routed.
+        execution_s: how long these take.
+    """
+
+    stop: Stop
+    steps: int
+    execution_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearExecution:
+    """Seconds of the next S steps: what comes before the first, and S times a step.
+
+    Attributes:
+        fixed_s: before the first step: the rest of an iteration, or the prompt where it is not computed yet.
+        step_s: of a step.
+    """
+
+    fixed_s: float
+    step_s: float
+
+    def __post_init__(self) -> None:
+        if self.fixed_s < 0 or self.step_s <= 0:
+            raise ValueError(f"fixed_s must be at least 0 and step_s above 0: {self}")
+
+    def __call__(self, steps: int) -> float:
+        """Return the seconds of so many steps."""
+        return self.fixed_s + steps * self.step_s
+
+
+def before_preemption(
+    execution_s: Callable[[int], float], remaining_steps: int, left_s: float, migration_s: float
+) -> StopAfter:
+    """Return when a batch stops whose instance goes.
+
+    Args:
+        execution_s: seconds of the next S steps, l_exe(S); must not fall as S rises.
+        remaining_steps: until all of the batch has ended, S_out.
+        left_s: until the instance goes, T_left.
+        migration_s: of the migration, T_mig.
+    """
+    _check(remaining_steps, migration_s)
+    most = bisect_left(range(remaining_steps + 1), left_s - migration_s, key=execution_s) - 1
+    if most < 0:
+        return _REROUTED
+    return _if_it_pays(execution_s, most, remaining_steps, migration_s)
+
+
+def before_acquisition(
+    execution_s: Callable[[int], float], remaining_steps: int, start_s: float, migration_s: float
+) -> StopAfter:
+    """Return when a batch stops that a new instance is to take part in.
+
+    Args:
+        execution_s: seconds of the next S steps, l_exe(S); must not fall as S rises.
+        remaining_steps: until all of the batch has ended, S_out. A batch that ends before the new instance has started
+            is let end.
+        start_s: until the new instance has started, T_start.
+        migration_s: of the migration, T_mig.
+    """
+    _check(remaining_steps, migration_s)
+    fewest = bisect_left(range(remaining_steps + 1), start_s, key=execution_s)
+    return _if_it_pays(execution_s, min(fewest, remaining_steps), remaining_steps, migration_s)
+
+
+_REROUTED = StopAfter(Stop.REROUTE, 0, 0.0)
+
+
+def _if_it_pays(execution_s: Callable[[int], float], steps: int, remaining_steps: int, migration_s: float) -> StopAfter:
+    seconds = execution_s(steps)
+    if steps == remaining_steps:
+        return StopAfter(Stop.FINISH, steps, seconds)
+    return StopAfter(Stop.MIGRATE, steps, seconds) if migration_s < seconds else _REROUTED
+
+
+def _check(remaining_steps: int, migration_s: float) -> None:
+    if remaining_steps < 0 or migration_s < 0:
+        raise ValueError(
+            f"remaining_steps ({remaining_steps}) and migration_s ({migration_s}) must be at least 0; "
+            "a batch that has ended has 0 steps left"
+        )

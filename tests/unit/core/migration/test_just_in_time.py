@@ -1,0 +1,123 @@
+"""When a batch stops before a change."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.core.migration.just_in_time import (
+    LinearExecution,
+    Stop,
+    StopAfter,
+    before_acquisition,
+    before_preemption,
+)
+
+SECOND = LinearExecution(0.0, 1.0)
+STEPS = st.integers(0, 40)
+SECONDS = st.integers(-5, 60).map(lambda quarter: quarter / 4)
+MIGRATIONS = st.integers(0, 40).map(lambda quarter: quarter / 4)
+EXECUTIONS = st.builds(
+    LinearExecution, st.integers(0, 12).map(lambda q: q / 4), st.integers(1, 12).map(lambda q: q / 4)
+)
+
+
+class TestPreemption:
+    """As many steps as leave time for the migration."""
+
+    def test_the_most_steps_that_leave_time(self) -> None:
+        """28 of 30 seconds are left for steps of 1 s; the 28th would end too late by the paper's sharp bound."""
+        assert before_preemption(SECOND, 100, left_s=30.0, migration_s=2.0) == StopAfter(Stop.MIGRATE, 27, 27.0)
+
+    def test_no_time_for_the_migration_is_no_step(self) -> None:
+        """Zero notice, and a notice as short as the migration."""
+        assert before_preemption(SECOND, 100, 0.0, 0.0).stop is Stop.REROUTE
+        assert before_preemption(SECOND, 100, 2.0, 2.0).stop is Stop.REROUTE
+
+    def test_a_migration_that_takes_longer_than_the_steps_before_it_does_not_pay(self) -> None:
+        """11 steps and 18 s: it is re-routed now; 12 steps and 11 s: it migrates."""
+        assert before_preemption(SECOND, 100, 30.0, 18.0) == StopAfter(Stop.REROUTE, 0, 0.0)
+        assert before_preemption(SECOND, 100, 24.0, 11.0) == StopAfter(Stop.MIGRATE, 12, 12.0)
+
+    def test_a_bound_met_exactly_does_not_pay(self) -> None:
+        """T_mig < l_exe(S), not at most."""
+        assert before_preemption(SECOND, 100, 20.5, 10.0).steps == 0
+        assert before_preemption(SECOND, 100, 20.5, 9.75).steps == 10
+
+    def test_a_batch_that_ends_in_time_is_let_end(self) -> None:
+        """Nothing of it must migrate, however long that would take."""
+        assert before_preemption(SECOND, 3, 30.0, 20.0) == StopAfter(Stop.FINISH, 3, 3.0)
+
+    @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
+    def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, left: float, migration: float) -> None:
+        """Each S tried."""
+        fitting = [steps for steps in range(remaining + 1) if execution(steps) < left - migration]
+        found = before_preemption(execution, remaining, left, migration)
+        if not fitting:
+            assert found == StopAfter(Stop.REROUTE, 0, 0.0)
+        elif fitting[-1] == remaining:
+            assert found == StopAfter(Stop.FINISH, remaining, execution(remaining))
+        elif migration < execution(fitting[-1]):
+            assert found == StopAfter(Stop.MIGRATE, fitting[-1], execution(fitting[-1]))
+        else:
+            assert found == StopAfter(Stop.REROUTE, 0, 0.0)
+
+
+class TestAcquisition:
+    """As few steps as bridge the start."""
+
+    def test_the_fewest_steps_and_not_the_most(self) -> None:
+        """The misprint, argmax, would let a batch decode to its end: 100 steps for a start of 40 s."""
+        rule = {steps for steps in range(101) if SECOND(steps) >= 40.0}
+        found = before_acquisition(SECOND, 100, start_s=40.0, migration_s=2.0)
+        assert found == StopAfter(Stop.MIGRATE, 40, 40.0)
+        assert found.steps == min(rule)
+        assert max(rule) == 100
+
+    def test_between_two_steps_it_is_the_later(self) -> None:
+        """The new instance must have started."""
+        assert before_acquisition(SECOND, 100, 39.5, 2.0).steps == 40
+
+    def test_a_start_that_is_over_is_no_reason_to_decode(self) -> None:
+        """0 steps take no longer than a migration: re-routed at once."""
+        assert before_acquisition(SECOND, 100, 0.0, 2.0) == StopAfter(Stop.REROUTE, 0, 0.0)
+
+    def test_a_migration_longer_than_the_start_does_not_pay(self) -> None:
+        """T_mig < l_exe(S) holds here too."""
+        assert before_acquisition(SECOND, 100, 10.0, 10.0).stop is Stop.REROUTE
+        assert before_acquisition(SECOND, 100, 10.0, 9.5).stop is Stop.MIGRATE
+
+    def test_a_batch_that_ends_before_the_start_is_let_end(self) -> None:
+        """No S is long enough."""
+        assert before_acquisition(SECOND, 7, 40.0, 2.0) == StopAfter(Stop.FINISH, 7, 7.0)
+
+    @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
+    def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, start: float, migration: float) -> None:
+        """Each S tried."""
+        long_enough = [steps for steps in range(remaining + 1) if execution(steps) >= start]
+        found = before_acquisition(execution, remaining, start, migration)
+        steps = long_enough[0] if long_enough else remaining
+        if steps == remaining:
+            assert found == StopAfter(Stop.FINISH, remaining, execution(remaining))
+        elif migration < execution(steps):
+            assert found == StopAfter(Stop.MIGRATE, steps, execution(steps))
+        else:
+            assert found == StopAfter(Stop.REROUTE, 0, 0.0)
+
+
+def test_any_function_of_the_steps_will_do() -> None:
+    """A table with a slow first step, say."""
+    seconds = [0.0, 5.0, 6.0, 7.0, 8.0]
+    assert before_preemption(seconds.__getitem__, 4, 8.5, 1.0) == StopAfter(Stop.MIGRATE, 3, 7.0)
+    assert before_acquisition(seconds.__getitem__, 4, 5.5, 1.0) == StopAfter(Stop.MIGRATE, 2, 6.0)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    """By name."""
+    with pytest.raises(ValueError, match="remaining_steps"):
+        before_preemption(SECOND, -1, 1.0, 1.0)
+    with pytest.raises(ValueError, match="migration_s"):
+        before_acquisition(SECOND, 1, 1.0, -1.0)
+    with pytest.raises(ValueError, match="step_s"):
+        LinearExecution(0.0, 0.0)
