@@ -1,0 +1,182 @@
+"""Recordings of preemptible machines are read as they are, and refused with the line that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.simulator.spot_counts import TimeUnit, read_counts, trace_of_counts
+from spotwise.simulator.spot_traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from spotwise.simulator.traces import TraceError
+
+ADD, REMOVE, LOAD, DONE = SpotEventKind
+SEGMENT = """[0, "add", {"nodes": ["a", "b"]}]
+[60000, "other", {"nodes": [], "required_tpt": 0.8}]
+[120000, "remove", {"nodes": ["a"], "required_tpt": 0.6}]
+
+[150000, "no-op", {"nodes": [], "duration": 60000}]
+[180000, "DONE", {"nodes": []}]
+"""
+EVENTS = "480000,add,n1\n480000,add,n2\n540000,remove,n1\n540000,add,n3\n540000,remove,n2\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "trace.txt"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_segment_is_read_with_its_loads_and_its_end(tmp_path: Path) -> None:
+    """Lines on which only time passes are no events."""
+    trace = read_spot_trace(written(tmp_path, SEGMENT), "A")
+    assert trace.name == "A"
+    assert trace.events == (
+        SpotEvent(0.0, ADD, ("a", "b")),
+        SpotEvent(60.0, LOAD, (), 0.8),
+        SpotEvent(120.0, REMOVE, ("a",), 0.6),
+        SpotEvent(180.0, DONE),
+    )
+    assert trace.counts() == ((0.0, 2), (60.0, 2), (120.0, 1), (180.0, 1))
+    assert trace.node_seconds() == 120 + 180
+    assert list(trace.lives()) == [NodeLife("a", 0.0, 120.0), NodeLife("b", 0.0, None)]
+
+
+def test_a_segment_lasts_as_long_as_its_lines(tmp_path: Path) -> None:
+    """Where it does not say that it is done."""
+    trace = read_spot_trace(written(tmp_path, '[0, "add", {"nodes": ["a"]}]\n[60000, "migration", {"nodes": []}]\n'))
+    assert trace.events == (SpotEvent(0.0, ADD, ("a",)), SpotEvent(60.0, DONE))
+
+
+def test_events_of_a_csv_at_one_time_are_one(tmp_path: Path) -> None:
+    """As long as they stand together and are of one kind."""
+    trace = read_spot_trace(written(tmp_path, EVENTS))
+    assert trace.name == "trace"
+    assert trace.events == (
+        SpotEvent(480.0, ADD, ("n1", "n2")),
+        SpotEvent(540.0, REMOVE, ("n1",)),
+        SpotEvent(540.0, ADD, ("n3",)),
+        SpotEvent(540.0, REMOVE, ("n2",)),
+    )
+    assert trace.end_s == 540.0
+    assert trace.counts() == ((480.0, 2), (540.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("1000,add\n", "line 1"),
+        ("1000,add,a\n2000,lost,b\n", "line 2"),
+        ("1000,add,a\n-5,add,b\n", "line 2"),
+        ("1000,add,a\nnan,add,b\n", "line 2"),
+        ("2000,add,a\n1000,add,b\n", "line 2: 1 s is earlier"),
+        ("1000,add,a\n2000,add,a\n", "line 2: a comes and is there already"),
+        ("1000,add,a\n1000,add,a\n", "line 2: a stands twice"),
+        ("1000,add,a\n2000,remove,b\n", "line 2: b goes and is not there"),
+        ('[0, "add"]\n', "line 1: not a list"),
+        ('[0, "add", {"nodes": ["a"]}\n', "line 1: not a list"),
+        ('[0, "add", {"nodes": ["a", "a"]}]\n', "line 1: nodes are names"),
+        ('[0, "add", {"nodes": [4]}]\n', "line 1: nodes are names"),
+        ('[0, "add", {"nodes": []}]\n', "line 1: add names no nodes"),
+        ('[0, "ADD", {"nodes": ["a"]}]\n', "line 1: 'ADD'"),
+        ('[null, "add", {"nodes": ["a"]}]\n', "line 1: None is no time"),
+        ('[0, "other", {"nodes": [], "required_tpt": 0}]\n', "line 1: required_tpt is 0"),
+        ('[0, "no-op", {"nodes": []}]\n', "nothing happens"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+    """A reader finds the place."""
+    path = written(tmp_path, text)
+    with pytest.raises(TraceError) as refused:
+        read_spot_trace(path)
+    assert str(path) in str(refused.value)
+    assert said in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """And what the system says of it."""
+    with pytest.raises(TraceError, match=r"none\.txt cannot be read: No such file"):
+        read_spot_trace(tmp_path / "none.txt")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\xd8")
+    with pytest.raises(TraceError, match="no text file"):
+        read_spot_trace(tmp_path / "bytes")
+
+
+def test_traces_made_by_hand_keep_the_same_rules() -> None:
+    """Not only those that were read."""
+    with pytest.raises(ValueError, match="at least one event"):
+        SpotTrace("none", ())
+    with pytest.raises(ValueError, match="not in the order"):
+        SpotTrace("back", (SpotEvent(5.0, ADD, ("a",)), SpotEvent(1.0, REMOVE, ("a",))))
+    with pytest.raises(ValueError, match="b goes at 5 s"):
+        SpotTrace("stray", (SpotEvent(5.0, REMOVE, ("b",)),))
+
+
+def test_a_part_begins_with_who_was_there(tmp_path: Path) -> None:
+    """Who goes at its first moment is not; what happens at its end is not in it."""
+    trace = read_spot_trace(written(tmp_path, "0,add,a\n1000,add,b\n2000,remove,a\n3000,add,c\n4000,remove,b\n"))
+    part = trace.part(2.0, 4.0)
+    assert part.events == (SpotEvent(0.0, ADD, ("b",)), SpotEvent(1.0, ADD, ("c",)), SpotEvent(2.0, DONE))
+    assert trace.part(4.5, 6.0).events == (SpotEvent(0.0, ADD, ("c",)), SpotEvent(1.5, DONE))
+    loaded = read_spot_trace(written(tmp_path, SEGMENT)).part(90.0, 150.0)
+    assert loaded.events[0] == SpotEvent(0.0, ADD, ("a", "b"), 0.8)
+    with pytest.raises(ValueError, match="to a later one"):
+        trace.part(4.0, 4.0)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.integers(0, 20), st.integers(1, 20))
+def test_a_part_has_as_many_instances_as_the_whole_at_that_time(
+    moves: list[tuple[int, bool]], from_s: int, seconds: int
+) -> None:
+    """At every moment inside."""
+    here: set[str] = set()
+    events = []
+    for at, (node, comes) in enumerate(moves):
+        name = f"n{node}"
+        if comes != (name in here):
+            events.append(SpotEvent(at / 2, ADD if comes else REMOVE, (name,)))
+            (here.add if comes else here.remove)(name)
+    trace = SpotTrace("whole", (SpotEvent(0.0, LOAD), *events))
+    part = trace.part(float(from_s), float(from_s + seconds))
+
+    def count_at(curve: tuple[tuple[float, int], ...], at_s: float) -> int:
+        return max([(-1.0, 0), *((time_s, count) for time_s, count in curve if time_s <= at_s)], key=lambda p: p[0])[1]
+
+    for step in range(2 * seconds):
+        at_s = step / 2
+        assert count_at(part.counts(), at_s) == count_at(trace.counts(), from_s + at_s)
+    assert part.end_s == seconds
+
+
+def test_counts_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
+    """One published file is not in the order of its times."""
+    clock = written(tmp_path, "2021-12-10, 23:59:00, 5\n2021-12-11, 00:01:00, 7\n2021-12-11, 00:00:00, 6\n")
+    assert read_counts(clock) == ((0.0, 5), (60.0, 6), (120.0, 7))
+    hours = written(tmp_path, "0.5,0\n1.5,4\n1.5,3\n")
+    assert read_counts(hours, TimeUnit.HOURS) == ((0.0, 0), (3600.0, 3))
+
+
+@pytest.mark.parametrize("line", ["1,2,3,4", "x,1", "1,-1", "1,1.5", "2021-13-10, 00:00:00, 5"])
+def test_a_wrong_count_is_said_with_its_line(tmp_path: Path, line: str) -> None:
+    """Whatever is wrong in it."""
+    with pytest.raises(TraceError, match=r"trace\.txt, line 2: "):
+        read_counts(written(tmp_path, f"0,1\n{line}\n"))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=20))
+def test_a_trace_of_counts_has_these_counts(counts: list[int]) -> None:
+    """The oldest leaves first."""
+    curve = tuple((float(at), count) for at, count in enumerate(counts))
+    trace = trace_of_counts("cloud", curve)
+    at_s = dict(trace.counts())
+    expected = 0
+    for time_s, count in curve:
+        expected = at_s.get(time_s, expected)
+        assert expected == count
+    lives = sorted((life for life in trace.lives() if life.to_s is not None), key=lambda life: int(life.node[5:]))
+    assert [life.to_s for life in lives] == sorted(life.to_s or 0.0 for life in lives)
