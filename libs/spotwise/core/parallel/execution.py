@@ -7,7 +7,8 @@ D_prompt x B / t(S_in), those that decode D_token x B / (S_out x t(1)), and phi 
 before both are.
 
 Invariants: seconds depend on P, M and B, not on how many pipelines there are; `execution_s` is `prompt_s` and as many
-`step_s` as tokens; throughput grows in proportion to pipelines.
+`step_s` as tokens, and with phases apart what of the hand-over between pipelines is waited for; throughput grows in proportion
+to pipelines.
 """
 
 from __future__ import annotations

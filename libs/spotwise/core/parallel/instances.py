@@ -1,0 +1,115 @@
+"""What machines there are: their devices, their memory, their prices, their speed, and how many can be had.
+
+Law: an instance is had as spot, which the provider may take back, or on demand; both run equally fast. How many can be had is
+those that are held and those that still start, less those under notice, and those that could be asked for (SpotServe, section
+4.1: N_t counts instances that start, not those that leave). Prices order the two: the cheaper first, and where both cost the
+same, on demand, since nobody takes that back.
+
+Invariants: what is held is part of what can be had; what has no price is not had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.parallel.execution import ExecutionCost
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceType:
+    """A kind of machine.
+
+    Attributes:
+        name: the provider's, or any.
+        devices: accelerators on one.
+        device_memory_bytes: of each of them.
+        spot_price_per_h: dollars an hour as spot; `None`: not sold so.
+        on_demand_price_per_h: dollars an hour on demand; `None`: not sold so.
+        cost: how fast its devices are.
+    """
+
+    name: str
+    devices: int
+    device_memory_bytes: int
+    spot_price_per_h: float | None
+    on_demand_price_per_h: float | None
+    cost: ExecutionCost
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.device_memory_bytes < 1:
+            raise ValueError(f"{self.name} needs at least 1 device with memory")
+        if min(self.spot_price_per_h or 0.0, self.on_demand_price_per_h or 0.0) < 0:
+            raise ValueError(f"no price of {self.name} may be below 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """How many instances of a type can be had.
+
+    Attributes:
+        type: the kind.
+        spot: as spot: held, starting and to be asked for; none under notice.
+        on_demand: the same on demand.
+        held_spot: of `spot`, those held or starting.
+        held_on_demand: of `on_demand`, those held or starting.
+    """
+
+    type: InstanceType
+    spot: int = 0
+    on_demand: int = 0
+    held_spot: int = 0
+    held_on_demand: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.held_spot <= self.spot and 0 <= self.held_on_demand <= self.on_demand):
+            raise ValueError(f"of {self.type.name}, what is held counts as what can be had as well: {self}")
+        if self.spot and self.type.spot_price_per_h is None:
+            raise ValueError(
+                f"{self.type.name} is not sold as spot; give it a `spot_price_per_h`, or no spot instances"
+            )
+        if self.on_demand and self.type.on_demand_price_per_h is None:
+            raise ValueError(
+                f"{self.type.name} is not sold on demand; give it an `on_demand_price_per_h`, or none such"
+            )
+
+    @property
+    def instances(self) -> int:
+        """Instances that can be had."""
+        return self.spot + self.on_demand
+
+    @property
+    def held(self) -> int:
+        """Instances held or starting."""
+        return self.held_spot + self.held_on_demand
+
+    def only_held(self) -> Supply:
+        """Return what is there without asking for any more."""
+        return replace(self, spot=self.held_spot, on_demand=self.held_on_demand)
+
+    def split(self, instances: int) -> tuple[int, int]:
+        """Return how many of so many instances are spot and how many on demand, the cheaper first.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        if instances > self.instances:
+            raise ValueError(f"{instances} instances of {self.type.name} cannot be had, {self.instances} can")
+        if self._spot_first:
+            spot = min(instances, self.spot)
+            return spot, instances - spot
+        on_demand = min(instances, self.on_demand)
+        return instances - on_demand, on_demand
+
+    def price_per_h(self, instances: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the dollars an hour of each of several numbers of instances, the cheaper first."""
+        spot_price, on_demand_price = self.type.spot_price_per_h or 0.0, self.type.on_demand_price_per_h or 0.0
+        spot = np.minimum(instances, self.spot) if self._spot_first else np.maximum(instances - self.on_demand, 0)
+        return spot * spot_price + (instances - spot) * on_demand_price
+
+    @property
+    def _spot_first(self) -> bool:
+        spot_price, on_demand_price = self.type.spot_price_per_h, self.type.on_demand_price_per_h
+        return spot_price is not None and (on_demand_price is None or spot_price < on_demand_price)

@@ -1,0 +1,109 @@
+"""What a batch takes on a pipeline of several devices, reckoned from what an iteration takes on one.
+
+Law: measured is one worker that has the whole model on one device (`IterationCost`). Its seconds are shared out:
+
+- over stages, in proportion to the weights that each one multiplies with, the head's with the last one; the lookup in the
+  embedding takes nothing. A batch passes all stages, one after the other, and a hop between two;
+- over M shards evenly, but for `unsharded_s` of an iteration (launching kernels, which each shard does anew); each layer then
+  adds up twice what its shards have computed, in a ring: 2 (M - 1) / M of the activations go over the link between shards, in
+  2 (M - 1) turns;
+- prompts go through the stages as one batch or sequence by sequence, whichever is done earlier: the slowest stage then sets the
+  pace. Steps go as one batch.
+
+With phases apart the KV of a batch goes to another pipeline. It goes layer by layer beside the computation (Splitwise, section
+4.2), so what is waited for is a stage's last layer.
+
+Sources: shards and the two sums of a layer, Megatron-LM (Shoeybi et al., 2019), section 3; ring, Patarasuk and Yuan (2009). It
+is a model: it knows of no contention on links, and shards of a small layer are taken for as efficient as the whole. A measured
+profile (`LayerTables`) is better where there is one.
+
+Invariants: with one stage and one shard it is the worker's own time; slower links and more latency never make it faster;
+seconds are infinite where a stage would have no layer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from spotwise.core.cost_model import BatchShape, IterationCost, LinkCost, pairs
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCost:
+    """One worker's measurements on more devices; an `ExecutionCost`.
+
+    Attributes:
+        worker: seconds of an iteration of the whole model on one device.
+        model: which model it is.
+        shard_link: between two shards of a stage.
+        stage_link: between two stages, and between two pipelines.
+        context_tokens: tokens that a step's sequence attends to, on average: input and half of the output.
+        unsharded_s: of an iteration of the whole model, the seconds that more shards do not shorten.
+    """
+
+    worker: IterationCost
+    model: ModelShape
+    shard_link: LinkCost
+    stage_link: LinkCost
+    context_tokens: int
+    unsharded_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.context_tokens < 1 or self.unsharded_s < 0:
+            raise ValueError(
+                "a sequence attends to at least 1 token, and no part of an iteration takes less than no time"
+            )
+
+    def prompt_s(self, config: ParallelConfig, input_tokens: int) -> float:
+        """Return the seconds of a full batch's prompts."""
+        batch = config.max_batch
+        at_once_s, _ = self._pass_s(config, _prompts(batch, input_tokens), batch * input_tokens)
+        one_s, slowest_s = self._pass_s(config, _prompts(1, input_tokens), input_tokens)
+        return min(at_once_s, one_s + (batch - 1) * slowest_s)
+
+    def step_s(self, config: ParallelConfig) -> float:
+        """Return the seconds of one token of each sequence of a full batch."""
+        batch = config.max_batch
+        return self._pass_s(config, BatchShape(decodes=batch, decode_context=batch * self.context_tokens), batch)[0]
+
+    def execution_s(self, config: ParallelConfig, input_tokens: int, output_tokens: int) -> float:
+        """Return the seconds of a full batch from its start to its last token: l_exe."""
+        phases_s = self.prompt_s(config, input_tokens) + output_tokens * self.step_s(config)
+        if not config.is_split:
+            return phases_s
+        kv_layer_bytes = config.max_batch * input_tokens * self.model.kv_layer_token_bytes
+        return phases_s + self.stage_link.transfer_s(-(-kv_layer_bytes // config.tensor))
+
+    def _pass_s(self, config: ParallelConfig, shape: BatchShape, tokens: int) -> tuple[float, float]:
+        """Return the seconds of an iteration through all stages, and those in its slowest one."""
+        stages, shards, model = config.pipeline, config.tensor, self.model
+        counts = [len(model.stage_layers(stage, stages)) for stage in range(stages)]
+        if not counts[-1]:
+            return math.inf, math.inf
+        whole_s = self.worker.iteration_s(shape)
+        unsharded_s = min(self.unsharded_s, whole_s)
+        compute_s = (whole_s - unsharded_s) / shards + unsharded_s
+        multiplied_bytes = model.layers * model.layer_bytes + model.head_bytes
+        activation_bytes = tokens * model.hidden_size * model.value_bytes
+        sums_s = 2 * self._all_reduce_s(activation_bytes, shards)
+        hop_s = self.stage_link.transfer_s(-(-activation_bytes // shards)) if stages > 1 else 0.0
+        each_s = [
+            compute_s
+            * (layers * model.layer_bytes + (model.head_bytes if stage == stages - 1 else 0))
+            / multiplied_bytes
+            + layers * sums_s
+            for stage, layers in enumerate(counts)
+        ]
+        return math.fsum(each_s) + (stages - 1) * hop_s, max(each_s)
+
+    def _all_reduce_s(self, num_bytes: int, shards: int) -> float:
+        if shards == 1:
+            return 0.0
+        return 2 * (shards - 1) * self.shard_link.transfer_s(-(-num_bytes // shards))
+
+
+def _prompts(sequences: int, input_tokens: int) -> BatchShape:
+    return BatchShape(sequences * input_tokens, sequences * pairs(0, input_tokens))
