@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -40,3 +41,21 @@ async def test_a_sampler_that_fails_is_a_failure_of_the_measurement() -> None:
             await asyncio.sleep(0.01)
             ran_on = True
     assert ran_on
+
+
+async def test_a_cancellation_that_a_look_would_lose_is_not_relied_on() -> None:
+    """A client that closes its channel may lose one on its way: the block would wait for ever."""
+    under_way, looks = asyncio.Event(), 0
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            with contextlib.suppress(asyncio.CancelledError):
+                under_way.set()
+                await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(2):
+        async with sampled(look, 0.0):
+            await under_way.wait()
+    assert looks == 1
