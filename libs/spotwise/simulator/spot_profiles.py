@@ -44,7 +44,7 @@ class LatencyClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class SpotModel:
+class PaperModel:
     """A model of the paper.
 
     Attributes:
@@ -82,7 +82,7 @@ def _shape(name: str, layers: int, hidden_size: int) -> ModelShape:
     )
 
 
-OPT_6_7B = SpotModel(
+OPT_6_7B = PaperModel(
     "OPT-6.7B",
     _shape("OPT-6.7B", 32, 4096),
     "megatron_6.7B_profile.json",
@@ -92,7 +92,7 @@ OPT_6_7B = SpotModel(
     4,
     LatencyClaim(1, 4, 5.447),
 )
-GPT_20B = SpotModel(
+GPT_20B = PaperModel(
     "GPT-20B",
     _shape("GPT-20B", 44, 6144),
     "megatron_h6144_profile.json",
@@ -102,7 +102,7 @@ GPT_20B = SpotModel(
     12,
     LatencyClaim(3, 4, 14.373),
 )
-LLAMA_30B = SpotModel(
+LLAMA_30B = PaperModel(
     "LLaMA-30B",
     _shape("LLaMA-30B", 48, 7168),
     "megatron_h7168_profile.json",
@@ -113,7 +113,9 @@ LLAMA_30B = SpotModel(
     LatencyClaim(2, 8, 17.540),
 )
 
-SPOT_MODELS: Mapping[str, SpotModel] = MappingProxyType({model.name: model for model in (OPT_6_7B, GPT_20B, LLAMA_30B)})
+PAPER_MODELS: Mapping[str, PaperModel] = MappingProxyType(
+    {model.name: model for model in (OPT_6_7B, GPT_20B, LLAMA_30B)}
+)
 
 
 def read_layer_tables(
@@ -143,7 +145,7 @@ def read_layer_tables(
         raise TraceError(f"{path} is no profile of layers: {error}") from error
 
 
-def read_model_tables(folder: Path, model: SpotModel, *, whole_prompts: bool = False) -> LayerTables:
+def read_model_tables(folder: Path, model: PaperModel, *, whole_prompts: bool = False) -> LayerTables:
     """Read a model's profile in the artifact's folder (with `profiles/`, `arrivals/` and `availability/`).
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from spotwise.simulator.spot_profiles import SPOT_MODELS
+from spotwise.simulator.spot_profiles import PAPER_MODELS
 
 
 def profile_document(layers: int, prompt_ms: float = 20.0, step_ms: float = 1.0) -> dict[str, Any]:
@@ -52,5 +52,5 @@ def write_arrivals(path: Path, rate: float, count: int) -> None:
 def write_profiles(folder: Path) -> None:
     """Write a profile for each model of the paper."""
     folder.mkdir(parents=True, exist_ok=True)
-    for model in SPOT_MODELS.values():
+    for model in PAPER_MODELS.values():
         (folder / model.profile).write_bytes(orjson.dumps(profile_document(model.shape.layers)))

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spot_profiles import GPT_20B, SPOT_MODELS, SpotModel, read_layer_tables, read_model_tables
+from spotwise.simulator.spot_profiles import GPT_20B, PAPER_MODELS, PaperModel, read_layer_tables, read_model_tables
 from spotwise.simulator.traces import TraceError
 from tests.unit.simulator.spot_artifact import profile_document
 
@@ -54,9 +54,9 @@ def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("OPT-6.7B", 6.7), ("GPT-20B", 20.0), ("LLaMA-30B", 30.0)], ids=list(SPOT_MODELS)
+    ("name", "billions"), [("OPT-6.7B", 6.7), ("GPT-20B", 20.0), ("LLaMA-30B", 30.0)], ids=list(PAPER_MODELS)
 )
 def test_shapes_have_as_many_weights_as_the_names_say(name: str, billions: float) -> None:
     """In single precision."""
-    model: SpotModel = SPOT_MODELS[name]
+    model: PaperModel = PAPER_MODELS[name]
     assert model.shape.weight_bytes / 4 / 1e9 == pytest.approx(billions, rel=0.06)
