@@ -16,6 +16,7 @@ import structlog
 
 from spotwise.core.members import NEWS_INTERVAL_S
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
+from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import EventEdge
 from spotwise.mesh.grpc_control import EngineView, HealthDoor
@@ -36,8 +37,6 @@ RoleT = TypeVar("RoleT")
 
 #: Ledger entries kept for a store that is away; older ones are dropped first.
 LEDGER_BACKLOG = 10_000
-#: Background work that has not ended so long after it was cancelled is cancelled again.
-CANCEL_AGAIN_S = 0.1
 
 
 class ServiceHost:
@@ -298,12 +297,8 @@ class ServiceHost:
         """Say what is left to say, and goodbye: peers need not wait for the silence."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.join(), timeout=2.0)
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            # Until it has worked: `asyncio.wait_for` of Python 3.11 forgets a cancellation that comes when its work is done,
-            # and redis-py sends by it. A loop cancelled at that moment would go on, and its member never leave.
-            await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_S)
+        while self._tasks:  # one that ends may have begun another
+            await end_tasks(self._tasks)
         # The bus may have other users, and a member that has left hears nothing.
         for subscription in self._subscriptions:
             with contextlib.suppress(MeshError, OSError):

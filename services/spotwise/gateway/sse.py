@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import orjson
 from starlette.types import Message, Receive
 
+from spotwise.mesh.cancelling import end_tasks
+
 Item = TypeVar("Item")
 
 DONE = b"data: [DONE]\n\n"
@@ -45,9 +47,7 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None])
         if worker.done():
             await worker
     finally:
-        worker.cancel()
-        watcher.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
+        await end_tasks((worker, watcher))
 
 
 async def _until_disconnect(receive: Receive) -> None:
@@ -88,6 +88,4 @@ async def interleave(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncIter
             else:
                 yield got
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
