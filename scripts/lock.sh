@@ -11,7 +11,7 @@ trap 'rm -rf "$folder"' EXIT
 pip=("$folder/venv/bin/python" -m pip --disable-pip-version-check)
 # shellcheck disable=SC2086 # TORCH may hold several arguments
 "${pip[@]}" install -qq $torch
-"${pip[@]}" install -qq ".[engine,embedded,bench,dev]" hatchling editables
+"${pip[@]}" install -qq ".[engine,embedded,bench,aws,dev]" hatchling editables
 {
   echo "# What CI and \`make setup\` install beside torch. Made by \`make lock\`; do not edit."
   "${pip[@]}" freeze --all --exclude pip --exclude torch --exclude spotwise
