@@ -1,0 +1,113 @@
+"""AWS: instance metadata (IMDSv2) of a spot instance.
+
+Law: nothing is asked without a session's token, which is renewed before it ends and at once when the service refuses it.
+Status 404 is the usual answer and means that there is no sign. The instance action has a time, two minutes ahead when it
+appears; the rebalance recommendation comes before it, or not at all, and is a hint.
+"""
+
+from __future__ import annotations
+
+from spotwise.cloud.dates import unix_s
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge
+from spotwise.core.spot.signs import MetadataAnswered, Sign
+
+TOKEN = "/latest/api/token"
+INSTANCE_ACTION = "/latest/meta-data/spot/instance-action"
+REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+TOKEN_HEADER = "X-aws-ec2-metadata-token"
+
+#: The longest that the service gives.
+TOKEN_TTL_S = 21_600
+#: A token is renewed after this share of its time.
+_RENEWED_AFTER = 0.8
+_LONGEST_TTL_DIGITS = 9
+
+
+class Aws:
+    """One instance's dialogues, and the token that they share."""
+
+    name = "aws"
+    poll_s = 2.0
+
+    def __init__(self) -> None:
+        self._token: str | None = None
+        self._renew_at_s = 0.0
+
+    def detect(self) -> Dialogue[bool]:
+        """Ask for a token: no other cloud has that door."""
+        return (yield from self._renew(0.0)) is None
+
+    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+        """Ask for the instance action and the rebalance recommendation."""
+        signs: list[Sign] = []
+        problems: list[str] = []
+        for path, read in ((INSTANCE_ACTION, _action), (REBALANCE, _rebalance)):
+            request, answer = yield from self._get(path, now)
+            if answer.status == 404:
+                continue
+            sign = read(answer) if answer.status == 200 else None
+            if sign is not None:
+                signs.append(sign)
+            else:
+                problems.append(
+                    request.problem("a document that cannot be read" if answer.status == 200 else answer.outcome)
+                )
+        return MetadataAnswered(tuple(signs), "; ".join(dict.fromkeys(problems)) or None)
+
+    def acknowledge(self, event_id: str) -> Dialogue[str | None]:
+        """AWS takes no answer."""
+        return nothing_to_acknowledge(self.name)
+
+    def _get(self, path: str, now: float) -> Dialogue[tuple[HttpRequest, HttpAnswer]]:
+        """Return the last request and its answer: of a token, where that could not be had."""
+        if self._token is None or now >= self._renew_at_s:
+            refused = yield from self._renew(now)
+            if refused is not None:
+                return refused
+        request = HttpRequest("GET", path, {TOKEN_HEADER: self._token or ""})
+        answer = yield request
+        if answer.status == 401:
+            refused = yield from self._renew(now)
+            if refused is not None:
+                return refused
+            request = HttpRequest("GET", path, {TOKEN_HEADER: self._token or ""})
+            answer = yield request
+        return request, answer
+
+    def _renew(self, now: float) -> Dialogue[tuple[HttpRequest, HttpAnswer] | None]:
+        """Take a new token; returns what was answered instead, where none was given."""
+        self._token = None
+        request = HttpRequest("PUT", TOKEN, {TTL_HEADER: str(TOKEN_TTL_S)})
+        answer = yield request
+        token = answer.text() if answer.status == 200 else None
+        if token is None:
+            # Never a 404 of its own: whoever asked would take that for the answer that there is no sign.
+            what = "no token" if answer.status == 200 else answer.outcome
+            return request, HttpAnswer(None, failure=what)
+        self._token = token
+        self._renew_at_s = now + _ttl_s(answer) * _RENEWED_AFTER
+        return None
+
+
+def _ttl_s(answer: HttpAnswer) -> float:
+    given = answer.headers.get(TTL_HEADER.lower(), "")
+    if given.isascii() and given.isdigit() and len(given) <= _LONGEST_TTL_DIGITS:
+        return min(float(given), float(TOKEN_TTL_S))
+    return float(TOKEN_TTL_S)
+
+
+def _action(answer: HttpAnswer) -> Sign | None:
+    document = answer.json_object()
+    action = None if document is None else document.get("action")
+    if document is None or not isinstance(action, str):
+        return None
+    # What is to be done with the instance is sure, though its time may not be readable: then the shortest notice counts.
+    return Sign("aws-instance-action", f"aws: {action}", unix_s(document.get("time")))
+
+
+def _rebalance(answer: HttpAnswer) -> Sign | None:
+    document = answer.json_object()
+    if document is None or "noticeTime" not in document:
+        return None
+    return Sign("aws-rebalance", "aws: rebalance recommendation", is_hint=True)

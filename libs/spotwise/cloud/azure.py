@@ -1,0 +1,108 @@
+"""Azure: scheduled events of a virtual machine.
+
+Law: an event concerns this machine where its resources name it, whatever other machines' events the answer holds. The machine
+goes by an event of type Preempt, or Terminate; others leave it where it is, or bring it back. `NotBefore` is the deadline. It
+is empty where none is set yet, and the machine has the 30 seconds that each preemption is announced ahead; or where the event
+has begun, and it has none.
+
+An answer to an event lets it begin at once, for all of its resources. Where it names other machines too, none is offered:
+nobody here knows what these still do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from spotwise.cloud.dates import unix_s
+from spotwise.cloud.dialogue import Dialogue, HttpRequest
+from spotwise.core.spot.signs import MetadataAnswered, Sign
+
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+VM_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+HEADERS = {"Metadata": "true"}
+GRACE_S = 30.0
+_LEAVING = ("Preempt", "Terminate")
+_STARTED = "Started"
+
+
+class Azure:
+    """One machine's dialogues.
+
+    Args:
+        vm_name: its name, as events' resources have it; `None` asks the instance metadata.
+    """
+
+    name = "azure"
+    poll_s = 1.0
+
+    def __init__(self, vm_name: str | None = None) -> None:
+        self._vm_name = vm_name
+
+    def detect(self) -> Dialogue[bool]:
+        """Ask for the machine's name; no other cloud has that door."""
+        answer = yield HttpRequest("GET", VM_NAME, HEADERS)
+        return answer.status == 200 and answer.text() is not None
+
+    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+        """Ask for the events that concern this machine."""
+        if self._vm_name is None:
+            request = HttpRequest("GET", VM_NAME, HEADERS)
+            answer = yield request
+            self._vm_name = answer.text() if answer.status == 200 else None
+            if self._vm_name is None:
+                what = "no name" if answer.status == 200 else answer.outcome
+                return MetadataAnswered(problem=request.problem(what))
+        request = HttpRequest("GET", EVENTS, HEADERS)
+        answer = yield request
+        if answer.status != 200:
+            return MetadataAnswered(problem=request.problem(answer.outcome))
+        document = answer.json_object()
+        events = None if document is None else document.get("Events")
+        if not isinstance(events, list):
+            return MetadataAnswered(problem=request.problem("no list of events"))
+        readable = [event for event in events if _is_event(event)]
+        signs = tuple(
+            _sign(event, self._vm_name)
+            for event in readable
+            if event["EventType"] in _LEAVING and _names(event, self._vm_name)
+        )
+        problem = None if len(readable) == len(events) else request.problem("an event that cannot be read")
+        return MetadataAnswered(signs, problem)
+
+    def acknowledge(self, event_id: str) -> Dialogue[str | None]:
+        """Let an event begin."""
+        body = orjson.dumps({"StartRequests": [{"EventId": event_id}]})
+        request = HttpRequest("POST", EVENTS, {**HEADERS, "Content-Type": "application/json"}, body)
+        answer = yield request
+        return None if answer.status == 200 else request.problem(answer.outcome)
+
+
+def _is_event(event: Any) -> bool:
+    return (
+        isinstance(event, dict)
+        and isinstance(event.get("EventId"), str)
+        and isinstance(event.get("EventType"), str)
+        and isinstance(event.get("Resources"), list)
+    )
+
+
+def _names(event: dict[str, Any], vm_name: str) -> bool:
+    return any(_is_same(resource, vm_name) for resource in event["Resources"])
+
+
+def _is_same(resource: Any, vm_name: str) -> bool:
+    """Names of machines are the same in any case."""
+    return isinstance(resource, str) and resource.casefold() == vm_name.casefold()
+
+
+def _sign(event: dict[str, Any], vm_name: str) -> Sign:
+    started = event.get("EventStatus") == _STARTED
+    return Sign(
+        event["EventId"],
+        f"azure: {event['EventType']}",
+        unix_s(event.get("NotBefore")),
+        grace_s=0.0 if started else GRACE_S,
+        acknowledgeable=not started and all(_is_same(resource, vm_name) for resource in event["Resources"]),
+    )

@@ -1,0 +1,61 @@
+"""Google Cloud: the instance's value `preempted`.
+
+Law: the first question is plain, because the value may be true already; each further one names the version of the value that
+is known (its ETag), and is answered when there is another one, or after a while. A change between two questions is thus not
+missed. Whatever goes wrong, the next question is plain again. The value comes without a time: the machine has 30 seconds.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from spotwise.cloud.dialogue import Dialogue, HttpRequest, nothing_to_acknowledge
+from spotwise.core.spot.signs import MetadataAnswered, Sign
+
+PREEMPTED = "/computeMetadata/v1/instance/preempted"
+INSTANCE_ID = "/computeMetadata/v1/instance/id"
+FLAVOR_HEADER = "Metadata-Flavor"
+FLAVOR = "Google"
+
+#: How long a question is held back at most, where nothing changes.
+HELD_S = 30
+GRACE_S = 30.0
+
+
+class Gcp:
+    """One instance's dialogues, and the version of the value that they know."""
+
+    name = "gcp"
+    poll_s = 1.0
+
+    def __init__(self, held_s: int = HELD_S) -> None:
+        self._held_s = held_s
+        self._etag: str | None = None
+
+    def detect(self) -> Dialogue[bool]:
+        """Ask for the instance's id; the service says by a header whose it is."""
+        answer = yield HttpRequest("GET", INSTANCE_ID, {FLAVOR_HEADER: FLAVOR})
+        return answer.status == 200 and answer.headers.get(FLAVOR_HEADER.lower()) == FLAVOR
+
+    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+        """Ask whether the instance is preempted, or wait until it is."""
+        request = self._question()
+        self._etag = None
+        answer = yield request
+        value = answer.text()
+        if answer.status != 200 or value not in ("TRUE", "FALSE"):
+            what = "neither TRUE nor FALSE" if answer.status == 200 else answer.outcome
+            return MetadataAnswered(problem=request.problem(what))
+        self._etag = answer.headers.get("etag") or None
+        sign = Sign("gcp-preempted", "gcp: preempted", grace_s=GRACE_S)
+        return MetadataAnswered((sign,) if value == "TRUE" else ())
+
+    def acknowledge(self, event_id: str) -> Dialogue[str | None]:
+        """Google Cloud takes no answer."""
+        return nothing_to_acknowledge(self.name)
+
+    def _question(self) -> HttpRequest:
+        if self._etag is None:
+            return HttpRequest("GET", PREEMPTED, {FLAVOR_HEADER: FLAVOR})
+        query = f"?wait_for_change=true&timeout_sec={self._held_s}&last_etag={quote(self._etag, safe='')}"
+        return HttpRequest("GET", PREEMPTED + query, {FLAVOR_HEADER: FLAVOR}, held_s=float(self._held_s))

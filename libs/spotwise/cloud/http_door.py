@@ -1,0 +1,89 @@
+"""Carries dialogues with a metadata service out over HTTP.
+
+Law: every request ends, within its time and with an answer that says what came: a refused connection, a slow, a broken or an
+endless answer are answers without a status. Proxies of the environment are not asked, because metadata is this machine's own;
+redirects are not followed. Each request has a connection of its own: there are few of them, and a service that was restarted
+has none left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
+
+T = TypeVar("T")
+
+#: A node of Kubernetes with many images may have some hundred KiB; whatever is longer is no metadata.
+MAX_BODY_BYTES = 4 << 20
+
+
+class HttpDoor:
+    """The way to one metadata service.
+
+    Args:
+        base_url: of the service.
+        timeout_s: an answer must be whole by then, besides what its request allows to be held back.
+        tls: whom to trust, where the service is at an `https` address.
+    """
+
+    def __init__(self, base_url: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._client = httpx.AsyncClient(
+            base_url=base_url,
+            # A context of certificates that nobody asks for takes long to make.
+            verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=None,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            headers={"User-Agent": "spotwise", "Accept-Encoding": "identity"},
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def converse(self, dialogue: Dialogue[T]) -> T:
+        """Carry a dialogue out and return what it learned."""
+        try:
+            request = next(dialogue)
+            while True:
+                request = dialogue.send(await self._answer(request))
+        except StopIteration as end:
+            learned: T = end.value
+            return learned
+
+    async def _answer(self, request: HttpRequest) -> HttpAnswer:
+        limit_s = self._timeout_s + request.held_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._send(request)
+        except TimeoutError:
+            return HttpAnswer(None, failure=f"no answer within {limit_s:g} s")
+        except httpx.ConnectError:
+            return HttpAnswer(None, failure="no connection")
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
+            # ValueError: a header that cannot be sent.
+            return HttpAnswer(None, failure=f"a broken answer ({type(error).__name__})")
+
+    async def _send(self, request: HttpRequest) -> HttpAnswer:
+        async with self._client.stream(
+            request.method, request.path, headers=dict(request.headers), content=request.body or None
+        ) as response:
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    return HttpAnswer(None, failure=f"an answer of more than {MAX_BODY_BYTES >> 20} MiB")
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return HttpAnswer(response.status_code, bytes(body), headers)

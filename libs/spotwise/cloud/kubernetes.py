@@ -1,0 +1,87 @@
+"""Kubernetes: taints of the node that say that its machine is taken back.
+
+Law: what stands between a cloud and Kubernetes (AWS' node termination handler, Google's kubelet, Karpenter) taints a node
+that must go. A taint has no deadline: it is the time at which it was added, where that is said, and the grace period of the
+settings, else the time of the first sight and that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from spotwise.cloud.dates import unix_s
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge
+from spotwise.core.spot.signs import MetadataAnswered, Sign
+
+#: Keys of taints, and whether the node may still stay.
+TAINTS = {
+    "aws-node-termination-handler/spot-itn": False,
+    "aws-node-termination-handler/rebalance-recommendation": True,
+    "cloud.google.com/impending-node-termination": False,
+    "karpenter.sh/disrupted": False,
+}
+
+
+class Kubernetes:
+    """One node's dialogues.
+
+    Args:
+        node_name: the node.
+        grace_s: how long a node lasts from its taint on.
+        read_token: returns the service account's token, which changes from time to time; `None` where it cannot be read.
+    """
+
+    name = "kubernetes"
+    poll_s = 2.0
+
+    def __init__(self, node_name: str, grace_s: float, read_token: Callable[[], str | None]) -> None:
+        self._path = f"/api/v1/nodes/{quote(node_name, safe='')}"
+        self._grace_s = grace_s
+        self._read_token = read_token
+
+    def detect(self) -> Dialogue[bool]:
+        """Ask for the node."""
+        _, answer = yield from self._get()
+        return answer.status == 200 and _taints(answer) is not None
+
+    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+        """Ask for the node's taints."""
+        request, answer = yield from self._get()
+        if answer.status != 200:
+            return MetadataAnswered(problem=request.problem(answer.outcome))
+        taints = _taints(answer)
+        if taints is None:
+            return MetadataAnswered(problem=request.problem("no node"))
+        signs = {taint["key"]: self._sign(taint) for taint in taints if taint["key"] in TAINTS}
+        return MetadataAnswered(tuple(signs.values()))
+
+    def acknowledge(self, event_id: str) -> Dialogue[str | None]:
+        """A taint takes no answer."""
+        return nothing_to_acknowledge(self.name)
+
+    def _get(self) -> Dialogue[tuple[HttpRequest, HttpAnswer]]:
+        request = HttpRequest("GET", self._path, {"Accept": "application/json"})
+        token = self._read_token()
+        if token is None:
+            return request, HttpAnswer(None, failure="the service account's token cannot be read")
+        request = HttpRequest("GET", self._path, {**request.headers, "Authorization": f"Bearer {token}"})
+        return request, (yield request)
+
+    def _sign(self, taint: dict[str, Any]) -> Sign:
+        key, added_s = taint["key"], unix_s(taint.get("timeAdded"))
+        deadline_s = None if added_s is None else added_s + self._grace_s
+        return Sign(key, f"kubernetes: {key}", deadline_s, self._grace_s, is_hint=TAINTS[key])
+
+
+def _taints(answer: HttpAnswer) -> list[dict[str, Any]] | None:
+    """Return a node's taints; `None` where the answer is no node."""
+    document = answer.json_object()
+    spec = None if document is None else document.get("spec", {})
+    if document is None or document.get("kind") != "Node" or not isinstance(spec, dict):
+        return None
+    taints = spec.get("taints") or []
+    if not isinstance(taints, list):
+        return None
+    return [taint for taint in taints if isinstance(taint, dict) and isinstance(taint.get("key"), str)]

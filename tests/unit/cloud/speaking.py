@@ -1,0 +1,34 @@
+"""What the tests of the clouds' dialogues share: a dialogue answered from a list, or by the fake server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
+from spotwise.cloud.http_door import HttpDoor
+from tests.fakes.metadata_server import MetadataServer
+
+T = TypeVar("T")
+
+#: 2026-11-22 15:00:00 UTC.
+NOW = 1_795_359_600.0
+
+
+def answered(dialogue: Dialogue[T], answers: Iterable[HttpAnswer]) -> tuple[T, list[HttpRequest]]:
+    """Carry a dialogue out with these answers, all of which it must take; returns what it learned and what it asked."""
+    left, asked = list(answers), []
+    try:
+        request = next(dialogue)
+        while True:
+            asked.append(request)
+            request = dialogue.send(left.pop(0))
+    except StopIteration as end:
+        assert left == []
+        return end.value, asked
+
+
+async def carried_out(dialogue: Dialogue[T], server: MetadataServer, timeout_s: float = 5.0) -> T:
+    """Carry a dialogue out with a real server."""
+    async with HttpDoor(server.url, timeout_s) as door:
+        return await door.converse(dialogue)

@@ -1,0 +1,120 @@
+"""Azure: whose events they are, when they begin, and who may let them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from spotwise.cloud.azure import EVENTS, Azure
+from spotwise.cloud.dialogue import HttpAnswer
+from spotwise.core.spot.signs import MetadataAnswered
+from tests.fakes.metadata_server import Fault, MetadataServer
+from tests.unit.cloud.speaking import NOW, answered, carried_out
+
+PATH = EVENTS.partition("?")[0]
+
+
+def event(**fields: Any) -> dict[str, Any]:
+    """A preemption of `vm`, but for these fields."""
+    return {
+        "EventId": "e",
+        "EventType": "Preempt",
+        "EventStatus": "Scheduled",
+        "Resources": ["vm"],
+        "NotBefore": "Sun, 22 Nov 2026 15:00:30 GMT",
+    } | fields
+
+
+def told(*events: Any) -> MetadataAnswered:
+    """What a machine named `vm` makes of these events."""
+    body = json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
+    found, _ = answered(Azure("vm").ask(NOW), [HttpAnswer(200, body)])
+    return found
+
+
+async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
+    """The machine's name is asked for once."""
+    async with MetadataServer("Spot-7") as server:
+        azure = Azure()
+        assert await carried_out(azure.ask(NOW), server) == MetadataAnswered()
+        deadline_s = server.announce(NOW + 30)
+        (sign,) = (await carried_out(azure.ask(NOW), server)).signs
+        assert (sign.deadline_s, sign.reason, sign.acknowledgeable) == (deadline_s, "azure: Preempt", True)
+        assert len(server.asked("/metadata/instance")) == 1
+
+
+async def test_an_acknowledgement_lets_the_event_begin() -> None:
+    """It is offered no more then."""
+    async with MetadataServer() as server:
+        azure = Azure()
+        server.announce(NOW + 30)
+        (sign,) = (await carried_out(azure.ask(NOW), server)).signs
+        assert await carried_out(azure.acknowledge(sign.event_id), server) is None
+        assert server.acknowledged == [sign.event_id]
+        (sign,) = (await carried_out(azure.ask(NOW), server)).signs
+        assert (sign.deadline_s, sign.grace_s, sign.acknowledgeable) == (None, 0.0, False)
+        server.faults.append(Fault(PATH, status=500))
+        assert await carried_out(azure.acknowledge("e"), server) == f"POST {PATH}: status 500"
+
+
+def test_an_empty_time_is_the_shortest_notice() -> None:
+    """Or none, where the event has begun."""
+    (scheduled,) = told(event(NotBefore="")).signs
+    assert (scheduled.deadline_s, scheduled.grace_s) == (None, 30.0)
+    (started,) = told(event(NotBefore="", EventStatus="Started")).signs
+    assert (started.deadline_s, started.grace_s) == (None, 0.0)
+
+
+def test_only_events_of_this_machine_count() -> None:
+    """Azure tells each machine of a set of all of them; names are the same in any case."""
+    found = told(event(EventId="1", Resources=["other"]), event(EventId="2", Resources=["VM"]))
+    assert [sign.event_id for sign in found.signs] == ["2"]
+    assert found.problem is None
+
+
+def test_an_event_of_several_machines_is_not_acknowledged() -> None:
+    """Nobody here knows what the others do."""
+    (sign,) = told(event(Resources=["vm", "other"])).signs
+    assert not sign.acknowledgeable
+
+
+@pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Anything"])
+def test_events_after_which_the_machine_is_there_are_no_signs(kind: str) -> None:
+    """They are no problem either."""
+    assert told(event(EventType=kind)) == MetadataAnswered()
+    assert told(event(EventType="Terminate")).signs
+
+
+@pytest.mark.parametrize("bad", [None, 1, {}, event(EventId=1), event(Resources=None), event(EventType=[])])
+def test_an_event_that_cannot_be_read_is_a_problem_and_hides_no_other(bad: Any) -> None:
+    """The good one counts; none is withdrawn."""
+    found = told(bad, event(EventId="good"))
+    assert [sign.event_id for sign in found.signs] == ["good"]
+    assert found.problem == f"GET {PATH}: an event that cannot be read"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"Events": {}}', b"[" * 100_000])
+def test_a_document_without_events_is_a_problem(body: bytes) -> None:
+    """An empty list is one with events: none."""
+    found, _ = answered(Azure("vm").ask(NOW), [HttpAnswer(200, body)])
+    assert (found.signs, found.problem) == ((), f"GET {PATH}: no list of events")
+
+
+def test_without_the_machines_name_nobodys_events_are_taken() -> None:
+    """It is asked for again the next time."""
+    azure = Azure()
+    found, _ = answered(azure.ask(NOW), [HttpAnswer(500)])
+    assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: status 500")
+    body = json.dumps({"Events": [event()]}).encode()
+    found, _ = answered(azure.ask(NOW), [HttpAnswer(200, b"vm"), HttpAnswer(200, body)])
+    assert len(found.signs) == 1
+
+
+async def test_other_clouds_are_not_taken_for_it() -> None:
+    """Only Azure has that door."""
+    async with MetadataServer(clouds=("azure",)) as server:
+        assert await carried_out(Azure().detect(), server)
+    async with MetadataServer(clouds=("aws", "gcp", "kubernetes")) as server:
+        assert not await carried_out(Azure().detect(), server)
