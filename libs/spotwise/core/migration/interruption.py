@@ -1,0 +1,238 @@
+"""What becomes of each request on an instance that goes: it ends there, its KV moves just in time, or it is computed elsewhere.
+
+Law: for every request by itself whichever costs its user least before the absolute deadline. Ending costs nothing. Moving costs
+the copy and the wait for a place; recomputing costs the prompt time of all its tokens, and the queue before it. Both are
+compared for the tokens that are there now, since decoding on adds to either. One copy runs at a time, so the link's seconds
+until the deadline are shared, and who moves is a knapsack: those are chosen that save their users most seconds together.
+
+Copies end at the deadline and begin as late as that allows; until its own begins, a request decodes, and its KV grows. Small KV
+goes first and large last (`link_share.py` says why, and chooses).
+
+Source: SpotServe, section 4.1, stops a whole batch; the choice for each request is ours.
+
+Invariants: every request has one arrangement, in the order in which they came; copies do not overlap, begin when their request
+has stopped, and end by the deadline; what moves saves no less than the greedy choice would; without notice all are computed
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spotwise.core.cost_model import LinkCost
+from spotwise.core.migration.deployment import RunningRequest
+from spotwise.core.migration.link_share import Copy, Window, choose
+
+#: Kept free before the deadline beside the margin: a time of today is a number that is exact to a quarter of this.
+_ROUNDING_S = 1e-6
+
+
+class Fate(StrEnum):
+    """What becomes of a request."""
+
+    FINISH = "finish"  #: it decodes here to its end
+    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it goes on elsewhere
+    RECOMPUTE = "recompute"  #: its tokens are computed elsewhere, and it goes on from there
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What one request does.
+
+    Attributes:
+        request_id: whose.
+        fate: what becomes of it.
+        steps: tokens that it still decodes here.
+        stop_s: when it stops here, absolute.
+        copy_start_s, copy_end_s: when its KV is copied, absolute; `None` where it is not.
+        wait_s: from its stop until it goes on elsewhere, as is expected; what this costs its user.
+    """
+
+    request_id: str
+    fate: Fate
+    steps: int
+    stop_s: float
+    copy_start_s: float | None = None
+    copy_end_s: float | None = None
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How the instance decodes.
+
+    Attributes:
+        until_boundary_s: until its iteration under way has ended; requests are given as they will be then.
+        step_s: of an iteration. It becomes shorter as requests leave; that is not counted on.
+    """
+
+    until_boundary_s: float
+    step_s: float
+
+    def __post_init__(self) -> None:
+        if self.until_boundary_s < 0 or self.step_s <= 0:
+            raise ValueError(f"until_boundary_s must be at least 0 and step_s above 0: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What a request meets where it goes on.
+
+    Attributes:
+        prompt_s: seconds in which so many tokens are computed there; must not fall as tokens rise.
+        queue_s: that a prompt waits there before it is computed.
+        resume_s: that a request waits there once its KV has come.
+        ready_s: from when on, absolute, it takes requests; `None`: it does already. Until then decoding here costs nobody
+            anything, so that requests to be recomputed stay that long too.
+    """
+
+    prompt_s: Callable[[int], float]
+    queue_s: float = 0.0
+    resume_s: float = 0.0
+    ready_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """An instance's way out.
+
+    Attributes:
+        deadline_s: when it goes, absolute.
+        pace: how it decodes.
+        link: over which its KV leaves, one copy at a time.
+        kv_token_bytes: of one token.
+        elsewhere: where its requests go on.
+        margin_s: that copies end before the deadline.
+    """
+
+    deadline_s: float
+    pace: Pace
+    link: LinkCost
+    kv_token_bytes: int
+    elsewhere: Elsewhere
+    margin_s: float = 0.0
+
+    def copy_s(self, tokens: int) -> float:
+        """Return the seconds in which the KV of so many tokens is copied."""
+        return self.link.transfer_s(tokens * self.kv_token_bytes)
+
+    def saved_s(self, request: RunningRequest) -> float:
+        """Return the seconds that a move spares a request's user beside computing it elsewhere; it may be below 0."""
+        elsewhere = self.elsewhere
+        recompute_s = elsewhere.queue_s + elsewhere.prompt_s(request.tokens)
+        return recompute_s - self.copy_s(request.tokens) - elsewhere.resume_s
+
+
+def arrange(
+    now_s: float, notice: Notice, requests: Sequence[RunningRequest], link_free_s: float | None = None
+) -> tuple[Arrangement, ...]:
+    """Return what becomes of the requests of an instance under notice, in their order.
+
+    Args:
+        now_s: the time.
+        notice: how long the instance has, and what requests meet there and elsewhere.
+        requests: all that are on it. `remaining` must be a bound: nobody who may go on longer is let end here. With
+            `remaining` 0 nobody knows. With `tokens` 0 there is no KV, and nothing to move.
+        link_free_s: when the link has done what it is doing, absolute; `None`: it is free.
+    """
+    if len({request.id for request in requests}) != len(requests):
+        raise ValueError("two requests have the same id; give each once")
+    boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
+    left_s = notice.deadline_s - now_s - notice.margin_s - _ROUNDING_S
+    free_s = max(boundary_s, 0.0 if link_free_s is None else link_free_s - now_s)
+    finishing = [request.remaining > 0 and boundary_s + request.remaining * step_s <= left_s for request in requests]
+    movable = [
+        request
+        for request, finishes in zip(requests, finishing, strict=True)
+        if not finishes and request.tokens > 0 and notice.saved_s(request) > 0
+    ]
+    moves = _moves(now_s, notice, movable, left_s, free_s)
+    arranged = []
+    for request, finishes in zip(requests, finishing, strict=True):
+        if finishes:
+            stop_s = now_s + boundary_s + request.remaining * step_s
+            arranged.append(Arrangement(request.id, Fate.FINISH, request.remaining, stop_s))
+        else:
+            arranged.append(moves.get(request.id) or _recompute(now_s, notice, request, left_s))
+    return tuple(arranged)
+
+
+def rearrange(
+    now_s: float, notice: Notice, arranged: Iterable[Arrangement], requests: Sequence[RunningRequest]
+) -> tuple[Arrangement, ...]:
+    """Return what becomes of requests that were arranged before: the deadline has moved, some ended, some go on longer.
+
+    Whoever has stopped for good stays with what was arranged: a request that is computed elsewhere already, and one whose copy
+    runs, if it ends by the deadline; otherwise its copy is given up, and it is computed elsewhere. All others are arranged
+    anew.
+
+    Args:
+        now_s: the time.
+        notice: as it is now.
+        arranged: what was arranged.
+        requests: those of the instance that have not ended, as they are now.
+    """
+    before = {arrangement.request_id: arrangement for arrangement in arranged}
+    settled: dict[str, Arrangement] = {}
+    link_free_s = now_s
+    for request in requests:
+        old = before.get(request.id)
+        if old is None or old.stop_s > now_s:
+            continue
+        if old.fate is Fate.RECOMPUTE:
+            settled[request.id] = old
+        elif old.copy_start_s is not None and old.copy_end_s is not None and old.copy_start_s <= now_s:
+            if old.copy_end_s <= notice.deadline_s:
+                settled[request.id] = old
+                link_free_s = max(link_free_s, old.copy_end_s)
+            else:
+                wait_s = now_s - old.stop_s + _recompute_s(notice, request.tokens, now_s)
+                settled[request.id] = Arrangement(request.id, Fate.RECOMPUTE, 0, old.stop_s, wait_s=wait_s)
+    open_requests = [request for request in requests if request.id not in settled]
+    anew = {each.request_id: each for each in arrange(now_s, notice, open_requests, link_free_s)}
+    return tuple(settled.get(request.id) or anew[request.id] for request in requests)
+
+
+def _moves(
+    now_s: float, notice: Notice, movable: Sequence[RunningRequest], left_s: float, free_s: float
+) -> dict[str, Arrangement]:
+    """Return the arrangements of those who move, among those who may."""
+    boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
+    window = Window(boundary_s, free_s, left_s, notice.kv_token_bytes / notice.link.bytes_per_s / step_s)
+    by_size = sorted(movable, key=lambda request: request.tokens)  # of equals the earlier is copied first
+    copies = [Copy(notice.copy_s(request.tokens), notice.saved_s(request)) for request in by_size]
+    chosen = choose(copies, window)
+    latest = window.starts([copies[index].copy_s for index in chosen]) or ()
+    moves = {}
+    for index, latest_s in zip(chosen, latest, strict=True):
+        request = by_size[index]
+        steps = math.floor((latest_s - boundary_s) / step_s)
+        stop_s = boundary_s + steps * step_s
+        start_s = max(stop_s, free_s)
+        free_s = start_s + notice.copy_s(request.tokens + steps)
+        ready_s = max(now_s + free_s, notice.elsewhere.ready_s or 0.0)
+        wait_s = ready_s - now_s - stop_s + notice.elsewhere.resume_s
+        moves[request.id] = Arrangement(
+            request.id, Fate.MOVE, steps, now_s + stop_s, now_s + start_s, now_s + free_s, wait_s
+        )
+    return moves
+
+
+def _recompute(now_s: float, notice: Notice, request: RunningRequest, left_s: float) -> Arrangement:
+    """Return the arrangement of a request that is computed elsewhere: at once, or as soon as anybody takes it."""
+    boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
+    if request.tokens == 0 or boundary_s > left_s:
+        return Arrangement(request.id, Fate.RECOMPUTE, 0, now_s, wait_s=_recompute_s(notice, request.tokens, now_s))
+    until_s = min(left_s, (notice.elsewhere.ready_s or 0.0) - now_s)
+    steps = max(0, math.floor((until_s - boundary_s) / step_s))
+    stop_s = now_s + boundary_s + steps * step_s
+    wait_s = _recompute_s(notice, request.tokens + steps, stop_s)
+    return Arrangement(request.id, Fate.RECOMPUTE, steps, stop_s, wait_s=wait_s)
+
+
+def _recompute_s(notice: Notice, tokens: int, from_s: float) -> float:
+    ready_s = max(from_s, notice.elsewhere.ready_s or 0.0)
+    return ready_s - from_s + notice.elsewhere.queue_s + notice.elsewhere.prompt_s(tokens)
