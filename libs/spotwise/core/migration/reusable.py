@@ -1,0 +1,105 @@
+"""How many bytes of a new position each device has already.
+
+Law: what a device may use again as a position is what both hold (`held.py`): weights, and KV of the requests that the
+position's pipeline goes on with and the device's old pipeline has (SpotServe, section 4.2). A device without an old position
+has nothing. Layers and shares overlap independently of one another, so the bytes of all pairs are products of small tables,
+and a thousand devices are one table look-up each.
+
+Invariants: the bytes of a pair are `weight_overlap_bytes` and `kv_overlap_bytes` of its two positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.migration.held import has_head, overlap, share_bytes, share_of
+from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.model_shape import ModelShape
+
+Table = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reusable:
+    """Bytes that a device at one place of an old pipeline has of a place of a new one.
+
+    Attributes:
+        before: the old configuration.
+        config: the new one.
+        weight_bytes: old places x new places of a pipeline, a place being stage x M + shard.
+        kv_token_bytes: the same of a token's KV, where the new pipeline goes on with the request that it is of.
+        tokens: with KV that a new pipeline takes over from an old one, by (old, new).
+    """
+
+    before: ParallelConfig
+    config: ParallelConfig
+    weight_bytes: Table
+    kv_token_bytes: Table
+    tokens: Mapping[tuple[int, int], int]
+
+    @classmethod
+    def between(
+        cls, before: ParallelConfig, config: ParallelConfig, model: ModelShape, tokens: Mapping[tuple[int, int], int]
+    ) -> Reusable:
+        """Return the tables for a change from one configuration to another."""
+
+        def shards(whole_bytes: int) -> Table:
+            return np.array(
+                [
+                    [
+                        share_bytes(whole_bytes, overlap(share_of(old, before.tensor), share_of(new, config.tensor)))
+                        for new in range(config.tensor)
+                    ]
+                    for old in range(before.tensor)
+                ],
+                dtype=np.int64,
+            )
+
+        old = [model.stage_layers(stage, before.pipeline) for stage in range(before.pipeline)]
+        new = [model.stage_layers(stage, config.pipeline) for stage in range(config.pipeline)]
+        first = np.maximum.outer([layers.start for layers in old], [layers.start for layers in new])
+        stop = np.minimum.outer([layers.stop for layers in old], [layers.stop for layers in new])
+        layers = np.maximum(stop - first, 0)
+        embedding = np.zeros_like(layers)
+        embedding[0, 0] = 1
+        head = np.outer(
+            [has_head(stage, before.pipeline, model) for stage in range(before.pipeline)],
+            [has_head(stage, config.pipeline, model) for stage in range(config.pipeline)],
+        )
+        weight_bytes = (
+            np.kron(layers, shards(model.layer_bytes))
+            + np.kron(embedding, shards(model.embedding_bytes))
+            + np.kron(head, shards(model.head_bytes))
+        )
+        return cls(before, config, weight_bytes, np.kron(layers, shards(model.kv_layer_token_bytes)), tokens)
+
+    def pair_bytes(self, old: Position | None, new: Position) -> tuple[int, int]:
+        """Return the bytes of weights and of KV that the device at an old position has of a new one."""
+        if old is None:
+            return 0, 0
+        old_place, new_place = _place(old, self.before), _place(new, self.config)
+        tokens = self.tokens.get((old.pipeline, new.pipeline), 0)
+        return int(self.weight_bytes[old_place, new_place]), tokens * int(self.kv_token_bytes[old_place, new_place])
+
+    def gains(self, devices: Sequence[Position | None], positions: Sequence[Position]) -> Table:
+        """Return the bytes that each device, known by its old position, has of each new position."""
+        gains = np.zeros((len(devices), len(positions)), dtype=np.int64)
+        rows = [row for row, old in enumerate(devices) if old is not None]
+        held = [old for old in devices if old is not None]
+        if not held or not positions:
+            return gains
+        tokens = np.zeros((self.before.pipelines, self.config.pipelines), dtype=np.int64)
+        for (old_pipeline, new_pipeline), count in self.tokens.items():
+            tokens[old_pipeline, new_pipeline] = count
+        places = np.ix_([_place(old, self.before) for old in held], [_place(new, self.config) for new in positions])
+        pipelines = np.ix_([old.pipeline for old in held], [new.pipeline for new in positions])
+        gains[rows] = self.weight_bytes[places] + tokens[pipelines] * self.kv_token_bytes[places]
+        return gains
+
+
+def _place(position: Position, config: ParallelConfig) -> int:
+    return position.stage * config.tensor + position.shard
