@@ -10,13 +10,32 @@ Source: the published optimizer, run on the published profiles; the configuratio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spot_profiles import GPT_20B, LLAMA_30B, OPT_6_7B, PaperModel
+from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.layer_tables import LayerTables
+from spotwise.core.parallel.memory import LeastDevices
+from spotwise.core.parallel.optimizer import choose
+from spotwise.core.parallel.policy import Demand, Policy
+from spotwise.simulator.spot_arrivals import INPUT_TOKENS, OUTPUT_TOKENS
+from spotwise.simulator.spot_profiles import (
+    DEVICES_OF_AN_INSTANCE,
+    GPT_20B,
+    LLAMA_30B,
+    OPT_6_7B,
+    PAPER_MODELS,
+    PaperModel,
+    read_model_tables,
+)
 
-#: Of the paper's runs.
-BATCHES = (1, 2, 4)
+#: The largest batch of the paper's runs.
+MAX_BATCH = 4
+#: What the published answers are rounded to.
+_DIGITS = 3
+_T4_BYTES = 16 * 2**30
 
 _Answers = tuple[tuple[tuple[int, ...], tuple[str, float, float] | None], ...]
 
@@ -88,3 +107,85 @@ GOLDEN_CELLS: tuple[GoldenCell, ...] = tuple(
     for counts, answer in answers
     for instances in counts
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenAnswer:
+    """A cell and what ours answers.
+
+    Attributes:
+        cell: as published.
+        config: ours; `None`: the model does not fit.
+        execution_s: our l_exe; 0 without an answer.
+        throughput: of ours, requests a second; 0 without an answer.
+    """
+
+    cell: GoldenCell
+    config: ParallelConfig | None
+    execution_s: float = 0.0
+    throughput: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is the published one, to the last digit."""
+        said = (self.cell.config, self.cell.execution_s, self.cell.throughput)
+        return (self.config, round(self.execution_s, _DIGITS), round(self.throughput, _DIGITS)) == said
+
+
+@dataclass(frozen=True, slots=True)
+class AloneAnswer:
+    """A line of Table 1 and ours.
+
+    Attributes:
+        model: whose.
+        seconds: our l_exe of one request on its P and M.
+    """
+
+    model: PaperModel
+    seconds: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is the paper's, to the millisecond."""
+        return round(self.seconds, _DIGITS) == self.model.alone.seconds
+
+
+def read_all_tables(folder: Path) -> dict[str, LayerTables]:
+    """Read the profiles of all models of the paper, by their names.
+
+    Raises:
+        TraceError: one cannot be read.
+    """
+    return {model.name: read_model_tables(folder, model) for model in PAPER_MODELS.values()}
+
+
+def golden_answers(tables: Mapping[str, LayerTables]) -> list[GoldenAnswer]:
+    """Ask our optimizer for every cell; tables by model."""
+    return [_answer(cell, tables[cell.model.name]) for cell in GOLDEN_CELLS]
+
+
+def alone_answers(tables: Mapping[str, LayerTables]) -> list[AloneAnswer]:
+    """Return our Table 1; tables by model."""
+    return [
+        AloneAnswer(
+            model,
+            tables[name].execution_s(
+                ParallelConfig(1, model.alone.stages, model.alone.shards), INPUT_TOKENS, OUTPUT_TOKENS
+            ),
+        )
+        for name, model in PAPER_MODELS.items()
+    ]
+
+
+def _answer(cell: GoldenCell, tables: LayerTables) -> GoldenAnswer:
+    held = cell.instances
+    machine = InstanceType("g4dn.12xlarge", DEVICES_OF_AN_INSTANCE, _T4_BYTES, 1.0, None, tables)
+    choice = choose(
+        Demand(cell.required_rate, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS),
+        [Supply(machine, spot=held, held_spot=held)],
+        LeastDevices(cell.model.least_devices),
+        Policy.spotserve(tables.padded_layers, max_batch=MAX_BATCH),
+    )
+    if choice is None:
+        return GoldenAnswer(cell, None)
+    return GoldenAnswer(cell, choice.config, choice.execution_s, choice.throughput)
