@@ -1,0 +1,236 @@
+"""Which new pipeline goes on with whose requests.
+
+Law: a new configuration takes over as many requests as its batches hold, D x B, those that have decoded most tokens; of equals
+those of the earlier pipeline, and there the earlier (SpotServe, section 4.2). A request whose KV is not whole any more, since a
+device went without notice, is not among them: it is computed again anyway. Where phases are apart, requests that have decoded
+go to pipelines that decode, the others to those that compute prompts; each kind has its own room.
+
+Requests of an old pipeline stay together while there is a new pipeline with room for all of them. Each new pipeline goes on
+from one old one if it can, its *predecessor*: first those that may run on untouched, then those with most KV on devices that
+stay; it has the number of its predecessor if it can. What comes on top of that (old pipelines without a successor, more
+requests than a batch holds) goes to pipelines that must stop anyway, before it goes to one that need not.
+
+A pipeline runs on where P and M stay, none of its devices is lost or leaves, and its requests are the same afterwards: none
+more, none less.
+
+Invariants: no pipeline has more than B requests; each request is in one pipeline, or waits; a pipeline that runs on has exactly
+the requests of its predecessor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spotwise.core.migration.deployment import Deployment, RunningRequest
+from spotwise.core.migration.old_pipelines import OldPipelines
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_shape import ModelShape
+
+
+class Entry(NamedTuple):
+    """A request where it stands: its old pipeline, and its turn there."""
+
+    old: int
+    turn: int
+    request: RunningRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """Who goes on where.
+
+    Attributes:
+        running: requests by new pipeline, those of the predecessor first; pipelines without any are left out.
+        waiting: requests without a place, who has decoded most first.
+        tokens: with KV that a new pipeline takes over from an old one, by (old, new).
+        predecessors: the old pipeline that a new one goes on from; one that starts afresh has none.
+        running_on: new pipelines that need not stop, and the old one that each is.
+    """
+
+    running: Mapping[int, tuple[RunningRequest, ...]]
+    waiting: tuple[RunningRequest, ...]
+    tokens: Mapping[tuple[int, int], int]
+    predecessors: Mapping[int, int]
+    running_on: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class _Room:
+    """A new pipeline that is being filled."""
+
+    number: int
+    predecessor: int | None = None
+    must_stop: bool = True
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(entry.request.tokens for entry in self.entries)
+
+
+def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> Inheritance:
+    """Return which pipeline of a new configuration goes on with whose requests."""
+    old = OldPipelines(before, model)
+    alike = (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor)
+    rooms: list[_Room] = []
+    waiting: list[Entry] = []
+    alive: list[Entry] = []
+    for number in sorted(before.running):
+        entries = [Entry(number, turn, request) for turn, request in enumerate(before.running[number])]
+        (alive if old.is_whole(number) else waiting).extend(entries)
+    for numbers, belongs in _kinds(config):
+        claims = sorted((entry for entry in alive if belongs(entry.request)), key=_most_decoded)
+        capacity = len(numbers) * config.max_batch
+        waiting += claims[capacity:]
+        rooms += _fill(claims[:capacity], numbers, config, old, alike)
+    if alike:
+        _succeed_idle(rooms, config, old)
+    running_on = {
+        room.number: room.predecessor
+        for room in rooms
+        if room.predecessor is not None
+        and alike
+        and old.is_untouched(room.predecessor)
+        and _same_requests(room, before)
+    }
+    tokens: dict[tuple[int, int], int] = defaultdict(int)
+    for room in rooms:
+        for entry in room.entries:
+            tokens[entry.old, room.number] += entry.request.tokens
+    return Inheritance(
+        {room.number: tuple(entry.request for entry in _in_order(room)) for room in rooms if room.entries},
+        tuple(entry.request for entry in sorted(waiting, key=_most_decoded)),
+        dict(tokens),
+        {room.number: room.predecessor for room in rooms if room.predecessor is not None},
+        running_on,
+    )
+
+
+def _kinds(config: ParallelConfig) -> list[tuple[range, Callable[[RunningRequest], bool]]]:
+    """Return the pipelines of each kind, and which requests are for them."""
+    if not config.is_split:
+        return [(range(config.pipelines), lambda _: True)]
+    return [
+        (range(config.prompt_data), lambda request: request.decoded == 0),
+        (range(config.prompt_data, config.pipelines), lambda request: request.decoded > 0),
+    ]
+
+
+def _most_decoded(entry: Entry) -> tuple[int, int, int]:
+    return -entry.request.decoded, entry.old, entry.turn
+
+
+def _in_order(room: _Room) -> list[Entry]:
+    return sorted(room.entries, key=lambda entry: (entry.old != room.predecessor, entry.old, entry.turn))
+
+
+def _same_requests(room: _Room, before: Deployment) -> bool:
+    assert room.predecessor is not None
+    theirs = len(before.running.get(room.predecessor, ()))
+    return len(room.entries) == theirs and all(entry.old == room.predecessor for entry in room.entries)
+
+
+def _fill(kept: Sequence[Entry], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool) -> list[_Room]:
+    """Return the pipelines of one kind with the requests that they go on with."""
+    parcels: dict[int, list[Entry]] = defaultdict(list)
+    for entry in kept:
+        parcels[entry.old].append(entry)
+
+    def may_run_on(number: int) -> bool:
+        whole = len(parcels[number]) == old.requests(number) <= config.max_batch
+        return alike and old.is_untouched(number) and whole
+
+    def rank(number: int) -> tuple[bool, int, int]:
+        tokens = sum(entry.request.tokens for entry in parcels[number])
+        return not may_run_on(number), -tokens * old.staying_kv_token_bytes(number), number
+
+    ranked = sorted(parcels, key=rank)
+    rooms = {number: _Room(number) for number in numbers}
+    chosen = ranked[: len(numbers)]
+    left: list[list[Entry]] = [parcels[number] for number in ranked[len(numbers) :]]
+    for number, predecessor in _numbered(chosen, list(rooms), numbers, config, old).items():
+        room = rooms[number]
+        room.predecessor, room.must_stop = predecessor, not may_run_on(predecessor)
+        # Of more than a batch holds, those with most KV stay where it is.
+        parcel = sorted(parcels[predecessor], key=lambda entry: (-entry.request.tokens, entry.turn))
+        room.entries = parcel[: config.max_batch]
+        if parcel[config.max_batch :]:
+            left.append(parcel[config.max_batch :])
+    _share_out(left, list(rooms.values()), config.max_batch)
+    return list(rooms.values())
+
+
+def _numbered(
+    chosen: Sequence[int], free: Sequence[int], numbers: range, config: ParallelConfig, old: OldPipelines
+) -> dict[int, int]:
+    """Return the new pipeline's number for each old one: its own among its kind if that is free, else the first free."""
+    left = list(free)
+    given: dict[int, int] = {}
+    for number in chosen:
+        own = numbers.start + old.ordinal(number) if config.is_split else number
+        if own in left:
+            given[own] = number
+            left.remove(own)
+    named = set(given.values())
+    for number, new in zip((number for number in chosen if number not in named), left, strict=False):
+        given[new] = number
+    return given
+
+
+def _share_out(parcels: Sequence[list[Entry]], rooms: Sequence[_Room], max_batch: int) -> None:
+    """Put parcels into rooms, whole where that can be: evenly if no more of them are cut by it, else into the tightest."""
+    evenly = _placed(parcels, rooms, max_batch, lambda spare, tokens: tokens)
+    tightly = _placed(parcels, rooms, max_batch, lambda spare, tokens: spare)
+    for number, piece in tightly if len(tightly) < len(evenly) else evenly:
+        next(room for room in rooms if room.number == number).entries.extend(piece)
+
+
+def _placed(
+    parcels: Sequence[list[Entry]], rooms: Sequence[_Room], max_batch: int, prefer: Callable[[int, int], int]
+) -> list[tuple[int, list[Entry]]]:
+    """Return into which room which piece of a parcel goes, the largest parcels first."""
+    spare = {room.number: max_batch - len(room.entries) for room in rooms}
+    tokens = {room.number: room.tokens for room in rooms}
+    stops = {room.number: room.must_stop for room in rooms}
+    pieces: list[tuple[int, list[Entry]]] = []
+    for parcel in sorted(parcels, key=lambda parcel: (-len(parcel), parcel[0].old)):
+        left = parcel
+        while left:
+            fitting = [number for number in spare if spare[number] >= len(left)]
+            if fitting:
+                into = min(
+                    fitting, key=lambda number: (not stops[number], prefer(spare[number], tokens[number]), number)
+                )
+            else:
+                into = min(spare, key=lambda number: (-spare[number], not stops[number], number))
+            piece, left = left[: spare[into]], left[spare[into] :]
+            pieces.append((into, piece))
+            spare[into] -= len(piece)
+            tokens[into] += sum(entry.request.tokens for entry in piece)
+            stops[into] = True
+    return pieces
+
+
+def _succeed_idle(rooms: Sequence[_Room], config: ParallelConfig, old: OldPipelines) -> None:
+    """Let pipelines without a predecessor go on from untouched ones without requests, of the same kind if there are."""
+    used = {room.predecessor for room in rooms}
+    idle = [number for number in old.untouched() if number not in used and not old.requests(number)]
+    by_number = {room.number: room for room in rooms if room.predecessor is None}
+    for same_kind in (True, False):
+        for numbers, _ in _kinds(config):
+            free = [number for number in numbers if number in by_number]
+            wanted = [
+                number
+                for number in idle
+                if not same_kind or old.is_for_prompts(number) == _for_prompts(numbers, config)
+            ]
+            for number, predecessor in _numbered(wanted, free, numbers, config, old).items():
+                by_number.pop(number).predecessor = predecessor
+                idle.remove(predecessor)
+
+
+def _for_prompts(numbers: range, config: ParallelConfig) -> bool:
+    return config.is_split and numbers.start == 0
