@@ -1,0 +1,141 @@
+"""Which device gets which position of a new configuration.
+
+Law: weights and KV that a device has already need not move, so devices are matched with positions by the bytes that each can
+use again, and the sum is as large as it can be (maximum-weight bipartite matching, Kuhn-Munkres; SpotServe, section 4.2). The
+matching is on two levels (`matching.py`): instances with groups of adjacent positions, and in each the devices with the
+positions. Which pipeline goes on with whose requests is decided before (`inheritance.py`), and a pipeline that runs on keeps
+its devices and is not matched at all. Of several ways to group positions (`position_groups.py`) the one that keeps most bytes
+is taken; of equals the first.
+
+Instances under notice get no position; what they hold can be sent from there. Of more instances than are needed those are left
+idle that have least to use again; of equals the later.
+
+Invariants: every position has one device, which stays; no device has two; `kept_weight_bytes` and `kept_kv_bytes` are the
+overlaps of old and new positions, device by device; the answer depends on the order of instances and of requests, not on that
+of mappings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from spotwise.core.migration.deployment import Deployment, Device
+from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.inheritance import Inheritance, inherit
+from spotwise.core.migration.matching import Gains, bundle, match_groups, most_gained
+from spotwise.core.migration.position_groups import (
+    UNPLACED,
+    Groups,
+    Seats,
+    groupings,
+    tensor_groups_of,
+    with_fewest_cuts,
+)
+from spotwise.core.migration.reusable import Reusable
+from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.model_shape import ModelShape
+
+
+def map_devices(before: Deployment, config: ParallelConfig, model: ModelShape) -> DeviceMap:
+    """Return who gets which position of a new configuration, and who goes on with which requests.
+
+    Raises:
+        ValueError: fewer devices stay than the configuration has positions.
+    """
+    staying = [instance for instance in before.instances if not instance.is_leaving]
+    devices = sum(instance.devices for instance in staying)
+    if devices < config.devices:
+        raise ValueError(
+            f"{config} needs {config.devices} devices, and {devices} stay (instances under notice do not count); "
+            "choose a smaller configuration or wait for more instances"
+        )
+    inheritance = inherit(before, config, model)
+    reusable = Reusable.between(before.config, config, model, inheritance.tokens)
+    taken = _running_on(before, inheritance)
+    left = [position for position in config.positions() if position.pipeline not in inheritance.running_on]
+    if left:
+        instances = [[device for device in instance.all_devices() if device not in taken] for instance in staying]
+        taken |= _matched(before, left, [devices for devices in instances if devices], inheritance, reusable)
+    positions = dict(sorted(taken.items(), key=lambda entry: entry[1]))
+    kept = [reusable.pair_bytes(before.positions.get(device), position) for device, position in positions.items()]
+    return DeviceMap(
+        before,
+        config,
+        positions,
+        inheritance.running,
+        inheritance.waiting,
+        sum(weight_bytes for weight_bytes, _ in kept),
+        sum(kv_bytes for _, kv_bytes in kept),
+        inheritance.running_on,
+    )
+
+
+def _running_on(before: Deployment, inheritance: Inheritance) -> dict[Device, Position]:
+    """Return the positions of devices whose pipeline runs on."""
+    numbers = {old: new for new, old in inheritance.running_on.items()}
+    return {
+        device: position._replace(pipeline=numbers[position.pipeline])
+        for device, position in before.positions.items()
+        if position.pipeline in numbers
+    }
+
+
+def _matched(
+    before: Deployment,
+    left: Sequence[Position],
+    instances: Sequence[Sequence[Device]],
+    inheritance: Inheritance,
+    reusable: Reusable,
+) -> dict[Device, Position]:
+    """Return who gets the positions of pipelines that do not run on."""
+    devices = [device for instance in instances for device in instance]
+    stood = [before.positions.get(device) for device in devices]
+    gains = reusable.gains(stood, left)
+    rows: list[range] = []
+    for instance in instances:
+        start = rows[-1].stop if rows else 0
+        rows.append(range(start, start + len(instance)))
+    successors = {old: new for new, old in sorted(inheritance.predecessors.items(), reverse=True)}
+    by_position = {position: index for index, position in enumerate(left)}
+    seats = [_seats(before, reusable.config, instance, successors, by_position) for instance in instances]
+    flat = most_gained(gains)  # no grouping exceeds it, so the first that reaches it is the answer
+    best: tuple[int, dict[int, int]] = (-1, {})
+    for groups in chain(with_fewest_cuts(groupings(left, seats), left), _bundled(gains, rows, stood, left)):
+        best = max(best, match_groups(gains, rows, groups), key=lambda matched: matched[0])  # the first of equals
+        if best[0] == flat:
+            break
+    return {devices[row]: left[column] for column, row in best[1].items()}
+
+
+def _bundled(
+    gains: Gains, rows: Sequence[Sequence[int]], stood: Sequence[Position | None], left: Sequence[Position]
+) -> Iterator[Groups]:
+    """Yield the way that puts those tensor groups on an instance that are best together, where all can be whole.
+
+    No way cuts fewer; where this one can be had, those that cut fewest cut none.
+    """
+    neighbours = [sorted(of_one, key=lambda row: (stood[row] or UNPLACED, row)) for of_one in rows]
+    groups = bundle(gains, neighbours, tensor_groups_of(left))
+    if groups is not None:
+        yield groups
+
+
+def _seats(
+    before: Deployment,
+    config: ParallelConfig,
+    devices: Sequence[Device],
+    successors: Mapping[int, int],
+    left: Mapping[Position, int],
+) -> Seats:
+    """Return what an instance has to give; `left` are the positions to fill, by their index."""
+    held = sorted(before.positions[device] for device in devices if device in before.positions)
+    stay: list[int] = []
+    if (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor):
+        there = [
+            position._replace(pipeline=successors[position.pipeline])
+            for position in held
+            if position.pipeline in successors
+        ]
+        stay = [left[position] for position in there if position in left]
+    return Seats(len(devices), held[0] if held else None, tuple(stay))
