@@ -91,6 +91,7 @@ class Pipeline:
         decodes: whether it goes on to decode; one for prompts only does not.
         jobs: its batch.
         serves_from_s: when it is there, with weights and KV.
+        pool: requests that are bound to it and wait.
         held: of one for prompts, those whose KV waits to be taken.
         joins_at: epoch in which requests are about to join; `None`: none are.
         width: sequences that a step is paid for.
@@ -105,6 +106,7 @@ class Pipeline:
     decodes: bool = True
     jobs: list[Job] = field(default_factory=list)
     serves_from_s: float = 0.0
+    pool: list[Job] = field(default_factory=list)
     held: list[Job] = field(default_factory=list)
     joins_at: int | None = None
     width: int = 0

@@ -5,8 +5,7 @@ between their figures is that.
 
 Sources: SpotServe, sections 6.1 (baselines) and 6.3 (ablation); its published artifact for what the paper leaves open.
 Constants: g4dn.12xlarge has 4 T4, 50 Gbit/s of network and 9.5 Gbit/s to EBS (AWS, instance types); the artifact
-reckons with 50 Gbit/s and adds 0.5 s to a switch. Two are fitted to the paper's figures, and only these: `slowdown` and
-`restart_s`.
+reckons with 50 Gbit/s and adds 0.5 s to a switch. One is fitted to the paper's figures, and only this: `restart_s`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ class Reaction(StrEnum):
 class Batching(StrEnum):
     """When requests join a batch."""
 
-    STATIC = "static"  #: when the one before has ended
+    BOUND = "bound"  #: as in the artifact: sent early to the pipeline with fewest, which takes a power of two of them
+    STATIC = "static"  #: from one queue, when the batch before has ended
     ITERATION = "iteration"  #: between two iterations, where there is room
 
 
@@ -62,7 +62,7 @@ class SpotSystem:
     recovers: bool = True
     phases: Phases = Phases.TOGETHER
     latency: Latency = Latency.EXECUTION
-    batching: Batching = Batching.STATIC
+    batching: Batching = Batching.BOUND
 
 
 SPOTSERVE = SpotSystem("SpotServe")
@@ -106,7 +106,7 @@ class SpotSurroundings:
     Attributes:
         grace_s: from a notice to the end of an instance; 0: without notice. 30 s in the paper.
         announced_s: before an instance is there, that it is known to come; 30 s in the artifact.
-        slowdown: what a batch takes, over what the profile says (fitted: 5 %).
+        slowdown: what a batch takes, over what the profile says.
         restart_s: to start engines anew, weights not counted (fitted: 20 s).
         switch_s: to build groups anew in a migration (artifact: 0.5 s).
         network_bytes_per_s: of an instance, each way.
@@ -118,7 +118,7 @@ class SpotSurroundings:
 
     grace_s: float = 30.0
     announced_s: float = 30.0
-    slowdown: float = 1.05
+    slowdown: float = 1.0
     restart_s: float = 20.0
     switch_s: float = 0.5
     network_bytes_per_s: float = 5e9

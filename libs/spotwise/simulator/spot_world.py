@@ -64,6 +64,8 @@ class SpotWorld:
         self._unanswered = len(self._jobs)
         self._waiting: list[tuple[int, Job]] = []
         self._joins = run.system.batching is Batching.ITERATION
+        self._binds = run.system.batching is Batching.BOUND
+        self._bound_batches = 1 if run.system.reaction is Reaction.MIGRATE else 2
         self._rate = run.required_rate
         self._window = ArrivalWindow(surroundings.window_s)
         self._will_decide = False
@@ -136,7 +138,8 @@ class SpotWorld:
         """Take a pipeline down; return those whose KV it has, the others go back to the queue."""
         pipeline.settle(self.now)
         jobs = pipeline.take_all() + pipeline.held
-        pipeline.held = []
+        self.queue(pipeline.pool)
+        pipeline.held, pipeline.pool = [], []
         self.pipelines.pop(pipeline.number, None)
         for job in jobs:
             job.interruptions += 1
@@ -184,6 +187,8 @@ class SpotWorld:
 
     def _look(self, _: object = None) -> None:
         """Give every pipeline that can take requests those that it can take."""
+        if self._binds:
+            self._bind()
         for pipeline in list(self.pipelines.values()):
             if not self._sources(pipeline):
                 continue
@@ -193,9 +198,32 @@ class SpotWorld:
                 pipeline.joins_at = pipeline.epoch
                 self.events.at(max(self.now, pipeline.boundary_s(self.now)), self._join, (pipeline, pipeline.epoch))
 
+    def _bind(self) -> None:
+        """Send requests ahead to pipelines."""
+        while self._waiting:
+            ready = [
+                each for each in self.pipelines.values() if not each.config.is_split and each.serves_from_s <= self.now
+            ]
+            ready = [each for each in ready if self.system.accepts(each, [self._waiting[0][1]])]
+            if not ready:
+                return
+            chosen = min(ready, key=lambda pipeline: len(pipeline.jobs) + len(pipeline.pool))
+            size = len(chosen.jobs) + len(chosen.pool)
+            if size >= chosen.config.max_batch * (self._bound_batches if size else 1):
+                return
+            for _ in range(_power_of_two(min(len(self._waiting), chosen.config.max_batch))):
+                chosen.pool.append(heapq.heappop(self._waiting)[1])
+            if not chosen.is_busy:
+                self._begin_new(chosen)
+
+    def _is_bound(self, pipeline: Pipeline) -> bool:
+        return self._binds and not pipeline.config.is_split
+
     def _sources(self, pipeline: Pipeline) -> bool:
         if pipeline.serves_from_s > self.now:
             return False
+        if self._is_bound(pipeline):
+            return bool(pipeline.pool)
         if not pipeline.decodes:
             return bool(self._waiting) and len(pipeline.held) <= pipeline.config.max_batch
         if pipeline.config.is_split:
@@ -209,13 +237,17 @@ class SpotWorld:
 
     def _next_jobs(self, pipeline: Pipeline, count: int) -> list[Job]:
         """Return those that a pipeline would take next, without taking them."""
+        if self._is_bound(pipeline):
+            return pipeline.pool[: _power_of_two(min(count, len(pipeline.pool)))]
         if pipeline.decodes and pipeline.config.is_split:
             held = [job for other in self._holders() for job in other.held]
             return sorted(held, key=lambda job: job.number)[:count]
         return [job for _, job in heapq.nsmallest(count, self._waiting)]
 
     def _take(self, pipeline: Pipeline, jobs: list[Job]) -> None:
-        if pipeline.decodes and pipeline.config.is_split:
+        if self._is_bound(pipeline):
+            del pipeline.pool[: len(jobs)]
+        elif pipeline.decodes and pipeline.config.is_split:
             for other in self._holders():
                 other.held = [job for job in other.held if job not in jobs]
         else:
@@ -228,6 +260,9 @@ class SpotWorld:
             self._take(pipeline, jobs)
             self._begin(pipeline, jobs, self._copy_s(pipeline, jobs))
             self._look_again(pipeline)
+        elif pipeline.pool:
+            self.queue(pipeline.pool)
+            pipeline.pool = []
 
     def _look_again(self, pipeline: Pipeline) -> None:
         """A pipeline for prompts may go on when its KV has been taken."""
@@ -273,6 +308,8 @@ class SpotWorld:
             pipeline.held += pipeline.take_all()
         elif rest := self._answer(pipeline):
             self._begin(pipeline, rest, width=None if self._joins else pipeline.width)
+        elif pipeline.pool:
+            self._begin_new(pipeline)  # of its own, before more are sent to it
         self._look()
 
     def _answer(self, pipeline: Pipeline) -> list[Job]:
@@ -283,6 +320,10 @@ class SpotWorld:
                 job.finished_s, job.kv_tokens = self.now, 0
                 self._unanswered -= 1
         return [job for job in jobs if job.finished_s is None]
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << (most.bit_length() - 1)
 
 
 def _system(world: SpotWorld) -> ServingSystem:
