@@ -1,0 +1,393 @@
+"""Which notices, losses and newcomers one change of the fleet is for, and what waits."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+import pytest
+from hypothesis import event as seen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.migration import fleet_events as e
+from spotwise.core.migration.fleet_changes import FleetChanges, FleetLimits
+
+#: Nobody waits for others.
+AT_ONCE = FleetLimits(gather_s=0.0)
+
+
+def begun(commands: list[e.FleetCommand]) -> e.BeginChange | None:
+    return next((command for command in commands if isinstance(command, e.BeginChange)), None)
+
+
+def said(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
+    """What is said, but for orders to be woken."""
+    return [command for command in commands if not isinstance(command, e.WakeAt)]
+
+
+class TestOneAtATime:
+    """What comes during a change waits for its end."""
+
+    def test_a_notice_begins_a_change_with_its_absolute_deadline(self) -> None:
+        """And a tick is ordered for the deadline."""
+        fleet = FleetChanges(AT_ONCE)
+        assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.0) == [
+            e.BeginChange(1, (e.Leaving("a", 130.0),)),
+            e.WakeAt(130.0),
+        ]
+
+    def test_the_next_begins_when_one_has_ended(self) -> None:
+        """With all that came meanwhile, by deadline."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert said(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
+        assert said(fleet.handle(e.InstanceNoticed("c", 210.0), 102.0)) == []
+        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
+            e.BeginChange(2, (e.Leaving("c", 210.0), e.Leaving("b", 220.0)))
+        ]
+
+    def test_the_end_of_another_change_is_no_end(self) -> None:
+        """Late news of an earlier one, say."""
+        fleet = FleetChanges(AT_ONCE, first_change=7)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.InstanceNoticed("b", 230.0), 100.0)
+        assert fleet.handle(e.ChangeEnded(6, True), 101.0) == []
+        assert fleet.under_way is not None and fleet.under_way.change == 7
+
+    def test_a_changed_load_is_a_change_for_nobody(self) -> None:
+        """After a while in which others may come, and once."""
+        fleet = FleetChanges(FleetLimits(gather_s=2.0))
+        assert fleet.handle(e.LoadChanged(), 100.0) == [e.WakeAt(102.0)]
+        assert fleet.handle(e.LoadChanged(), 101.0) == []
+        assert fleet.handle(e.Tick(), 102.0) == [e.BeginChange(1)]
+        assert fleet.handle(e.ChangeEnded(1, True), 103.0) == []
+
+    def test_a_change_that_failed_is_made_again_after_a_while(self) -> None:
+        """Not at once: what failed it may still be so."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert fleet.handle(e.ChangeEnded(1, False), 105.0) == [e.WakeAt(107.0)]
+        assert said(fleet.handle(e.Tick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
+
+    def test_a_change_for_the_load_that_failed_is_made_again_too(self) -> None:
+        """What the load wanted, it still wants."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
+        fleet.handle(e.LoadChanged(), 100.0)
+        fleet.handle(e.ChangeEnded(1, False), 105.0)
+        assert begun(fleet.handle(e.Tick(), 107.0)) == e.BeginChange(2)
+
+
+class TestMerging:
+    """Several notices at once are one change."""
+
+    def test_notices_that_come_together_merge(self) -> None:
+        """The first waits a moment for others."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.5))
+        assert fleet.handle(e.InstanceNoticed("b", 130.0), 100.0) == [e.WakeAt(100.5)]
+        assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.25) == []
+        assert said(fleet.handle(e.Tick(), 100.5)) == [e.BeginChange(1, (e.Leaving("b", 130.0), e.Leaving("a", 130.0)))]
+
+    def test_a_short_notice_waits_a_tenth_of_it(self) -> None:
+        """Its time is dear."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.5))
+        assert fleet.handle(e.InstanceNoticed("a", 102.0), 100.0) == [e.WakeAt(100.2)]
+
+    def test_losses_without_notice_merge_too(self) -> None:
+        """The KV of each is dropped at once, and there is one change for both."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.5))
+        assert said(fleet.handle(e.InstanceLost("a"), 100.0)) == [e.DropKv("a")]
+        assert said(fleet.handle(e.InstanceLost("b"), 100.25)) == [e.DropKv("b")]
+        assert fleet.handle(e.Tick(), 100.5) == [
+            e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
+        ]
+
+    def test_what_is_said_twice_changes_nothing(self) -> None:
+        """A bus may deliver again, also what is long over."""
+        fleet = FleetChanges(AT_ONCE)
+        first = e.InstanceNoticed("a", 130.0)
+        fleet.handle(first, 100.0)
+        assert fleet.handle(first, 101.0) == []
+        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
+        assert fleet.handle(first, 111.0) == []
+        assert fleet.handle(e.InstanceLost("a"), 130.0) == []
+        assert fleet.handle(e.InstanceLost("a"), 131.0) == []
+        assert fleet.handle(e.InstanceAcquired("a", 10.0), 132.0) == []
+
+
+class TestNewcomers:
+    """An acquisition waits for an earlier interruption."""
+
+    def test_it_is_delayed_until_the_interruption_is_settled(self) -> None:
+        """Then it has a change of its own."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert said(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
+        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [e.BeginChange(2, (), (e.Joining("new", 105.0),))]
+
+    def test_it_waits_even_where_the_interruption_has_not_begun(self) -> None:
+        """What came first comes first."""
+        fleet = FleetChanges(FleetLimits(gather_s=1.0))
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.InstanceAcquired("new", 100.0), 100.5)
+        assert begun(fleet.handle(e.Tick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),))
+
+    def test_one_that_was_ours_before_takes_part_if_it_is_ready_by_then(self) -> None:
+        """It can take the place of who leaves."""
+        for ready_s, joining in ((125.0, (e.Joining("new", 125.0),)), (140.0, ())):
+            fleet = FleetChanges(FleetLimits(gather_s=1.0))
+            fleet.handle(e.InstanceAcquired("new", ready_s), 99.5)
+            fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+            assert begun(fleet.handle(e.Tick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),), joining)
+
+    def test_a_newcomer_that_goes_before_it_had_a_place_is_forgotten(self) -> None:
+        """By notice or without: there is nothing to change for."""
+        for gone in (e.InstanceNoticed("new", 130.0), e.InstanceLost("new")):
+            fleet = FleetChanges(FleetLimits(gather_s=1.0))
+            fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
+            fleet.handle(gone, 100.5)
+            assert begun(fleet.handle(e.Tick(), 101.0)) is None
+            assert fleet.unsettled == ()
+
+    def test_a_newcomer_that_is_lost_while_it_joins_stops_the_change(self) -> None:
+        """It has a position in what comes."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
+        assert said(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
+        assert said(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
+            e.BeginChange(2, (e.Leaving("new", 105.0, lost=True),))
+        ]
+
+
+class TestEarlyDeaths:
+    """An instance that goes before its deadline costs its KV, never a request."""
+
+    def test_one_that_is_leaving_costs_its_kv_and_the_change_goes_on(self) -> None:
+        """Once, however often it is said."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert said(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
+        assert said(fleet.handle(e.InstanceLost("a"), 111.0)) == []
+        assert fleet.under_way is not None
+        assert said(fleet.handle(e.ChangeEnded(1, True), 112.0)) == []
+        assert fleet.unsettled == ()
+
+    def test_one_that_was_to_stay_stops_the_change(self) -> None:
+        """The new configuration counts on it. What the change was for is decided again, with the loss."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert said(fleet.handle(e.InstanceLost("b"), 105.0)) == [e.DropKv("b"), e.AbandonChange(1)]
+        assert said(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
+            e.BeginChange(2, (e.Leaving("b", 105.0, lost=True), e.Leaving("a", 130.0)))
+        ]
+
+    def test_an_abandoned_change_that_ended_all_the_same_has_settled_what_it_was_for(self) -> None:
+        """Only the loss is left."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.InstanceLost("b"), 105.0)
+        assert begun(fleet.handle(e.ChangeEnded(1, True), 106.0)) == e.BeginChange(
+            2, (e.Leaving("b", 105.0, lost=True),)
+        )
+
+    def test_a_deadline_that_comes_is_a_loss(self) -> None:
+        """Nobody needs to say so."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert said(fleet.handle(e.Tick(), 129.9)) == []
+        assert said(fleet.handle(e.Tick(), 130.0)) == [e.DropKv("a")]
+        assert said(fleet.handle(e.InstanceLost("a"), 130.5)) == []
+
+    def test_a_notice_of_no_time_is_a_loss(self) -> None:
+        """Its deadline is now."""
+        fleet = FleetChanges(AT_ONCE)
+        assert said(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
+            e.DropKv("a"),
+            e.BeginChange(1, (e.Leaving("a", 100.0, lost=True),)),
+        ]
+
+    def test_one_whose_interruption_is_settled_costs_nothing(self) -> None:
+        """Nothing is on it any more."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.ChangeEnded(1, True), 110.0)
+        assert fleet.handle(e.InstanceLost("a"), 120.0) == []
+
+
+class TestNestedNotices:
+    """A second notice during a change."""
+
+    def test_one_with_time_enough_waits(self) -> None:
+        """It is decided right after the change."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
+        assert said(fleet.handle(e.InstanceNoticed("b", 125.0), 102.0)) == []
+
+    def test_one_without_abandons_the_change_and_both_are_decided_together(self) -> None:
+        """Waiting for the end would cost its KV."""
+        fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
+        assert said(fleet.handle(e.InstanceNoticed("b", 124.0), 102.0)) == [e.AbandonChange(1)]
+        assert said(fleet.handle(e.InstanceNoticed("c", 123.0), 102.5)) == []
+        assert begun(fleet.handle(e.ChangeEnded(1, False), 103.0)) == e.BeginChange(
+            2, (e.Leaving("c", 123.0), e.Leaving("b", 124.0), e.Leaving("a", 130.0))
+        )
+
+    def test_it_is_abandoned_as_soon_as_it_is_known_to_last_too_long(self) -> None:
+        """The plan may come after the notice, and a deadline may move."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.InstanceNoticed("b", 115.0), 100.5)
+        assert said(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == [e.AbandonChange(1)]
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.InstanceNoticed("b", 125.0), 100.5)
+        assert said(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
+        assert said(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
+
+    def test_another_deadline_of_who_is_leaving_is_told_to_the_change(self) -> None:
+        """Its requests are arranged again."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        assert fleet.handle(e.InstanceNoticed("a", 115.0), 101.0) == [
+            e.MoveDeadline(1, "a", 115.0),
+            e.WakeAt(115.0),
+        ]
+
+
+class TestWithdrawal:
+    """A notice that is taken back."""
+
+    def test_before_the_change_there_is_none(self) -> None:
+        """Nothing has happened yet."""
+        fleet = FleetChanges(FleetLimits(gather_s=1.0))
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.NoticeWithdrawn("a"), 100.5)
+        assert begun(fleet.handle(e.Tick(), 101.0)) is None
+
+    @pytest.mark.parametrize("during", [True, False])
+    def test_during_or_after_the_change_it_is_a_newcomer(self, during: bool) -> None:
+        """Its place has been taken away."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        if during:
+            fleet.handle(e.NoticeWithdrawn("a"), 105.0)
+            commands = fleet.handle(e.ChangeEnded(1, True), 110.0)
+        else:
+            fleet.handle(e.ChangeEnded(1, True), 110.0)
+            commands = fleet.handle(e.NoticeWithdrawn("a"), 105.0)
+        assert begun(commands) == e.BeginChange(2, (), (e.Joining("a", 105.0),))
+
+    def test_withdrawn_and_given_again_during_the_change_it_is_what_it_was(self) -> None:
+        """Also if that change then fails."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.NoticeWithdrawn("a"), 105.0)
+        assert said(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
+        fleet.handle(e.ChangeEnded(1, False), 107.0)
+        assert begun(fleet.handle(e.Tick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
+
+    def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self) -> None:
+        """And is no newcomer."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
+        fleet.handle(e.NoticeWithdrawn("a"), 105.0)
+        assert said(fleet.handle(e.InstanceLost("a"), 106.0)) == [e.DropKv("a")]
+        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
+
+    def test_of_one_that_is_gone_it_means_nothing(self) -> None:
+        """Nobody comes back."""
+        fleet = FleetChanges(AT_ONCE)
+        fleet.handle(e.InstanceLost("a"), 100.0)
+        fleet.handle(e.NoticeWithdrawn("a"), 101.0)
+        fleet.handle(e.ChangeEnded(1, True), 110.0)
+        assert fleet.handle(e.NoticeWithdrawn("a"), 111.0) == []
+
+
+def test_limits_below_0_are_refused() -> None:
+    """By name."""
+    with pytest.raises(ValueError, match="retry_s"):
+        FleetLimits(retry_s=-1.0)
+
+
+NAMES = st.sampled_from("abcdeuv")
+NEWS = st.one_of(
+    st.builds(e.InstanceNoticed, NAMES, st.floats(0, 60)),  # a deadline from then on
+    st.builds(e.InstanceNoticed, NAMES, st.floats(0, 60)),
+    st.builds(e.InstanceLost, NAMES),
+    st.builds(e.InstanceAcquired, st.sampled_from("uvwxy"), st.floats(0, 30)),
+    st.builds(e.NoticeWithdrawn, NAMES),
+    st.just(e.LoadChanged()),
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.floats(0, 100), NEWS), max_size=25),
+    st.lists(st.tuples(st.floats(0.1, 25), st.sampled_from([True, True, True, False])), min_size=1, max_size=8),
+    st.sampled_from([0.0, 0.2, 3.0]),
+)
+def test_whatever_comes_everything_is_settled_once(
+    news: list[tuple[float, e.FleetEvent]], changes: list[tuple[float, bool]], gather_s: float
+) -> None:
+    """A fleet with any news, whose changes take any time and may fail for a while."""
+    fleet = FleetChanges(FleetLimits(gather_s, reserve_s=1.0))
+    due: list[tuple[float, int, e.FleetEvent]] = []
+    for at_s, event in news:
+        if isinstance(event, e.InstanceNoticed):
+            event = e.InstanceNoticed(event.instance, at_s + event.deadline_s)
+        heapq.heappush(due, (at_s, len(due), event))
+    under_way: int | None = None
+    dropped: Counter[str] = Counter()
+    interrupted_at: dict[str, int] = {}
+    acquired_at: dict[str, int] = {}
+    pushed, handled, now_s = len(due), 0, 0.0
+    while due:
+        now_s, _, event = heapq.heappop(due)
+        handled += 1
+        assert handled < 2_000, "there is no end to it"
+        before = {each.instance for each in fleet.unsettled}
+        change = fleet.under_way
+        if isinstance(event, e.ChangeEnded) and change is not None and change.change == event.change:
+            under_way = None
+        commands = fleet.handle(event, now_s)
+        for name in {each.instance for each in fleet.unsettled} - before:
+            interrupted_at[name] = handled
+        if isinstance(event, e.InstanceAcquired):
+            acquired_at.setdefault(event.instance, handled)
+        for command in commands:
+            match command:
+                case e.BeginChange():
+                    assert under_way is None, "two changes at a time"
+                    under_way = command.change
+                    leaving = {each.instance for each in command.leaving}
+                    assert leaving == {each.instance for each in fleet.unsettled}
+                    assert list(command.leaving) == sorted(command.leaving, key=lambda each: each.deadline_s)
+                    for joining in command.joining:
+                        assert joining.instance not in leaving
+                        if leaving and joining.instance in acquired_at:
+                            assert all(interrupted_at[name] > acquired_at[joining.instance] for name in leaving)
+                    seconds, done = changes[command.change % len(changes)]
+                    done = done or command.change > 8
+                    pushed += 1
+                    heapq.heappush(due, (now_s + seconds, pushed, e.ChangeEnded(command.change, done)))
+                    pushed += 1
+                    heapq.heappush(due, (now_s, pushed, e.ChangeExpected(command.change, now_s + seconds)))
+                case e.AbandonChange():
+                    assert under_way == command.change
+                case e.WakeAt():
+                    assert command.at_s > now_s
+                    pushed += 1
+                    heapq.heappush(due, (command.at_s, pushed, e.Tick()))
+                case e.DropKv():
+                    dropped[command.instance] += 1
+                    assert {each.instance: each.lost for each in fleet.unsettled}[command.instance]
+                case e.MoveDeadline():
+                    assert under_way == command.change
+    assert under_way is None
+    assert fleet.under_way is None
+    assert fleet.unsettled == (), "an interruption was forgotten"
+    assert all(times == 1 for times in dropped.values())
+    seen(f"{min(5, len(dropped))} dropped")
