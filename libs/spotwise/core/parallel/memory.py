@@ -75,18 +75,15 @@ class RealMemory:
     def device_bytes(self, config: ParallelConfig) -> float:
         """Return the bytes that the fullest device holds."""
         stages, shards, model = config.pipeline, config.tensor, self.model
-        kv_layer_bytes = config.max_batch * self.context_tokens * model.kv_layer_token_bytes
-        counts = [len(model.stage_layers(stage, stages)) for stage in range(stages)]
-        last = max(stage for stage, layers in enumerate(counts) if layers)  # padding may leave the ones behind it empty
-        held = (
-            layers * (model.layer_bytes + kv_layer_bytes)
-            + (model.embedding_bytes if stage == 0 else 0)
-            + (model.head_bytes if stage == last else 0)
-            for stage, layers in enumerate(counts)
-        )
+        each = len(model.stage_layers(0, stages))
+        last = -(-model.layers // each) - 1  # padding may leave the stages behind it empty
+        held_layer_bytes = model.layer_bytes + config.max_batch * self.context_tokens * model.kv_layer_token_bytes
+        first_bytes = each * held_layer_bytes + model.embedding_bytes
+        last_bytes = len(model.stage_layers(last, stages)) * held_layer_bytes + model.head_bytes
+        fullest_bytes = max(first_bytes, last_bytes) if last else first_bytes + model.head_bytes
         activations = self.whole_activations + self.sharded_activations / shards
         return (
-            max(held) / shards
+            fullest_bytes / shards
             + activations * self.prompt_tokens * model.hidden_size * model.value_bytes
             + self.buffer_bytes
         )

@@ -80,24 +80,20 @@ class ScaledCost:
     def _pass_s(self, config: ParallelConfig, shape: BatchShape, tokens: int) -> tuple[float, float]:
         """Return the seconds of an iteration through all stages, and those in its slowest one."""
         stages, shards, model = config.pipeline, config.tensor, self.model
-        counts = [len(model.stage_layers(stage, stages)) for stage in range(stages)]
-        if not counts[-1]:
+        most_layers, last_layers = len(model.stage_layers(0, stages)), len(model.stage_layers(stages - 1, stages))
+        if not last_layers:
             return math.inf, math.inf
         whole_s = self.worker.iteration_s(shape)
         unsharded_s = min(self.unsharded_s, whole_s)
         compute_s = (whole_s - unsharded_s) / shards + unsharded_s
-        multiplied_bytes = model.layers * model.layer_bytes + model.head_bytes
         activation_bytes = tokens * model.hidden_size * model.value_bytes
         sums_s = 2 * self._all_reduce_s(activation_bytes, shards)
         hop_s = self.stage_link.transfer_s(-(-activation_bytes // shards)) if stages > 1 else 0.0
-        each_s = [
-            compute_s
-            * (layers * model.layer_bytes + (model.head_bytes if stage == stages - 1 else 0))
-            / multiplied_bytes
-            + layers * sums_s
-            for stage, layers in enumerate(counts)
-        ]
-        return math.fsum(each_s) + (stages - 1) * hop_s, max(each_s)
+        multiplied_bytes = model.layers * model.layer_bytes + model.head_bytes
+        layer_s = compute_s * model.layer_bytes / multiplied_bytes + sums_s
+        head_s = compute_s * model.head_bytes / multiplied_bytes
+        slowest_s = max(most_layers * layer_s, last_layers * layer_s + head_s)
+        return model.layers * layer_s + head_s + (stages - 1) * hop_s, slowest_s
 
     def _all_reduce_s(self, num_bytes: int, shards: int) -> float:
         if shards == 1:

@@ -1,0 +1,138 @@
+"""What each mix of pipelines of a shape is worth: requests a second, seconds of a request, instances, dollars.
+
+Law: with phases together, pipelines of several types serve side by side, each as many requests as it can; the mean of l_exe
+over requests is then D x B / phi, and the wait is that of D pipelines which are all as fast as this mean. With phases apart a
+request waits twice, for its prompt and for its decoding, and what comes to the second queue comes as unevenly as to the first.
+Instances are counted by type, the cheaper ones of each first.
+
+Invariants: a mix is worth the same whatever other mixes it is evaluated with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spotwise.core.parallel.candidates import Shape, TypeSpeed
+from spotwise.core.parallel.instances import Supply
+from spotwise.core.parallel.mixes import Counts, apart, together
+from spotwise.core.parallel.policy import Demand, Latency, Policy
+from spotwise.core.parallel.queueing import Floats, waits_s
+
+
+@dataclass(frozen=True, slots=True)
+class Mixes:
+    """Mixes of pipelines of one shape; one column or entry each.
+
+    Attributes:
+        shape: of every pipeline.
+        prompt_data: pipelines for prompts only, a row for each type of the shape.
+        data: pipelines that decode, likewise.
+        throughput: requests a second.
+        execution_s: mean over requests.
+        request_s: the same and the waits.
+        latency_s: the one of the two that is to be least.
+        instances: in all.
+        price_per_h: dollars an hour.
+    """
+
+    shape: Shape
+    prompt_data: Counts
+    data: Counts
+    throughput: Floats
+    execution_s: Floats
+    request_s: Floats
+    latency_s: Floats
+    instances: Counts
+    price_per_h: Floats
+
+
+def evaluate(shape: Shape, is_split: bool, demand: Demand, supplies: Sequence[Supply], policy: Policy) -> Mixes:
+    """Return the mixes of a shape with phases together or apart, and what they are worth."""
+    if is_split:
+        prompt_data, data, throughput, execution_s, wait_s = _apart(shape, demand, supplies)
+    else:
+        prompt_data, data, throughput, execution_s, wait_s = _together(shape, demand)
+    instances = np.zeros(data.shape[1], dtype=np.int64)
+    price_per_h = np.zeros(data.shape[1])
+    for row, speed in enumerate(shape.speeds):
+        supply = supplies[speed.supply]
+        devices = (prompt_data[row] + data[row]) * shape.config.pipeline_devices
+        needed = -(-devices // supply.type.devices)
+        instances += needed
+        price_per_h += supply.price_per_h(needed)
+    request_s = execution_s + wait_s
+    latency_s = request_s if policy.latency is Latency.REQUEST else execution_s
+    return Mixes(shape, prompt_data, data, throughput, execution_s, request_s, latency_s, instances, price_per_h)
+
+
+def _together(shape: Shape, demand: Demand) -> tuple[Counts, Counts, Floats, Floats, Floats]:
+    batch = shape.config.max_batch
+    seconds = [speed.execution_s for speed in shape.speeds]
+    data = together([speed.most for speed in shape.speeds], seconds)
+    throughput = (batch / np.array(seconds)) @ data
+    pipelines = data.sum(axis=0).astype(np.float64)
+    execution_s = pipelines * batch / throughput
+    wait_s = _waits_s(demand, execution_s, pipelines, batch)
+    return np.zeros_like(data), data, throughput, execution_s, wait_s
+
+
+def _apart(shape: Shape, demand: Demand, supplies: Sequence[Supply]) -> tuple[Counts, Counts, Floats, Floats, Floats]:
+    batch, speeds = shape.config.max_batch, shape.speeds
+    counts = [np.arange(1, speed.most + 1, dtype=np.float64) for speed in speeds]
+    waits = [
+        (
+            _waits_s(demand, np.full_like(count, speed.prompt_s), count, batch),
+            _waits_s(demand, np.full_like(count, speed.decode_s), count, batch),
+        )
+        for speed, count in zip(speeds, counts, strict=True)
+    ]
+    prices = [_pipeline_price(supplies[speed.supply], shape) for speed in speeds]
+    parts = []
+    for first, prompt in enumerate(speeds):
+        for second, decode in enumerate(speeds):
+            prompts, decodes = apart(
+                (prompt.most, decode.most),
+                same_type=first == second,
+                seconds=(prompt.prompt_s, decode.decode_s),
+                batch_rate=demand.arrival_rate / batch,
+                waits_s=(waits[first][0], waits[second][1]),
+                prices=(prices[first], prices[second]),
+            )
+            parts.append(_pair(shape, (first, second), (prompt, decode), (prompts, decodes), waits))
+    return (
+        np.concatenate([part[0] for part in parts], axis=1),
+        np.concatenate([part[1] for part in parts], axis=1),
+        np.concatenate([part[2] for part in parts]),
+        np.concatenate([part[3] for part in parts]),
+        np.concatenate([part[4] for part in parts]),
+    )
+
+
+def _pair(
+    shape: Shape,
+    rows: tuple[int, int],
+    speeds: tuple[TypeSpeed, TypeSpeed],
+    counts: tuple[Counts, Counts],
+    waits: Sequence[tuple[Floats, Floats]],
+) -> tuple[Counts, Counts, Floats, Floats, Floats]:
+    """Return what mixes with prompts on one type and decoding on another are worth."""
+    (prompt, decode), (prompts, decodes), batch = speeds, counts, shape.config.max_batch
+    prompt_data, data = (np.zeros((len(shape.speeds), len(prompts)), dtype=np.int64) for _ in rows)
+    prompt_data[rows[0]], data[rows[1]] = prompts, decodes
+    throughput = np.minimum(prompts * (batch / prompt.prompt_s), decodes * (batch / decode.decode_s))
+    execution_s = np.full(len(prompts), prompt.prompt_s + prompt.handover_s + decode.decode_s)
+    wait_s = waits[rows[0]][0][prompts - 1] + waits[rows[1]][1][decodes - 1]
+    return prompt_data, data, throughput, execution_s, wait_s
+
+
+def _waits_s(demand: Demand, service_s: Floats, pipelines: Floats, batch: int) -> Floats:
+    return waits_s(demand.arrival_rate, demand.arrival_cv, service_s, pipelines, batch, demand.execution_cv)
+
+
+def _pipeline_price(supply: Supply, shape: Shape) -> float:
+    """Return the dollars an hour of one more pipeline, about."""
+    each = supply.price_per_h(np.array([supply.instances]))[0] / supply.instances
+    return float(each * shape.config.pipeline_devices / supply.type.devices)

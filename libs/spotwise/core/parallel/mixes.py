@@ -1,0 +1,131 @@
+"""How many pipelines of which type serve together.
+
+Law: with phases together, any number of pipelines of each type may serve at once. With phases apart, those for prompts are
+all of one type and those that decode are all of one type, the same or another. Where there are few mixes, all are tried. Where
+there are many, these are:
+
+- together: pipelines are added one by one in an order of types, each type's to its last before the next one's. For up to
+  three types every order is tried, for more those that begin with one type and go on from the fastest to the slowest. So the
+  fastest of each number of pipelines is among them: the one whose latency is least and throughput greatest;
+- apart: beginning with as many as the load needs at least, the next pipeline is for the phase whose wait it shortens most,
+  in all and by the price of its devices. Where waits fall ever more slowly with pipelines, the shortest wait of every number of
+  pipelines is among them (the marginal argument of Fox, 1966). And for every number, the shares that balance both phases: the
+  greatest throughput.
+
+Invariants: no mix has more pipelines than there can be; a mix has one at least, with phases apart one of each kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.parallel.queueing import Floats
+
+Counts = NDArray[np.int64]
+
+#: Up to so many mixes of a shape are all tried.
+MOST_TRIED = 1024
+
+_ORDERED_TYPES = 3
+
+
+def together(most: Sequence[int], seconds: Sequence[float]) -> Counts:
+    """Return numbers of pipelines, a row for each type and a column for each mix.
+
+    Args:
+        most: pipelines that each type can have.
+        seconds: of a batch on each type.
+    """
+    if np.prod([count + 1 for count in most], dtype=float) <= MOST_TRIED:
+        return np.indices([count + 1 for count in most]).reshape(len(most), -1)[:, 1:].astype(np.int64)
+    types = range(len(most))
+    if len(most) <= _ORDERED_TYPES:
+        orders = list(permutations(types))
+    else:
+        by_speed = sorted(types, key=lambda index: (seconds[index], index))
+        orders = [(first, *(index for index in by_speed if index != first)) for first in by_speed]
+    total = np.arange(1, sum(most) + 1, dtype=np.int64)
+    mixes = np.zeros((len(most), len(orders) * len(total)), dtype=np.int64)
+    for place, order in enumerate(orders):
+        before = 0
+        for index in order:
+            mixes[index, place * len(total) : (place + 1) * len(total)] = np.clip(total - before, 0, most[index])
+            before += most[index]
+    return mixes
+
+
+def apart(
+    most: tuple[int, int],
+    *,
+    same_type: bool,
+    seconds: tuple[float, float],
+    batch_rate: float,
+    waits_s: tuple[Floats, Floats],
+    prices: tuple[float, float],
+) -> tuple[Counts, Counts]:
+    """Return numbers of pipelines for prompts, and with each of those that decode.
+
+    Args:
+        most: pipelines that the types of both can have; where it is one type, all together have as many.
+        same_type: whether it is one type.
+        seconds: of a batch's prompts, and of its decoding.
+        batch_rate: full batches that come in a second.
+        waits_s: seconds that a request waits with 1, 2, ... pipelines of a kind.
+        prices: of a pipeline of each.
+    """
+    most_prompts, most_decodes = (most[0] - 1, most[1] - 1) if same_type else most
+    if min(most_prompts, most_decodes) < 1:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty
+    if most_prompts * most_decodes <= MOST_TRIED:
+        grid = np.indices((most_prompts, most_decodes)).reshape(2, -1).astype(np.int64) + 1
+        prompts, decodes = grid[0], grid[1]
+    else:
+        parts = [_balanced(most_prompts, most_decodes, seconds)]
+        busy = (batch_rate * seconds[0], batch_rate * seconds[1])
+        for weights in ((1.0, 1.0), prices) if prices[0] != prices[1] else ((1.0, 1.0),):
+            parts.append(_by_gain(most_prompts, most_decodes, busy, waits_s, weights))
+        prompts = np.concatenate([part[0] for part in parts])
+        decodes = np.concatenate([part[1] for part in parts])
+    if same_type:
+        fits = prompts + decodes <= most[0]
+        prompts, decodes = prompts[fits], decodes[fits]
+    return prompts, decodes
+
+
+def _balanced(most_prompts: int, most_decodes: int, seconds: tuple[float, float]) -> tuple[Counts, Counts]:
+    """Return the shares of every number of pipelines at which one phase keeps up with the other, and one beside that."""
+    total = np.arange(2, most_prompts + most_decodes + 1, dtype=np.int64)
+    share = seconds[0] / (seconds[0] + seconds[1])
+    below = np.floor(total * share).astype(np.int64)
+    prompts = np.concatenate((below, below + 1))
+    decodes = np.concatenate((total - below, total - below - 1))
+    return np.clip(prompts, 1, most_prompts), np.clip(decodes, 1, most_decodes)
+
+
+def _by_gain(
+    most_prompts: int,
+    most_decodes: int,
+    busy: tuple[float, float],
+    waits_s: tuple[Floats, Floats],
+    weights: tuple[float, float],
+) -> tuple[Counts, Counts]:
+    first_prompts, first_decodes = (max(1, int(np.ceil(count - 1e-9))) for count in busy)
+    if first_prompts > most_prompts or first_decodes > most_decodes:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty
+    gains = [
+        (wait_s[first - 1 : most - 1] - wait_s[first:most]) / max(weight, 1e-9)
+        for wait_s, first, most, weight in (
+            (waits_s[0], first_prompts, most_prompts, weights[0]),
+            (waits_s[1], first_decodes, most_decodes, weights[1]),
+        )
+    ]
+    order = np.argsort(-np.concatenate(gains), kind="stable")
+    for_prompts = np.concatenate(([0], np.cumsum(order < len(gains[0]))))
+    added = np.arange(len(for_prompts))
+    return (first_prompts + for_prompts).astype(np.int64), (first_decodes + added - for_prompts).astype(np.int64)

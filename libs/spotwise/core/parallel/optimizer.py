@@ -1,0 +1,183 @@
+"""Which configuration serves a load, on which instances.
+
+Law: if some configuration within what can be had gives phi(C) >= alpha, the one with the least l_req is chosen; otherwise the
+one with the greatest phi (SpotServe, section 4.1, Algorithm 1). "What can be had" is what the supplies say: with instances that
+could be asked for among them the choice is what to aim for, with `Supply.only_held` it is what to serve with until then (N_t of
+the paper). Those within `latency_slack` of the least latency, or below `latency_target_s`, count as as fast; among them decides
+the preference: fewest instances, then the cheapest; the cheapest; or all that there are, as the published code has it.
+
+With phases apart (Splitwise) the configuration is (D_prompt, D_token, P, M, B), in the same search. All pipelines of a
+configuration have the same P, M and B; they may be on different types, each on one.
+
+The search bounds each shape (P, M, B) by its l_exe and its greatest phi, and evaluates mixes of those shapes only that may
+still win; so it is as good as trying all of them (`mixes.py` says for which mixes).
+
+Invariants: a choice needs no more than can be had; it meets the demand if any does; its latency is within the slack or the
+target; with more to be had, the least latency is no longer, and where the demand cannot be met, phi is no less; the same
+question has the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spotwise.core.parallel.candidates import Shape, shapes
+from spotwise.core.parallel.choice import Choice, Share
+from spotwise.core.parallel.evaluation import Mixes, evaluate
+from spotwise.core.parallel.fleet import FleetDelta, fleet_delta
+from spotwise.core.parallel.instances import Supply
+from spotwise.core.parallel.memory import MemoryLimit
+from spotwise.core.parallel.policy import Demand, Latency, Phases, Policy, Preference
+
+__all__ = [
+    "Choice",
+    "Demand",
+    "FleetDelta",
+    "Latency",
+    "Phases",
+    "Policy",
+    "Preference",
+    "Share",
+    "choose",
+    "fleet_delta",
+]
+
+#: Of numbers that differ by less, neither is greater: they were added up in another order.
+_ROUNDING = 1e-9
+
+
+def choose(
+    demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy | None = None
+) -> Choice | None:
+    """Return the configuration for a load, and which instances it takes; `None` where nothing that can be had fits the model.
+
+    Args:
+        demand: the load.
+        supplies: what can be had, one for each type.
+        memory: what fits.
+        policy: what may be tried and what is better; without one, the default policy.
+    """
+    return _Search(demand, supplies, memory, policy or Policy()).best()
+
+
+class _Search:
+    def __init__(self, demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> None:
+        self._demand = demand
+        self._supplies = supplies
+        self._policy = policy
+        self._families = [
+            (shape, is_split)
+            for shape in shapes(demand, supplies, memory, policy)
+            for is_split in (False, True)
+            if policy.phases in (Phases.EITHER, Phases.SPLIT if is_split else Phases.TOGETHER)
+            and (shape.can_split or not is_split)
+        ]
+
+    def best(self) -> Choice | None:
+        """Return the choice."""
+        return self._fastest_that_keeps_up() or self._greatest_throughput()
+
+    def _fastest_that_keeps_up(self) -> Choice | None:
+        rate = self._demand.arrival_rate
+        bounded = sorted(
+            (shape.least_execution_s(is_split=is_split), place, shape, is_split)
+            for place, (shape, is_split) in enumerate(self._families)
+            if shape.most_throughput(is_split=is_split) >= rate * (1 - _ROUNDING)
+        )
+        evaluated: list[Mixes] = []
+        limit_s = math.inf
+        for bound_s, _, shape, is_split in bounded:
+            if bound_s > limit_s:
+                break
+            mixes = self._evaluate(shape, is_split)
+            if (keeping_up := mixes.latency_s[mixes.throughput >= rate]).size:
+                evaluated.append(mixes)
+                limit_s = min(limit_s, self._as_fast_s(float(keeping_up.min())))
+        if limit_s == math.inf:
+            return (
+                None  # nothing keeps up, or with no room for chance: then the greatest throughput is the best there is
+            )
+        found = [
+            best
+            for mixes in evaluated
+            if (best := self._preferred(mixes, (mixes.throughput >= rate) & (mixes.latency_s <= limit_s))) is not None
+        ]
+        return self._choice(*min(found, key=lambda entry: entry[0])[1:])
+
+    def _as_fast_s(self, least_s: float) -> float:
+        return max(least_s * (1 + self._policy.latency_slack + _ROUNDING), self._policy.latency_target_s or 0.0)
+
+    def _greatest_throughput(self) -> Choice | None:
+        bounded = sorted(
+            (-shape.most_throughput(is_split=is_split), place, shape, is_split)
+            for place, (shape, is_split) in enumerate(self._families)
+        )
+        evaluated: list[Mixes] = []
+        greatest = 0.0
+        for negative_bound, _, shape, is_split in bounded:
+            if -negative_bound < greatest * (1 - _ROUNDING):
+                break
+            mixes = self._evaluate(shape, is_split)
+            evaluated.append(mixes)
+            greatest = max(greatest, float(mixes.throughput.max(initial=0.0)))
+        enough = greatest * (1 - _ROUNDING)
+        least_s = min(
+            (float(mixes.execution_s[mixes.throughput >= enough].min(initial=math.inf)) for mixes in evaluated),
+            default=0,
+        )
+        found = [
+            best
+            for mixes in evaluated
+            if (
+                best := self._preferred(
+                    mixes, (mixes.throughput >= enough) & (mixes.execution_s <= least_s * (1 + _ROUNDING))
+                )
+            )
+            is not None
+        ]
+        return self._choice(*min(found, key=lambda entry: entry[0])[1:]) if found else None
+
+    def _evaluate(self, shape: Shape, is_split: bool) -> Mixes:
+        return evaluate(shape, is_split, self._demand, self._supplies, self._policy)
+
+    def _preferred(self, mixes: Mixes, allowed: NDArray[np.bool_]) -> tuple[tuple[float, ...], Mixes, int] | None:
+        """Return the one of the mixes allowed that is preferred, with what it is compared by."""
+        columns = np.flatnonzero(allowed)
+        if not columns.size:
+            return None
+        instances = mixes.instances[columns]
+        price = np.round(mixes.price_per_h[columns], 9)
+        latency_s = np.round(mixes.latency_s[columns], 9)
+        lost = -np.round(mixes.throughput[columns], 9)
+        keys = {
+            Preference.FEWEST: (instances, price, latency_s, lost),
+            Preference.CHEAPEST: (price, instances, latency_s, lost),
+            Preference.MOST: (-instances, latency_s, lost, price),
+        }[self._policy.preference]
+        first = int(np.lexsort(keys[::-1])[0])
+        return tuple(float(key[first]) for key in keys), mixes, int(columns[first])
+
+    def _choice(self, mixes: Mixes, column: int) -> Choice:
+        prompt_data, data, shape = mixes.prompt_data[:, column], mixes.data[:, column], mixes.shape
+        shares = []
+        for row, speed in enumerate(shape.speeds):
+            supply = self._supplies[speed.supply]
+            prompts, decodes = int(prompt_data[row]), int(data[row])
+            instances = -(-(prompts + decodes) * shape.config.pipeline_devices // supply.type.devices)
+            if instances:
+                shares.append(Share(supply.type, prompts, decodes, *supply.split(instances)))
+        throughput = float(mixes.throughput[column])
+        return Choice(
+            replace(shape.config, data=int(data.sum()), prompt_data=int(prompt_data.sum())),
+            tuple(shares),
+            float(mixes.execution_s[column]),
+            float(mixes.request_s[column]),
+            throughput,
+            float(mixes.price_per_h[column]),
+            throughput >= self._demand.arrival_rate,
+        )
