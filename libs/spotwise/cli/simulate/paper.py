@@ -13,7 +13,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
-from spotwise.cli.simulate import fastserve
+from spotwise.cli.simulate import fastserve, spotserve
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.options import (
     TIMED,
@@ -56,6 +56,7 @@ class Paper(StrEnum):
 
     SPLITWISE = "splitwise"
     FASTSERVE = "fastserve"
+    SPOTSERVE = "spotserve"
 
 
 class Data:
@@ -81,11 +82,12 @@ class Data:
 
 
 def paper(
-    which: Annotated[Paper, typer.Argument(help="Which paper: splitwise or fastserve.")],
+    which: Annotated[Paper, typer.Argument(help="Which paper: splitwise, fastserve or spotserve.")],
     data: Annotated[
         Path | None,
         typer.Option(
-            envvar="SPOTWISE_DATA", help="Folder with traces/ and profiles/ as published; else what comes along."
+            envvar="SPOTWISE_DATA",
+            help="Folder with traces/ and profiles/ as published, else what comes along; for spotserve with spot-traces/.",
         ),
     ] = None,
     decode_models: Annotated[
@@ -109,7 +111,8 @@ def paper(
         typer.Option(min=10, help="fastserve: how many come in a run; by default 1000, and more or fewer in some."),
     ] = None,
     studies: Annotated[
-        str | None, typer.Option(help="fastserve: which studies, by their names, with commas between; all without.")
+        str | None,
+        typer.Option(help="fastserve, spotserve: which studies, by their names, with commas between; all without."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, short runs, few values: minutes instead of hours, and coarse.")
@@ -129,7 +132,16 @@ def paper(
         _refuse(which, seconds=seconds, step=step)
         own_scope = fastserve.scope_of(quick, seeds, requests, Data(data).traces["conv"])
         asked = fastserve.Asked(fastserve.parse_studies(studies, own_scope), figures)
-        _fastserve(asked, Simulations(report_console(), jobs, runs), quick, json)
+        simulations = Simulations(report_console(), jobs, runs)
+        _write(which, fastserve.measure(asked, simulations), simulations, quick, json)
+        return
+    if which is Paper.SPOTSERVE:
+        _refuse(which, decode_model=decode_models, no_headlines=not measure_headlines, published_runs=published_runs)
+        _refuse(which, seconds=seconds, step=step, requests=requests)
+        of_machines = spotserve.scope_of(spotserve.published_folder(data), quick, seeds)
+        wanted = spotserve.parse_asked(studies, of_machines, figures)
+        simulations = Simulations(report_console(), jobs, runs)
+        _write(which, spotserve.measure(wanted, simulations), simulations, quick, json)
         return
     _refuse(which, requests=requests, studies=studies)
     files = Data(data)
@@ -165,10 +177,9 @@ def paper(
     write_document(document, json, console)
 
 
-def _fastserve(asked: fastserve.Asked, simulations: Simulations, quick: bool, json: Path | None) -> None:
-    document = {"environment": environment(simulation=f"paper {Paper.FASTSERVE.value}", quick=quick)}
-    document |= fastserve.measure(asked, simulations)
-    write_document(document, json, simulations.console)
+def _write(which: Paper, found: dict[str, Any], simulations: Simulations, quick: bool, json: Path | None) -> None:
+    document = {"environment": environment(simulation=f"paper {which.value}", quick=quick)}
+    write_document(document | found, json, simulations.console)
 
 
 def _refuse(which: Paper, **options: object) -> None:

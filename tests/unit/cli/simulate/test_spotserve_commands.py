@@ -1,0 +1,85 @@
+"""`spotwise simulate paper spotserve`, on data so small that it takes no time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from command_line import CommandLine
+
+from spotwise.simulator.spotserve_studies import SEGMENTS
+from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Segments of two minutes, with a machine that goes."""
+    published = tmp_path / "data" / "spot-traces" / "spotserve"
+    for folder in ("availability", "arrivals"):
+        (published / folder).mkdir(parents=True)
+    write_profiles(published / "profiles")
+    for file in SEGMENTS.values():
+        write_segment(published / "availability" / file, {0.0: 6, 80.0: 5}, 120.0)
+    write_arrivals(published / "arrivals" / "query_tpt0.35_cv6.txt", 0.2, 60)
+    return tmp_path / "data"
+
+
+def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
+    """What is asked for is printed, drawn, and in the file with all that it depends on."""
+    file, figures = tmp_path / "spotserve.json", tmp_path / "figures"
+    options = f"--quick --jobs 1 --studies golden,on-demand,zero-notice --runs {tmp_path / 'runs'}"
+    ended = spotwise(*f"simulate paper spotserve --data {data} {options} --json {file} --figures {figures}".split())
+    assert ended.status == 0, ended.stderr
+    for text in ("the optimizer's answers: ", "of 36 as published", "Table 1", "Rerouting, 0 s", "Of the 8 latencies"):
+        assert text in " ".join(ended.stdout.split())
+    document = orjson.loads(file.read_bytes())
+    assert [study["name"] for study in document["studies"]] == ["on-demand", "zero-notice"]
+    assert {path.name for path in figures.iterdir()} == {"spotserve-zero-notice.png", "spotserve-on-demand.png"}
+    assert len(document["golden"]) == 36
+    assert set(document["alone_s"]) == {"OPT-6.7B", "GPT-20B", "LLaMA-30B"}
+    point = document["studies"][0]["points"][0]
+    assert (point["trace"], point["requests"], point["line"]) == ("3 on-demand", "as published", "on-demand")
+    assert point["paper_s"] == {"mean": 141.5, "p99": 253.3}
+    (run,) = document["studies"][1]["points"][1]["runs"]
+    assert run["requests"] == 23
+    assert run["case"]["surroundings"]["grace_s"] == 0.0
+    assert str(tmp_path) not in file.read_text()
+
+
+def test_a_wrong_file_of_the_data_is_told_of(spotwise: CommandLine, data: Path) -> None:
+    """With its line, in one sentence, and status 1."""
+    path = data / "spot-traces" / "spotserve" / "availability" / SEGMENTS["B_S"]
+    path.write_text('[0, "add", {"nodes": []}]\n')
+    ended = spotwise(*f"simulate paper spotserve --data {data} --quick --jobs 1 --studies gpt-20b".split())
+    assert ended.status == 1
+    assert "line 1: add names no nodes" in " ".join(ended.stderr.split())
+    (data / "spot-traces" / "spotserve" / "profiles" / "megatron_h6144_profile.json").write_text("{}")
+    ended = spotwise(*f"simulate paper spotserve --data {data} --studies golden".split())
+    assert ended.status == 1
+    assert "is no profile of layers" in " ".join(ended.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ("", "--data"),
+        ("--data nowhere", "--data"),
+        ("--data DATA --studies gpt-30b", "--studies"),
+        ("--data DATA --seconds 5", "--seconds"),
+        ("--data DATA --step 5", "--step"),
+        ("--data DATA --requests 50", "--requests"),
+        ("--data DATA --decode-model honest", "--decode-model"),
+        ("--data DATA --no-headlines", "--no-headlines"),
+        ("--data DATA --published-runs", "--published-runs"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spotwise: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch, options: str, option: str
+) -> None:
+    """With status 2, before anything is simulated."""
+    monkeypatch.delenv("SPOTWISE_DATA", raising=False)
+    ended = spotwise("simulate", "paper", "spotserve", *options.replace("DATA", str(data)).split())
+    assert ended.status == 2, ended.stderr
+    assert option in ended.stderr
+    assert "Traceback" not in ended.stderr
