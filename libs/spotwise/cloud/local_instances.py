@@ -1,0 +1,273 @@
+"""The provider `local`: instances are processes on this computer.
+
+For development, for tests, and for a computer with several devices. An instance is a session of processes, started from a
+command, that outlives this provider; whoever opens the folder again knows it. Spot and on-demand differ in name only: nobody
+takes a process back but who gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spotwise.cloud.instances import (
+    AcquiredInstance,
+    AcquireRequest,
+    InstanceState,
+    NoCapacity,
+    ProviderRefused,
+    ProviderUnavailable,
+    in_order,
+    require_mesh_name,
+)
+from spotwise.cloud.local_processes import MachineProcess, StartError, start_machine
+from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
+
+_POLL_S = 0.02
+#: What is killed has this long to go; a process that is stuck in the kernel takes longer, and `instances` shows it.
+_KILL_PATIENCE_S = 10.0
+_ADDRESS = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What this computer offers.
+
+    Attributes:
+        folder: what is remembered, and a log for each instance; one for all meshes that share the limit.
+        commands: by instance type, program and arguments. `{instance_id}`, `{instance_type}`, `{market}` and `{mesh}` in an
+            argument are replaced. The program stays in the foreground, and leaves at SIGTERM.
+        limit: instances at once, of all types and meshes.
+        grace_s: from SIGTERM to SIGKILL.
+    """
+
+    folder: Path
+    commands: Mapping[str, tuple[str, ...]]
+    limit: int
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.limit < 0:
+            raise ValueError(f"limit {self.limit}: 0 instances or more")
+        if self.grace_s < 0:
+            raise ValueError(f"grace_s {self.grace_s}: 0 s or more")
+        if empty := [name for name, argv in self.commands.items() if not argv]:
+            raise ValueError(f"the command of instance type {empty[0]!r} is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class _Farewell:
+    """What one release has done beyond asking to leave.
+
+    Attributes:
+        told_late: machines whose first process left before others, which were then asked too.
+        killed_unix_s: when it began to kill, by machine.
+    """
+
+    told_late: set[str] = field(default_factory=set)
+    killed_unix_s: dict[str, float] = field(default_factory=dict)
+
+
+class LocalInstances:
+    """An `InstanceProvider` over processes of this computer.
+
+    Args:
+        mesh: whose instances.
+        options: what there is.
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, mesh: str, options: LocalOptions, now: Callable[[], float] = time.time) -> None:
+        self._mesh = require_mesh_name(mesh)
+        self._options = options
+        self._folder = LocalFolder(options.folder)
+        self._now = now
+
+    async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
+        """Start processes, as many as the limit leaves room for.
+
+        Raises:
+            NoCapacity: the limit is reached.
+            ProviderRefused: none of the types has a command, or a program cannot be run.
+        """
+        return await asyncio.to_thread(self._acquire, request)
+
+    async def release(self, instance_ids: Sequence[str]) -> None:
+        """End processes: SIGTERM, and SIGKILL to what is left of them after the grace; returns when they have gone.
+
+        Raises:
+            ProviderUnavailable: some have been killed and are still there.
+        """
+        machines = await asyncio.to_thread(self._let_go, instance_ids)
+        farewell = _Farewell()
+        while machines:
+            machines = await asyncio.to_thread(self._see_off, machines, farewell)
+            await asyncio.sleep(_POLL_S if machines else 0)
+        await asyncio.to_thread(self._own)
+
+    async def instances(self) -> list[AcquiredInstance]:
+        """Return this mesh's instances; ends by force those whose grace is over, whoever released them."""
+        return await asyncio.to_thread(self._own)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    # --- what runs in a thread ----------------------------------------------------------------------------------------
+
+    def _acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
+        with self._folder.locked() as lock_fd:
+            state = self._folder.read(self._now())
+            ordered = [each for each in state.machines if (each.mesh, each.token) == (self._mesh, request.token)]
+            if not ordered:
+                ordered = self._order(request, state)
+                state.machines += ordered
+                self._folder.write(state)
+            waiting = [each for each in ordered if self._folder.state_of(each) is InstanceState.STARTING]
+            try:
+                for machine in waiting:
+                    self._start(machine, lock_fd)
+            except (StartError, OSError) as error:
+                # What did start stays, known and paid for; what cannot start is no instance.
+                never = [each for each in waiting if self._folder.process(each) is None]
+                state.machines = [each for each in state.machines if each not in never]
+                ordered = [each for each in ordered if each not in never]
+                self._folder.write(state)
+                if not ordered:
+                    raise ProviderRefused(f"instance type {never[0].instance_type!r}: {error}") from error
+            return in_order([self._told(machine) for machine in ordered])
+
+    def _order(self, request: AcquireRequest, state: LocalState) -> list[LocalMachine]:
+        """Return the machines of a new order, as many as there is room for."""
+        instance_type = self._runnable(request.instance_types)
+        used = sum(machine.gone_unix_s is None for machine in state.machines)
+        count = min(request.count, self._options.limit - used)
+        if count <= 0:
+            raise NoCapacity(
+                request.instance_types, request.market, f"{used} of {self._options.limit} are in use; raise the limit"
+            )
+        return [
+            LocalMachine(
+                id=self._name(request.token, number),
+                mesh=self._mesh,
+                token=request.token,
+                instance_type=instance_type,
+                market=request.market,
+                tags=dict(request.tags),
+                launched_unix_s=self._now(),
+            )
+            for number in range(count)
+        ]
+
+    def _runnable(self, instance_types: Sequence[str]) -> str:
+        """Return the first type whose program exists."""
+        for instance_type in instance_types:
+            argv = self._options.commands.get(instance_type)
+            if argv is not None and shutil.which(argv[0]) is not None:
+                return instance_type
+        named = [name for name in instance_types if name in self._options.commands]
+        if named:
+            raise ProviderRefused(
+                f"instance type {named[0]!r}: no program {self._options.commands[named[0]][0]!r} here"
+            )
+        offered = ", ".join(sorted(self._options.commands)) or "none"
+        raise ProviderRefused(f"no instance type {' or '.join(instance_types)} here; there is {offered}")
+
+    def _name(self, token: str, number: int) -> str:
+        """Return an instance's id: the same for the same place in the same order."""
+        place = f"{self._folder.path}/{self._mesh}/{token}/{number}"
+        return f"local-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+
+    def _start(self, machine: LocalMachine, lock_fd: int) -> MachineProcess:
+        values = {
+            "{instance_id}": machine.id,
+            "{instance_type}": machine.instance_type,
+            "{market}": machine.market.value,
+            "{mesh}": machine.mesh,
+        }
+        argv = []
+        for word in self._options.commands.get(machine.instance_type, ()):
+            for name, value in values.items():
+                word = word.replace(name, value)
+            argv.append(word)
+        if not argv:
+            raise StartError("it has no command any more")
+        return start_machine(
+            argv,
+            known_at=self._folder.known_at(machine),
+            log=self._folder.log(machine),
+            folder=self._folder.path,
+            env=os.environ,
+            mark=self._folder.mark(machine),
+            lock_fd=lock_fd,
+        )
+
+    def _let_go(self, instance_ids: Sequence[str]) -> list[LocalMachine]:
+        """Ask this mesh's machines of these ids to leave, once; return those that are still there."""
+        with self._folder.locked():
+            now_unix_s = self._now()
+            state = self._folder.read(now_unix_s)
+            leaving = []
+            for machine in state.machines:
+                if machine.mesh != self._mesh or machine.id not in instance_ids or machine.gone_unix_s is not None:
+                    continue
+                if machine.kill_at_unix_s is None:
+                    machine.kill_at_unix_s = now_unix_s + self._options.grace_s
+                    if (process := self._folder.process(machine)) is not None:
+                        process.terminate()
+                leaving.append(machine)
+            self._folder.write(state)
+            return leaving
+
+    def _see_off(self, machines: list[LocalMachine], farewell: _Farewell) -> list[LocalMachine]:
+        """Return those of the leaving machines that are still there; end those whose grace is over."""
+        now_unix_s = self._now()
+        left = []
+        for machine in machines:
+            process = self._folder.process(machine)
+            if process is None or not process.is_alive():
+                continue
+            left.append(machine)
+            assert machine.kill_at_unix_s is not None
+            if now_unix_s >= machine.kill_at_unix_s:
+                killed_unix_s = farewell.killed_unix_s.setdefault(machine.id, now_unix_s)
+                process.kill()
+                if now_unix_s > killed_unix_s + _KILL_PATIENCE_S:
+                    raise ProviderUnavailable(
+                        f"{machine.id} (pid {process.pid}) was killed and is still there; look at it"
+                    )
+            elif machine.id not in farewell.told_late and process.left_behind():
+                farewell.told_late.add(machine.id)
+                process.terminate()
+        return left
+
+    def _own(self) -> list[AcquiredInstance]:
+        with self._folder.locked():
+            now_unix_s = self._now()
+            state = self._folder.read(now_unix_s)
+            for machine in state.machines:
+                if machine.mesh != self._mesh or machine.gone_unix_s is not None or machine.kill_at_unix_s is None:
+                    continue
+                process = self._folder.process(machine)
+                # Whoever released it has gone too, perhaps.
+                if process is not None and now_unix_s >= machine.kill_at_unix_s:
+                    process.kill()
+            self._folder.write(state)
+            return in_order([self._told(machine) for machine in state.machines if machine.mesh == self._mesh])
+
+    def _told(self, machine: LocalMachine) -> AcquiredInstance:
+        return AcquiredInstance(
+            id=machine.id,
+            instance_type=machine.instance_type,
+            market=machine.market,
+            state=self._folder.state_of(machine),
+            launched_unix_s=machine.launched_unix_s,
+            token=machine.token,
+            tags=dict(machine.tags),
+            address=_ADDRESS,
+        )

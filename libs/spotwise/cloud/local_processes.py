@@ -1,0 +1,198 @@
+"""Processes that stand for machines: started apart from whoever starts them, found again later, ended as a whole.
+
+Law: a machine is everything that its first process has started, told by the kernel's session and by a mark in the
+environment that children inherit. It is no child of the one who starts it, so it survives that one and leaves no zombie. A
+process is known by its pid and its start time, and by the boot in which that was so; a signal goes through a descriptor of
+exactly that process. No stranger that was given the same number later is ever taken for it.
+
+Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: In a machine's processes: which one they are of. The value is unique on this computer, since it has the folder in it.
+MARK = "SPOTWISE_INSTANCE"
+
+# Runs as a program of its own, so that a process with threads is never forked. It tells who the machine is before that one
+# runs anything, and holds the caller's lock meanwhile: whoever has the lock next knows that nothing is about to start.
+_LAUNCHER = """
+import os, signal, sys
+path, lock, *argv = sys.argv[1:]
+reader, writer = os.pipe()
+if os.fork():
+    os.close(writer)
+    with open(reader) as failed:
+        sys.exit(failed.read() or 0)
+os.setsid()
+os.dup2(1, 2)
+with open("/proc/self/stat") as stat:
+    ticks = stat.read().rpartition(")")[2].split()[19]
+with open("/proc/sys/kernel/random/boot_id") as boot:
+    known = f"{os.getpid()} {ticks} {boot.read().strip()}"
+with open(path + ".draft", "w") as draft:
+    draft.write(known)
+os.replace(path + ".draft", path)
+os.close(int(lock))
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+try:
+    os.execvpe(argv[0], argv, os.environ)
+except OSError as error:
+    os.unlink(path)
+    os.write(writer, f"cannot run {argv[0]}: {error.strerror}".encode())
+    os._exit(1)
+"""
+
+
+class StartError(Exception):
+    """A machine's program cannot be run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineProcess:
+    """The first process of a machine.
+
+    Attributes:
+        pid: its number, which is its session's too.
+        start_ticks: when it started, in clock ticks since boot (field 22 of /proc/PID/stat).
+        boot_id: of the boot in which that was so.
+        mark: the value of `MARK` in its environment.
+    """
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    mark: str
+
+    @classmethod
+    def read(cls, path: Path, mark: str) -> MachineProcess | None:
+        """Return what the launcher wrote; `None` where nothing was started."""
+        try:
+            pid, ticks, boot_id = path.read_text().split()
+        except FileNotFoundError:
+            return None
+        return cls(int(pid), int(ticks), boot_id, mark)
+
+    def is_alive(self) -> bool:
+        """Whether anything of the machine still runs."""
+        first = _stat(self.pid)
+        if first is not None and first.start_ticks == self.start_ticks and not first.has_ended:
+            return _boot_id() == self.boot_id
+        return next(self._members(), None) is not None
+
+    def terminate(self) -> None:
+        """Ask the first process to leave (SIGTERM), which sees to its own; where it has left, ask those it left behind."""
+        members = list(self._members())
+        first = [member for member in members if member == (self.pid, self.start_ticks)]
+        for pid, ticks in first or members:
+            _send(pid, ticks, signal.SIGTERM)
+
+    def left_behind(self) -> bool:
+        """Whether processes run on though the first one has left."""
+        members = list(self._members())
+        return bool(members) and (self.pid, self.start_ticks) not in members
+
+    def kill(self) -> None:
+        """End everything at once (SIGKILL)."""
+        for pid, ticks in self._members():
+            _send(pid, ticks, signal.SIGKILL)
+
+    def _members(self) -> Iterator[tuple[int, int]]:
+        """Pid and start of every living process of the machine."""
+        if _boot_id() != self.boot_id:
+            return
+        first = _stat(self.pid)
+        # While its first process is there, a zombie included, the session's number can mean no other session.
+        own_session = first is not None and first.start_ticks == self.start_ticks
+        mark = f"{MARK}={self.mark}".encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            pid = int(entry.name)
+            stat = _stat(pid)
+            if stat is None or stat.has_ended:
+                continue
+            if (own_session and stat.session == self.pid) or mark in _environment(pid):
+                yield pid, stat.start_ticks
+
+
+def start_machine(
+    argv: Sequence[str], *, known_at: Path, log: Path, folder: Path, env: Mapping[str, str], mark: str, lock_fd: int
+) -> MachineProcess:
+    """Start a machine in a session of its own.
+
+    Args:
+        argv: program and arguments.
+        known_at: the file that will say who it is.
+        log: stdout and stderr are appended to it.
+        folder: working folder.
+        env: the whole environment; the mark is added.
+        mark: unique on this computer.
+        lock_fd: a descriptor that the launcher keeps open until the machine is known.
+
+    Raises:
+        StartError: its program cannot be run.
+    """
+    with log.open("ab") as output:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(known_at), str(lock_fd), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env={**env, MARK: mark},
+            pass_fds=[lock_fd],
+            check=False,
+        )
+    process = MachineProcess.read(known_at, mark)
+    if done.returncode or process is None:
+        raise StartError(done.stderr.decode(errors="replace").strip() or f"the launcher ended with {done.returncode}")
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    session: int
+    start_ticks: int
+    has_ended: bool
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in parentheses and may hold anything, blanks and parentheses included.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return _Stat(int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"))
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has just ended, or is another user's, and then not ours
+        return []
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _send(pid: int, start_ticks: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            # From here on the descriptor, unlike the pid, cannot come to mean another process.
+            stat = _stat(pid)
+            if stat is not None and stat.start_ticks == start_ticks:
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
