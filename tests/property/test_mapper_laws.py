@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
@@ -17,6 +17,8 @@ from spotwise.core.migration.mapper import map_devices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 
+#: Deployments take longer to draw than to map.
+EXAMPLES = 50
 MODEL = ModelShape(
     "small", layers=5, hidden_size=8, layer_bytes=1001, embedding_bytes=300, head_bytes=200, kv_layer_token_bytes=24
 )
@@ -105,6 +107,7 @@ def is_untouched(deployment: Deployment, pipeline: int) -> bool:
     return len(devices) == deployment.config.pipeline_devices and all(device in there for device in devices)
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_every_position_has_one_device_that_stays_and_what_is_kept_is_what_it_holds_of_it(
     change: tuple[Deployment, ParallelConfig],
@@ -118,6 +121,7 @@ def test_every_position_has_one_device_that_stays_and_what_is_kept_is_what_it_ho
     assert mapped.kept_kv_bytes == sum(kv_bytes for _, kv_bytes in kept)
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_two_levels_keep_no_more_than_a_flat_matching_and_as_much_without_tensor_groups(
     change: tuple[Deployment, ParallelConfig],
@@ -135,6 +139,7 @@ def test_two_levels_keep_no_more_than_a_flat_matching_and_as_much_without_tensor
         assert kept == flat
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, ParallelConfig]) -> None:
     """Those of pipelines that run on stay as they are."""
@@ -154,6 +159,7 @@ def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, Para
     assert all(len(instances) == 1 for instances in owners.values())
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelConfig]) -> None:
     """As many as there is room for, of each kind; only what waits has decoded less, or has lost KV."""
@@ -186,6 +192,7 @@ def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelCon
             assert min(one.decoded for one in kept) >= max(one.decoded for one in left)
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_who_runs_on_has_the_same_devices_and_the_same_requests(change: tuple[Deployment, ParallelConfig]) -> None:
     """None leaves, and P and M are what they were."""
@@ -200,6 +207,7 @@ def test_who_runs_on_has_the_same_devices_and_the_same_requests(change: tuple[De
         assert mapped.running.get(new, ()) == before.running.get(old, ())
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes(), st.integers(0, 2))
 def test_untouched_pipelines_run_on_where_there_are_as_many_and_as_large(
     change: tuple[Deployment, ParallelConfig], added: int
@@ -214,6 +222,7 @@ def test_untouched_pipelines_run_on_where_there_are_as_many_and_as_large(
     assert sorted(mapped.running_on.values()) == untouched
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
     change: tuple[Deployment, ParallelConfig],
@@ -231,6 +240,7 @@ def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
     assert all(len(numbers) == 1 for numbers in went.values())
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(changes(), st.randoms(use_true_random=False))
 def test_the_order_of_mappings_changes_nothing(change: tuple[Deployment, ParallelConfig], random: object) -> None:
     """The same deployment, told in another order, gets the same map."""

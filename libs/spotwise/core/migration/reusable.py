@@ -46,18 +46,13 @@ class Reusable:
         cls, before: ParallelConfig, config: ParallelConfig, model: ModelShape, tokens: Mapping[tuple[int, int], int]
     ) -> Reusable:
         """Return the tables for a change from one configuration to another."""
+        shares = [
+            [overlap(share_of(old, before.tensor), share_of(new, config.tensor)) for new in range(config.tensor)]
+            for old in range(before.tensor)
+        ]
 
         def shards(whole_bytes: int) -> Table:
-            return np.array(
-                [
-                    [
-                        share_bytes(whole_bytes, overlap(share_of(old, before.tensor), share_of(new, config.tensor)))
-                        for new in range(config.tensor)
-                    ]
-                    for old in range(before.tensor)
-                ],
-                dtype=np.int64,
-            )
+            return np.array([[share_bytes(whole_bytes, share) for share in row] for row in shares], dtype=np.int64)
 
         old = [model.stage_layers(stage, before.pipeline) for stage in range(before.pipeline)]
         new = [model.stage_layers(stage, config.pipeline) for stage in range(config.pipeline)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import RunningRequest
@@ -78,6 +78,7 @@ class TestShares:
         """The middle third and the first half have a sixth in common."""
         assert overlap(share_of(1, 3), share_of(0, 2)) == Share(Fraction(1, 3), Fraction(1, 2))
 
+    @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 9))
     def test_overlaps_add_up_to_the_share_to_the_byte(self, whole_bytes: int, tensor: int, other: int) -> None:
         """Whatever is rounded."""
@@ -99,6 +100,7 @@ def two_positions(draw: st.DrawFn) -> tuple[Position, ParallelConfig, Position, 
 class TestClosedForms:
     """Sums without lists."""
 
+    @settings(max_examples=60, deadline=None)
     @given(two_positions(), st.integers(1, 50))
     def test_they_are_the_sums_over_the_parts_that_both_hold(
         self, two: tuple[Position, ParallelConfig, Position, ParallelConfig], tokens: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.device_map import DeviceMap
 from spotwise.core.migration.mapper import map_devices
+from spotwise.core.migration.matching import most_gained
+from spotwise.core.migration.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 
@@ -110,6 +113,45 @@ class TestWhoGoesWhere:
         """Whoever iterates meets the first pipeline first."""
         mapped = after(stands("2,2,2", 4, 4, 4, leaves=(0,)), "2,1,4")
         assert list(mapped.positions.values()) == list(ParallelConfig(2, 1, 4).positions())
+
+
+class TestManyDevices:
+    """Fleets of a size at which a flat matching can still be asked."""
+
+    @pytest.mark.parametrize(
+        ("size", "old", "new"),
+        [
+            (4, "16,4,4,4", "13,4,4,4"),  # some instances leave
+            (4, "16,4,4,4", "11,5,4,8"),  # other stages
+            (4, "16,4,4,4", "7,4,8,8"),  # shards halved, each tensor group on two instances either way
+            (8, "8,4,8,4", "14,4,4,4"),  # shards doubled: a stage twice on each instance
+            (8, "64,1,4,2", "53,1,4,3"),
+            (1, "8,8,4,4", "25,9,1,8"),  # no instance to keep together
+            (2, "4+12,4,4,4", "6+8,4,4,6"),  # phases apart
+        ],
+    )
+    def test_as_much_is_kept_as_by_a_flat_matching(self, size: int, old: str, new: str) -> None:
+        """Keeping tensor groups together costs nothing in these changes, KV included."""
+        count = 256 // size
+        config = ParallelConfig.parse(old)
+        running = {
+            pipeline: [
+                RunningRequest(f"{pipeline}.{n}", 50 + 7 * n + 3 * pipeline, 1 + n) for n in range(config.max_batch)
+            ]
+            for pipeline in range(config.prompt_data, config.pipelines)
+        }
+        before = stands(old, *[size] * count, leaves=tuple(range(3, count, 16)), running=running)
+        mapped = after(before, new)
+        owner = {one.id: number for number, requests in before.running.items() for one in requests}
+        tokens: Counter[tuple[int, int]] = Counter()
+        for number, requests in mapped.running.items():
+            for one in requests:
+                tokens[owner[one.id], number] += one.tokens
+        reusable = Reusable.between(config, mapped.config, MODEL, tokens)
+        devices = [device for one in before.instances if not one.is_leaving for device in one.all_devices()]
+        gains = reusable.gains([before.positions.get(device) for device in devices], list(mapped.config.positions()))
+        assert mapped.kept_kv_bytes > 0
+        assert mapped.kept_weight_bytes + mapped.kept_kv_bytes == most_gained(gains)
 
 
 class TestIdle:

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.matching import Gains, bundle, fill_columns, match_groups, most_gained
@@ -35,6 +35,7 @@ def best_by_trying(gains: Gains) -> int:
 class TestFlat:
     """Rows for columns."""
 
+    @settings(max_examples=60, deadline=None)
     @given(tables())
     def test_no_other_choice_gains_more(self, gains: Gains) -> None:
         """All are tried; no row is used twice."""
@@ -46,8 +47,9 @@ class TestFlat:
         """And the later is idle, also where taking one in makes another idle that is earlier than a third."""
         assert sorted(fill_columns(table([0, 0], [0, 0], [0, 0], [0, 0]))) == [0, 1]
         assert fill_columns(table([5, 0], [0, 7], [5, 0], [0, 7])) == [0, 1]
-        assert set(fill_columns(table([1, 0], [1, 1], [0, 1]))) == {0, 1}
+        assert fill_columns(table([2, 0, 1], [0, 0, 3], [2, 0, 3], [3, 1, 0])) == [3, 0, 1]
 
+    @settings(max_examples=60, deadline=None)
     @given(tables())
     def test_no_idle_row_is_as_good_as_a_later_one_that_is_used(self, gains: Gains) -> None:
         """For whatever column."""
@@ -78,6 +80,7 @@ def grouped(draw: st.DrawFn) -> tuple[Gains, list[list[int]], list[list[int]]]:
 class TestTwoLevels:
     """Instances for groups, and devices for positions."""
 
+    @settings(max_examples=60, deadline=None)
     @given(grouped())
     def test_no_other_choice_for_these_groups_gains_more(
         self, case: tuple[Gains, list[list[int]], list[list[int]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.position_groups import Groups, Seats, groupings, tensor_groups_of, with_fewest_cuts
@@ -67,6 +67,7 @@ class TestWays:
             groupings(positions("1,4,1"), seats(2, 1))
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

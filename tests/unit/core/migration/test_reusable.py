@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.held import kv_overlap_bytes, weight_overlap_bytes
@@ -17,6 +17,7 @@ MODEL = ModelShape(
 degrees = st.tuples(st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
 
 
+@settings(max_examples=40, deadline=None)
 @given(degrees, degrees, st.data())
 def test_the_tables_say_what_two_positions_have_in_common(
     before: tuple[int, int, int], after: tuple[int, int, int], data: st.DataObject
