@@ -1,0 +1,159 @@
+"""How long instances live, from lives of which some had not ended when they were last seen.
+
+Law: a life that has not ended says that it is longer than what was seen of it (right censoring); one that was first seen at
+some age says nothing of lives that ended before that age (left truncation). Leaving either out makes lives look shorter or
+longer than they are. Two estimates: the product limit (Kaplan and Meier, 1958), which assumes nothing and ends with the last
+life seen; and a hazard that is constant between bounds, which goes on beyond them, and is drawn to the mean hazard where few
+lives ended.
+
+Invariants: survival begins at 1 and never rises; a hazard is never below 0; without censoring the product limit is the share of
+lives that are longer.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What was seen of one instance.
+
+    Attributes:
+        age_s: when it ended, or was last seen.
+        ended: whether the cloud took it; one that was given back, or lives on, has not ended.
+        first_seen_s: its age when watching began.
+    """
+
+    age_s: float
+    ended: bool
+    first_seen_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_seen_s <= self.age_s < math.inf:
+            raise ValueError(f"a life is seen from an age of at least 0 to a later one: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSurvival:
+    """The product limit: the share of lives longer than an age.
+
+    Attributes:
+        at_s: ages at which lives ended, ascending.
+        shares: of lives longer than that.
+    """
+
+    at_s: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    def __call__(self, age_s: float) -> float:
+        """Return the share of lives longer than an age."""
+        index = bisect_right(self.at_s, age_s)
+        return self.shares[index - 1] if index else 1.0
+
+    @property
+    def median_s(self) -> float | None:
+        """The age that no more than half of the lives pass; `None` where more than half were seen to pass every age."""
+        return next((at_s for at_s, share in zip(self.at_s, self.shares, strict=True) if share <= 0.5), None)
+
+
+def kaplan_meier(lives: Iterable[Life]) -> StepSurvival:
+    """Return the product limit; who is last seen at the age at which another ends was at risk then."""
+    seen = list(lives)
+    ends = sorted({life.age_s for life in seen if life.ended})
+    shares: list[float] = []
+    share = 1.0
+    for end_s in ends:
+        at_risk = sum(life.first_seen_s < end_s <= life.age_s or life.first_seen_s == end_s == 0.0 for life in seen)
+        ended = sum(life.ended and life.age_s == end_s for life in seen)
+        if at_risk:  # none, where a life ended at the very age at which it was first seen
+            share *= 1.0 - ended / max(at_risk, ended)
+        shares.append(share)
+    return StepSurvival(tuple(ends), tuple(shares))
+
+
+@dataclass(frozen=True, slots=True)
+class PiecewiseHazard:
+    """Ends per second of age, constant from each bound to the next, and from the last one on.
+
+    Attributes:
+        from_s: ages from which on, ascending, the first 0.
+        per_s: the hazards.
+    """
+
+    from_s: tuple[float, ...]
+    per_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.from_s) != len(self.per_s) or not self.from_s or self.from_s[0] != 0:
+            raise ValueError("a hazard needs as many rates as bounds, and the first bound is 0")
+        if any(a >= b for a, b in pairwise(self.from_s)) or min(self.per_s) < 0:
+            raise ValueError(f"bounds must ascend and no hazard be below 0: {self}")
+
+    def survives(self, age_s: float, seconds: float) -> float:
+        """Return the chance that an instance of an age lives on for so many seconds."""
+        return math.exp(-sum(rate * length for rate, length in self._pieces(age_s, seconds)))
+
+    def ends(self, age_s: float, seconds: float) -> float:
+        """Return the chance that it ends within so many seconds."""
+        return -math.expm1(-sum(rate * length for rate, length in self._pieces(age_s, seconds)))
+
+    def expected_s(self, age_s: float) -> float:
+        """Return the seconds that an instance of an age is expected to live on; infinite where the last hazard is 0."""
+        if self.per_s[-1] == 0:
+            return math.inf
+        expected_s, alive = 0.0, 1.0
+        for rate, length in self._pieces(age_s, max(0.0, self.from_s[-1] - age_s)):
+            ends = -math.expm1(-rate * length)
+            expected_s += alive * (ends / rate if rate else length)
+            alive *= 1.0 - ends
+        return expected_s + alive / self.per_s[-1]
+
+    def _pieces(self, age_s: float, seconds: float) -> list[tuple[float, float]]:
+        """Return hazards and how long each holds, from an age for so many seconds."""
+        first = bisect_right(self.from_s, age_s) - 1
+        if age_s < 0 or seconds < 0:
+            raise ValueError(f"an age ({age_s}) and seconds from it ({seconds}) are at least 0")
+        end_s = age_s + seconds
+        pieces = []
+        for index in range(first, len(self.from_s)):
+            until_s = self.from_s[index + 1] if index + 1 < len(self.from_s) else math.inf
+            pieces.append((self.per_s[index], min(until_s, end_s) - max(self.from_s[index], age_s)))
+            if until_s >= end_s:
+                break
+        return pieces
+
+
+def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) -> PiecewiseHazard:
+    """Return the hazard by age that explains lives best, drawn to the mean hazard.
+
+    Args:
+        lives: what was seen. Where none ended, the hazard is 0.
+        pieces: at most; about as many ends fall into each.
+        prior_ends: each piece counts as if so many more ends had been seen there at the mean hazard; more of them trust age
+            less.
+
+    Raises:
+        ValueError: there is nothing to fit, or a number makes no sense.
+    """
+    if pieces < 1 or prior_ends < 0:
+        raise ValueError(f"pieces ({pieces}) must be at least 1 and prior_ends ({prior_ends}) at least 0")
+    exposure_s = sum(life.age_s - life.first_seen_s for life in lives)
+    if exposure_s <= 0:
+        raise ValueError("no life was seen for any time; give lives that were watched")
+    ends = sorted(life.age_s for life in lives if life.ended)
+    if not ends:
+        return PiecewiseHazard((0.0,), (0.0,))
+    quantiles = {ends[max(0, len(ends) * piece // pieces - 1)] for piece in range(1, pieces)}
+    bounds = [0.0, *sorted(bound for bound in quantiles if 0.0 < bound < ends[-1])]
+    mean = len(ends) / exposure_s
+    rates = []
+    for start_s, until_s in pairwise([*bounds, math.inf]):
+        ended = sum(start_s < end_s <= until_s or start_s == end_s == 0.0 for end_s in ends)
+        seen_s = sum(max(0.0, min(life.age_s, until_s) - max(life.first_seen_s, start_s)) for life in lives)
+        rates.append((ended + prior_ends) / (seen_s + prior_ends / mean) if seen_s or prior_ends else mean)
+    return PiecewiseHazard(tuple(bounds), tuple(rates))

@@ -1,0 +1,73 @@
+"""Where a request is placed if instances go."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotwise.core.lifetimes import Place, expected_cost_s, interruption_chance, rank
+from spotwise.core.survival import PiecewiseHazard
+
+#: Young ones go ten times as often.
+HAZARD = PiecewiseHazard((0.0, 600.0), (0.001, 0.0001))
+
+
+def names(places: list[Place]) -> list[str]:
+    return [place.instance for place in places]
+
+
+def test_the_chance_is_that_of_the_instances_age() -> None:
+    """One that stays has none."""
+    assert interruption_chance(Place("young", 0.0, HAZARD, 0.0), [100.0]) == pytest.approx(1 - math.exp(-0.1))
+    assert interruption_chance(Place("old", 600.0, HAZARD, 0.0), [100.0]) == pytest.approx(1 - math.exp(-0.01))
+    assert interruption_chance(Place("stays", 0.0, None, 0.0), [100.0]) == 0.0
+
+
+def test_lengths_that_may_be_are_averaged() -> None:
+    """A mean length would say 0.39; one of two long ones is all but sure to be interrupted."""
+    hazard = PiecewiseHazard((0.0,), (0.001,))
+    chance = interruption_chance(Place("a", 0.0, hazard, 0.0), [0.0, 1_000.0])
+    assert chance == pytest.approx((1 - math.exp(-1)) / 2)
+
+
+def test_long_requests_go_where_instances_live_long_and_short_ones_where_load_is_low() -> None:
+    """An interruption costs 20 s."""
+    places = [Place("young", 0.0, HAZARD, 0.0), Place("old", 600.0, HAZARD, 0.5), Place("stays", 0.0, None, 1.0)]
+    assert names(rank(places, [1.0], 20.0)) == ["young", "old", "stays"]
+    assert names(rank(places, [60.0], 20.0)) == ["old", "stays", "young"]
+    assert names(rank(places, [600.0], 20.0)) == ["stays", "old", "young"]
+
+
+def test_the_cost_is_chance_times_interruption_and_load() -> None:
+    """In seconds."""
+    place = Place("young", 0.0, HAZARD, 2.0)
+    assert expected_cost_s(place, [100.0], 10.0) == pytest.approx(10 * (1 - math.exp(-0.1)) + 2.0)
+
+
+def test_of_equals_the_earlier_is_first() -> None:
+    """As they are given."""
+    assert names(rank([Place("b", 0.0, HAZARD, 1.0), Place("a", 0.0, HAZARD, 1.0)], [5.0], 9.0)) == ["b", "a"]
+
+
+def test_a_request_of_no_length_is_refused() -> None:
+    """It says what to give."""
+    with pytest.raises(ValueError, match="at least one length"):
+        interruption_chance(Place("a", 0.0, None, 0.0), [])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5_000), st.floats(0, 30)), min_size=1, max_size=8),
+    st.floats(0, 2_000),
+    st.floats(0, 100),
+)
+def test_where_all_go_alike_the_order_is_by_load(
+    seen: list[tuple[float, float]], remaining_s: float, interruption_s: float
+) -> None:
+    """A hazard without age tells nobody apart."""
+    constant = PiecewiseHazard((0.0,), (0.001,))
+    places = [Place(f"i{i}", age_s, constant, round(load_s, 3)) for i, (age_s, load_s) in enumerate(seen)]
+    loads = [place.load_s for place in rank(places, [remaining_s], interruption_s)]
+    assert loads == sorted(loads)

@@ -1,0 +1,168 @@
+"""How long instances live."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.survival import Life, PiecewiseHazard, StepSurvival, fit_hazard, kaplan_meier
+
+AGES = st.floats(0.5, 1_000).map(lambda age: round(age, 1))
+HAZARDS = st.lists(
+    st.tuples(st.floats(1, 400), st.sampled_from([0.0, 1e-4, 0.003, 0.02])),
+    min_size=0,
+    max_size=5,
+    unique_by=lambda p: p[0],
+).map(
+    lambda pieces: PiecewiseHazard(
+        (0.0, *(bound for bound, _ in sorted(pieces))), (0.01, *(rate for _, rate in sorted(pieces)))
+    )
+)
+
+
+class TestProductLimit:
+    """Kaplan and Meier."""
+
+    def test_a_life_that_goes_on_is_at_risk_until_it_was_last_seen(self) -> None:
+        """A table of a textbook: of 6, one ends at 6 of 6 at risk, one at 7 of 4, one at 10 of 3."""
+        lives = [Life(6, True), Life(6, False), Life(7, True), Life(9, False), Life(10, True), Life(11, False)]
+        curve = kaplan_meier(lives)
+        assert curve.at_s == (6, 7, 10)
+        assert curve.shares == pytest.approx((5 / 6, 5 / 6 * 3 / 4, 5 / 6 * 3 / 4 * 1 / 2))
+        assert (curve(5.9), curve(6)) == (1.0, 5 / 6)
+        assert curve(99) == curve(10)
+
+    def test_leaving_out_who_lives_on_would_make_lives_shorter(self) -> None:
+        """Half of them are seen to live long."""
+        lives = [Life(10, True), Life(20, True), Life(100, False), Life(100, False)]
+        assert kaplan_meier(lives)(50) == pytest.approx(0.5)
+        assert kaplan_meier([life for life in lives if life.ended])(50) == 0.0
+
+    def test_who_was_first_seen_late_says_nothing_of_early_ends(self) -> None:
+        """At 10 only one was watched."""
+        lives = [Life(10, True), Life(20, True), Life(30, True, first_seen_s=15), Life(40, True, first_seen_s=15)]
+        assert kaplan_meier(lives)(10) == 0.5
+
+    def test_the_median_is_the_age_that_half_pass(self) -> None:
+        """Nobody knows it where most live on."""
+        assert kaplan_meier([Life(10, True), Life(20, True)]).median_s == 10
+        assert kaplan_meier([Life(10, True), Life(20, False), Life(20, False)]).median_s is None
+        assert kaplan_meier([]) == StepSurvival((), ())
+
+    @given(st.lists(AGES, min_size=1, max_size=30), AGES)
+    def test_without_censoring_it_is_the_share_that_is_longer(self, ages: list[float], at: float) -> None:
+        """Whatever the lives."""
+        curve = kaplan_meier([Life(age, True) for age in ages])
+        assert curve(at) == pytest.approx(sum(age > at for age in ages) / len(ages), abs=1e-12)
+
+    @given(st.lists(st.tuples(AGES, st.booleans(), st.floats(0, 1)), max_size=30))
+    def test_it_never_rises(self, seen: list[tuple[float, bool, float]]) -> None:
+        """And is between 0 and 1."""
+        curve = kaplan_meier([Life(age, ended, age * part) for age, ended, part in seen])
+        assert list(curve.shares) == sorted(curve.shares, reverse=True)
+        assert all(0 <= share <= 1 for share in curve.shares)
+
+
+class TestHazard:
+    """Constant between bounds."""
+
+    HAZARD = PiecewiseHazard((0.0, 100.0), (0.01, 0.02))
+
+    def test_chances_add_up_over_bounds(self) -> None:
+        """50 s at 0.01, then 30 at 0.02."""
+        assert self.HAZARD.survives(50, 80) == pytest.approx(math.exp(-0.5 - 0.6))
+        assert self.HAZARD.ends(50, 80) == pytest.approx(1 - math.exp(-1.1))
+        assert self.HAZARD.survives(500, 10) == pytest.approx(math.exp(-0.2))
+        assert self.HAZARD.ends(7, 0) == 0.0
+
+    def test_a_constant_hazard_forgets_its_age(self) -> None:
+        """It expects the same at any age."""
+        constant = PiecewiseHazard((0.0, 50.0), (0.01, 0.01))
+        assert constant.expected_s(0) == pytest.approx(100)
+        assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)
+
+    def test_who_may_live_for_ever_is_expected_to(self) -> None:
+        """The last hazard is 0."""
+        assert PiecewiseHazard((0.0, 9.0), (0.5, 0.0)).expected_s(0) == math.inf
+
+    @settings(max_examples=20, deadline=None)
+    @given(HAZARDS, st.floats(0, 600))
+    def test_what_is_expected_is_the_area_under_survival(self, hazard: PiecewiseHazard, age: float) -> None:
+        """By a sum of thin slices."""
+        if hazard.per_s[-1] < 0.003:
+            return
+        slice_s, total, at = 2.0, 0.0, 1.0
+        while (alive := hazard.survives(age, at)) > 1e-9 and at < 20_000:
+            total += alive * slice_s
+            at += slice_s
+        assert hazard.expected_s(age) == pytest.approx(total, rel=2e-3)
+
+    @given(HAZARDS, st.floats(0, 600), st.floats(0, 300), st.floats(0, 300))
+    def test_to_live_two_spans_is_to_live_one_and_then_the_other(
+        self, hazard: PiecewiseHazard, age: float, one: float, other: float
+    ) -> None:
+        """Survival is a product."""
+        both = hazard.survives(age, one) * hazard.survives(age + one, other)
+        assert hazard.survives(age, one + other) == pytest.approx(both, rel=1e-9)
+        assert hazard.survives(age, one) + hazard.ends(age, one) == pytest.approx(1)
+
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        """With what is wrong."""
+        with pytest.raises(ValueError, match="first bound is 0"):
+            PiecewiseHazard((1.0,), (0.1,))
+        with pytest.raises(ValueError, match="ascend"):
+            PiecewiseHazard((0.0, 0.0), (0.1, 0.1))
+        with pytest.raises(ValueError, match="at least 0"):
+            self.HAZARD.ends(-1.0, 1.0)
+        with pytest.raises(ValueError, match="seen from an age"):
+            Life(1.0, True, 2.0)
+
+
+class TestFit:
+    """The hazard that lives show."""
+
+    def test_one_piece_is_ends_per_second_watched(self) -> None:
+        """Those who live on count with what was seen of them."""
+        hazard = fit_hazard([Life(100, True), Life(300, False), Life(200, True, first_seen_s=100)], pieces=1)
+        assert hazard.from_s == (0.0,)
+        assert hazard.per_s == pytest.approx((2 / 500,))
+
+    def test_ages_that_differ_are_told_apart(self) -> None:
+        """A third go at once, the others late: with no prior, hazards are ends over the seconds in each piece."""
+        lives = [*[Life(10, True)] * 10, *[Life(1_000, True)] * 20]
+        hazard = fit_hazard(lives, pieces=3, prior_ends=0.0)
+        assert hazard.from_s == (0.0, 10.0)
+        assert hazard.per_s == pytest.approx((10 / 300, 20 / (20 * 990)))
+        early_and_late = fit_hazard(
+            [Life(10 + k, True) for k in range(30)] + [Life(900 + k, True) for k in range(30)], 2
+        )
+        assert early_and_late.ends(0, 60) > 2 * early_and_late.ends(400, 60)
+
+    def test_a_prior_draws_pieces_to_the_mean(self) -> None:
+        """With a large one age means nothing."""
+        lives = [Life(10 + k, True) for k in range(30)] + [Life(900 + k, True) for k in range(30)]
+        loose, tight = fit_hazard(lives, 2, 0.0), fit_hazard(lives, 2, 1e9)
+        assert max(loose.per_s) / min(loose.per_s) > 1.5
+        assert max(tight.per_s) / min(tight.per_s) == pytest.approx(1, rel=1e-6)
+
+    def test_nobody_who_ended_is_no_hazard(self) -> None:
+        """As far as was seen."""
+        assert fit_hazard([Life(100, False)]).ends(0, 1e6) == 0.0
+
+    def test_nothing_seen_is_nothing_to_fit(self) -> None:
+        """It says what to give."""
+        with pytest.raises(ValueError, match="watched"):
+            fit_hazard([])
+        with pytest.raises(ValueError, match="pieces"):
+            fit_hazard([Life(1, True)], pieces=0)
+
+    @given(st.lists(st.tuples(AGES, st.booleans()), min_size=1, max_size=40), st.integers(1, 8))
+    def test_without_a_prior_it_counts_every_end_once(self, seen: list[tuple[float, bool]], pieces: int) -> None:
+        """Ends expected of the lives seen are the ends seen."""
+        lives = [Life(age, ended) for age, ended in seen]
+        hazard = fit_hazard(lives, pieces, prior_ends=0.0)
+        expected = sum(-math.log(hazard.survives(0.0, life.age_s)) for life in lives)
+        assert expected == pytest.approx(sum(life.ended for life in lives), rel=1e-6, abs=1e-9)
