@@ -193,9 +193,9 @@ class Pipeline:
         found = [job.running(output) for job in self.held]
         for job in self.jobs:
             kv_tokens = job.kv_tokens or (self.pace.input_tokens + job.decoded if done is not None else 0)
-            if kv_tokens:
-                extra = done or 0
-                decoded = job.decoded + extra
+            extra = done or 0
+            decoded = job.decoded + extra
+            if kv_tokens and decoded < output:
                 found.append(RunningRequest(str(job.number), kv_tokens + extra, decoded, output - decoded))
         return tuple(found)
 

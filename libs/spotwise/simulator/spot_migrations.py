@@ -78,6 +78,7 @@ class Migrating:
         self._links = links_of(run.surroundings)
         self._config: ParallelConfig | None = None
         self._positions: dict[Device, Position] = {}
+        self._deadlines_s: dict[int, float] = {}
         self._planned: Planned | None = None
         self._moving = False
 
@@ -85,36 +86,40 @@ class Migrating:
 
     def fleet_changed(self, event: FleetEvent) -> None:
         """Take pipelines down whose devices are gone."""
+        if event.stage is Stage.NOTICED:
+            self._note_deadlines()
         if event.stage is not Stage.GONE:
             return
         gone = {machine.id for machine in event.machines}
         hit = sorted({position.pipeline for device, position in self._positions.items() if device.instance in gone})
         self._positions = {device: place for device, place in self._positions.items() if device.instance not in gone}
         for number in hit:
-            if pipeline := self._world.pipelines.get(number):
-                self._world.lose(self._world.halt(pipeline), keep_answer=self._system.recovers)
+            if pipeline := self._world.floor.pipelines.get(number):
+                self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=self._system.recovers)
+        self._note_deadlines()
 
     def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
         """Return whether a batch pays before its pipeline has to stop."""
-        now, planned = self._world.now, self._planned
+        planned, deadline_s = self._planned, self._deadlines_s.get(pipeline.number)
+        stops = planned is not None and pipeline.number not in planned.runs_on
+        if not stops and deadline_s is None:
+            return True
+        if planned is not None and planned.deadline_s is None:
+            return False  # the iterations that are awaited end soon
+        now = self._world.now
         fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
-        if planned is not None and pipeline.number not in planned.runs_on:
-            if planned.deadline_s is None:
-                return False  # the iterations that are awaited end soon
-            left_s = max(0.0, planned.deadline_s - now)
-            return (
-                before_preemption(LinearExecution(fixed_s, step_s), steps, left_s, planned.migration_s).stop
-                is not Stop.REROUTE
-            )
-        deadline_s = self._deadline_s(pipeline.number)
-        return deadline_s is None or now + fixed_s + steps * step_s <= deadline_s
+        if planned is None or planned.deadline_s is None or not stops:
+            return deadline_s is None or now + fixed_s + steps * step_s <= deadline_s
+        left_s = max(0.0, planned.deadline_s - now)
+        stop = before_preemption(LinearExecution(fixed_s, step_s), steps, left_s, planned.migration_s)
+        return stop.stop is not Stop.REROUTE
 
     def decide(self) -> None:
         """Plan a change, plan it anew, or let things be."""
         if self._moving:
             return
         self._planned = None
-        deadline_s = self._deadline_s(None)
+        deadline_s = min(self._deadlines_s.values(), default=None)
         config = self._choices.config(len(self._world.fleet.here()), self._world.rate())
         if config is None or (deadline_s is None and config == self._config and self._is_whole()):
             return
@@ -128,15 +133,15 @@ class Migrating:
     def _is_whole(self) -> bool:
         return self._config is not None and len(self._positions) == self._config.devices
 
-    def _deadline_s(self, pipeline: int | None) -> float | None:
-        """Return when the first device of a pipeline, or of any, goes."""
+    def _note_deadlines(self) -> None:
+        """Note when each pipeline loses its first device."""
+        self._deadlines_s.clear()
         machines = self._world.fleet.machines
-        deadlines = [
-            machines[device.instance].deadline_s
-            for device, position in self._positions.items()
-            if pipeline is None or position.pipeline == pipeline
-        ]
-        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+        for device, position in self._positions.items():
+            deadline_s = machines[device.instance].deadline_s
+            if deadline_s is not None:
+                earlier_s = self._deadlines_s.get(position.pipeline, deadline_s)
+                self._deadlines_s[position.pipeline] = min(earlier_s, deadline_s)
 
     # -- a change
 
@@ -146,16 +151,17 @@ class Migrating:
         self._config = config
         self._positions = dict(Deployment.in_order(config, world.fleet.instances()).positions)
         for number in range(config.pipelines):
-            world.stand(number, config, world.now, [])
+            world.floor.stand(number, config, world.now, [])
         world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
 
     def _preview(self, config: ParallelConfig, deadline_s: float | None) -> Planned:
-        """Reckon with a change as if every batch were as large as it may become."""
+        """Reckon with a change; where time presses, as if every batch were as large as it may become."""
         now = self._world.now
         device_map = self._map(config, self._before(config, self._largest()))
-        migration_s = paper_migration_s(self._plan(device_map))
+        presses = deadline_s is not None and self._is_whole() and self._system.recovers
+        migration_s = paper_migration_s(self._plan(device_map)) if presses else 0.0
         runs_on = tuple(sorted(device_map.running_on.values()))
-        stopping = [pipeline for pipeline in self._world.pipelines.values() if pipeline.number not in runs_on]
+        stopping = [pipeline for pipeline in self._world.floor.standing() if pipeline.number not in runs_on]
         if not self._is_whole() or not self._system.recovers:
             begins_s = now  # nothing is gained by waiting, or nobody knows how
         elif deadline_s is not None:
@@ -181,7 +187,7 @@ class Migrating:
             return {}
         tokens = run.arrivals.input_tokens + run.arrivals.output_tokens
         found = {}
-        for pipeline in self._world.pipelines.values():
+        for pipeline in self._world.floor.standing():
             jobs = pipeline.jobs + pipeline.held
             found[pipeline.number] = tuple(RunningRequest(str(job.number), tokens, job.decoded) for job in jobs)
         return found
@@ -195,7 +201,7 @@ class Migrating:
 
     def _plan(self, device_map: DeviceMap) -> MigrationPlan:
         progressive = self._system.progressive
-        surroundings, pace = self._run.surroundings, self._world.pace
+        surroundings, pace = self._run.surroundings, self._world.floor.pace
         config = device_map.config
         stage_s = pace.prompt_s(config, 1, pace.input_tokens) / config.pipeline if progressive else 0.0
         policy = PlanPolicy(
@@ -211,30 +217,30 @@ class Migrating:
             return
         world, now = self._world, self._world.now
         self._planned = None
-        running = {number: pipeline.snapshot(now) for number, pipeline in world.pipelines.items()}
+        running = {number: pipeline.snapshot(now) for number, pipeline in world.floor.pipelines.items()}
         device_map = self._map(planned.config, self._before(planned.config, running if self._system.recovers else {}))
         plan = self._plan(device_map)
         stays = {old: new for new, old in device_map.running_on.items()}
-        standing = [pipeline for pipeline in world.pipelines.values() if pipeline.number in stays]
+        standing = [pipeline for pipeline in world.floor.standing() if pipeline.number in stays]
         jobs: dict[str, Job] = {}
-        for pipeline in [pipeline for pipeline in world.pipelines.values() if pipeline.number not in stays]:
-            jobs |= {str(job.number): job for job in world.halt(pipeline)}
-        world.pipelines.clear()
+        for pipeline in [pipeline for pipeline in world.floor.standing() if pipeline.number not in stays]:
+            jobs |= {str(job.number): job for job in world.floor.halt(pipeline)}
+        world.floor.pipelines.clear()
         self._config, self._positions = planned.config, dict(device_map.positions)
+        self._note_deadlines()
         for pipeline in standing:
             pipeline.number, pipeline.config = stays[pipeline.number], planned.config
-            world.pipelines[pipeline.number] = pipeline
+            world.floor.pipelines[pipeline.number] = pipeline
         recomputed = {request.id for request in plan.recomputed}
         for number in range(planned.config.pipelines):
             if number in device_map.running_on:
                 continue
             goes_on = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
             lost = [job for job in goes_on if str(job.number) in recomputed]
-            world.lose(lost, keep_answer=True)
+            world.floor.lose(lost, keep_answer=True)
             kept = [job for job in goes_on if str(job.number) not in recomputed]
-            world.stand(number, planned.config, now + plan.pause_s[number], kept)
-        world.lose(list(jobs.values()), keep_answer=self._system.recovers)
-        world.pipelines = dict(sorted(world.pipelines.items()))
+            world.floor.stand(number, planned.config, now + plan.pause_s[number], kept)
+        world.floor.lose(list(jobs.values()), keep_answer=self._system.recovers)
         stopped = [
             plan.pause_s[number] for number in range(planned.config.pipelines) if number not in device_map.running_on
         ]
@@ -247,7 +253,7 @@ class Migrating:
                 max(stopped, default=0.0),
                 plan.moved_bytes,
                 plan.storage_bytes,
-                planned.migration_s,
+                paper_migration_s(plan),
             )
         )
         self._moving = True

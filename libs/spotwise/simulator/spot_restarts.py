@@ -53,8 +53,8 @@ class _Reloading:
 
     def _lose(self, number: int) -> None:
         self._devices.pop(number, None)
-        if pipeline := self._world.pipelines.get(number):
-            self._world.lose(self._world.halt(pipeline), keep_answer=False)
+        if pipeline := self._world.floor.pipelines.get(number):
+            self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=False)
 
     def _hit(self, event: FleetEvent) -> list[int]:
         """Return the pipelines that an event takes devices from."""
@@ -102,7 +102,7 @@ class Restarting(_Reloading):
     def _restart(self, config: ParallelConfig, now: float) -> None:
         world = self._world
         first = now <= 0.0
-        for number in list(world.pipelines):
+        for number in list(world.floor.pipelines):
             self._lose(number)
         instances = tuple(instance for instance in world.fleet.instances() if not instance.is_leaving)
         positions = Deployment.in_order(config, instances).positions
@@ -113,7 +113,7 @@ class Restarting(_Reloading):
             for number in range(config.pipelines)
         }
         for number in range(config.pipelines):
-            world.stand(number, config, now + load_s, [])
+            world.floor.stand(number, config, now + load_s, [])
         world.changes.append(
             ConfigChange(now, config, len(instances), load_s, storage_bytes=loaded_bytes, migration_s=load_s)
         )
@@ -150,7 +150,7 @@ class Rerouting(_Reloading):
             devices, idle = tuple(idle[: shape.pipeline_devices]), idle[shape.pipeline_devices :]
             number, self._next_number = self._next_number, self._next_number + 1
             self._devices[number] = devices
-            world.stand(number, shape, world.now + load_s, [])
+            world.floor.stand(number, shape, world.now + load_s, [])
             made += 1
         if made:
             self._note(load_s, made * loaded_bytes)

@@ -79,7 +79,7 @@ class ConfigChange:
         pause_s: until the last of its pipelines served; 0 where none stopped.
         moved_bytes: between devices.
         storage_bytes: loaded anew.
-        migration_s: that was reckoned with beforehand.
+        migration_s: T_mig as the paper reckons it.
     """
 
     time_s: float
