@@ -182,10 +182,12 @@ def _numbered(
 
 def _share_out(parcels: Sequence[list[Entry]], rooms: Sequence[_Room], max_batch: int) -> None:
     """Put parcels into rooms, whole where that can be: evenly if no more of them are cut by it, else into the tightest."""
-    evenly = _placed(parcels, rooms, max_batch, lambda spare, tokens: tokens)
-    tightly = _placed(parcels, rooms, max_batch, lambda spare, tokens: spare)
-    for number, piece in tightly if len(tightly) < len(evenly) else evenly:
-        next(room for room in rooms if room.number == number).entries.extend(piece)
+    pieces = _placed(parcels, rooms, max_batch, lambda spare, tokens: tokens)
+    if len(pieces) > len(parcels):
+        pieces = min(pieces, _placed(parcels, rooms, max_batch, lambda spare, tokens: spare), key=len)
+    by_number = {room.number: room for room in rooms}
+    for number, piece in pieces:
+        by_number[number].entries += piece
 
 
 def _placed(
