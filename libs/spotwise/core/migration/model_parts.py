@@ -1,0 +1,235 @@
+"""Who lacks what of the model and of requests' KV when a configuration changes, who holds it, and who has it no longer.
+
+Law: a layer, the embedding, the head, and the KV of each request that goes on are cut wherever a share of the old configuration
+or of the new one begins or ends. Of each such piece a device holds all or nothing, and needs all or nothing, whatever the two
+tensor degrees. Layers that lie in the same stages before and after have the same pieces, so these are worked out once for a
+run.
+
+A request whose KV is not all held any more is lost KV: it is computed again, and none of its KV moves. What nobody has to
+receive, and whoever holds it does not need, is given up at once.
+
+Invariants: a device that needs a part keeps or receives each byte of it, once; whoever gives a piece up does not need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+from spotwise.core.migration.deployment import RunningRequest
+from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.held import Part, PartKind, Share, common_layers, kv_share_bytes, share_bytes, share_of
+from spotwise.core.migration.numbered_devices import NumberedDevices
+from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.model_shape import ModelShape
+
+
+class Piece(NamedTuple):
+    """A share of a part that is held and needed as one.
+
+    Attributes:
+        part: of what; of KV, in the first of its layers.
+        layers: so many layers, from that one on; 1 of weights.
+        share: from where to where.
+        unit_bytes: what the share is cut from: a whole part of weights; a token's KV in a layer.
+        units: how many of those: 1 of weights; tokens x layers of KV.
+        holders: devices that hold it, by number.
+        needers: how many devices need it.
+        receivers: devices that need it and do not hold it.
+        leavers: devices that hold it, do not need it, and stay: they can free its memory.
+        byte_count: bytes of it.
+    """
+
+    part: Part
+    layers: int
+    share: Share
+    unit_bytes: int
+    units: int
+    holders: tuple[int, ...]
+    needers: int
+    receivers: tuple[int, ...]
+    leavers: tuple[int, ...]
+    byte_count: int
+
+    def cut(self, number: int, count: int) -> Piece:
+        """Return one of `count` equal cuts of it, from 0; they meet, to the byte."""
+        if count == 1:
+            return self
+        start, width = self.share.start, (self.share.end - self.share.start) / count
+        share = Share(start + width * number, start + width * (number + 1))
+        return self._replace(share=share, byte_count=self.units * share_bytes(self.unit_bytes, share))
+
+
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """A request that goes on, and the KV that has to move for it.
+
+    Attributes:
+        request: which.
+        pipeline: the new one.
+        pieces: all of its KV that somebody holds or needs.
+    """
+
+    request: RunningRequest
+    pipeline: int
+    pieces: tuple[Piece, ...]
+
+
+class Outline(NamedTuple):
+    """A share as two stages cut it, of whatever part: who holds, needs and leaves it."""
+
+    share: Share
+    holders: tuple[int, ...]
+    needers: int
+    receivers: tuple[int, ...]
+    leavers: tuple[int, ...]
+
+
+class Outlines:
+    """Who holds and who needs which shares of what lies in one old and one new stage."""
+
+    def __init__(self, device_map: DeviceMap, devices: NumberedDevices) -> None:
+        self._old, self._new, self._devices = device_map.before.config, device_map.config, devices
+        old_bounds = [Fraction(shard, self._old.tensor) for shard in range(self._old.tensor + 1)]
+        new_bounds = [Fraction(shard, self._new.tensor) for shard in range(self._new.tensor + 1)]
+        bounds = sorted({*old_bounds, *new_bounds})
+        self._shares = [
+            (Share(start, end), int(start * self._old.tensor), int(start * self._new.tensor))
+            for start, end in pairwise(bounds)
+        ]
+
+    def between(self, old_stage: int, new_stage: int, old_pipelines: range, new_pipelines: range) -> list[Outline]:
+        """Return the shares that stages of some old and some new pipelines have, in order."""
+        outlines = []
+        before, after = self._devices.before, self._devices.after
+        for share, old_shard, new_shard in self._shares:
+            held = (before.get(Position(pipeline, old_stage, old_shard)) for pipeline in old_pipelines)
+            needed = (after.get(Position(pipeline, new_stage, new_shard)) for pipeline in new_pipelines)
+            holders = tuple(device for device in held if device is not None)
+            needers = tuple(device for device in needed if device is not None)
+            outlines.append(
+                Outline(
+                    share,
+                    holders,
+                    len(needers),
+                    tuple(device for device in needers if device not in holders),
+                    tuple(
+                        device for device in holders if device not in needers and not self._devices.is_leaving(device)
+                    ),
+                )
+            )
+        return outlines
+
+
+def weight_parts(device_map: DeviceMap, model: ModelShape, devices: NumberedDevices) -> list[tuple[Piece, ...]]:
+    """Return the pieces of the embedding, of each layer and of the head, in the order of the model."""
+    old, new = device_map.before.config, device_map.config
+    outlines = Outlines(device_map, devices)
+    known: dict[tuple[int, int], list[Outline]] = {}
+
+    def pieces(part: Part, whole_bytes: int, old_stage: int, new_stage: int) -> tuple[Piece, ...]:
+        run = old_stage, new_stage
+        if run not in known:
+            known[run] = outlines.between(*run, range(old.pipelines), range(new.pipelines))
+        return tuple(
+            Piece(part, 1, each.share, whole_bytes, 1, *each[1:], share_bytes(whole_bytes, each.share))
+            for each in known[run]
+        )
+
+    old_stage, new_stage = _stage_of(old, model), _stage_of(new, model)
+    parts = [pieces(Part(PartKind.EMBEDDING), model.embedding_bytes, 0, 0)]
+    for layer in range(model.layers):
+        parts.append(pieces(Part(PartKind.LAYER, layer), model.layer_bytes, old_stage[layer], new_stage[layer]))
+    parts.append(pieces(Part(PartKind.HEAD), model.head_bytes, old_stage[-1], new_stage[-1]))
+    return parts
+
+
+def kv_parts(
+    device_map: DeviceMap, model: ModelShape, devices: NumberedDevices
+) -> tuple[list[GoingOn], list[tuple[RunningRequest, int]]]:
+    """Return the requests whose KV goes on, and those whose KV is not all held, each with its new pipeline."""
+    old, new = device_map.before.config, device_map.config
+    was_at = {request.id: number for number, those in device_map.before.running.items() for request in those}
+    outlines = Outlines(device_map, devices)
+    known: dict[tuple[int, int], list[tuple[range, Outline]]] = {}
+    going_on: list[GoingOn] = []
+    lost: list[tuple[RunningRequest, int]] = []
+    for pipeline in sorted(device_map.running):
+        for request in device_map.running[pipeline]:
+            if request.id not in was_at:
+                lost.append((request, pipeline))
+                continue
+            pair = was_at[request.id], pipeline
+            if pair not in known:
+                known[pair] = _kv_outlines(pair, outlines, old, new, model)
+            if any(each.needers and not each.holders for _, each in known[pair]):
+                lost.append((request, pipeline))
+                continue
+            going_on.append(GoingOn(request, pipeline, tuple(_kv_pieces(request, model, known[pair]))))
+    return going_on, lost
+
+
+def kv_given_up(
+    device_map: DeviceMap, model: ModelShape, devices: NumberedDevices, going_on: Sequence[GoingOn]
+) -> dict[int, int]:
+    """Return, by device that stays, the bytes of KV of requests that do not go on, or not with it."""
+    kept = {each.request.id for each in going_on}
+    tokens = {
+        pipeline: sum(request.tokens for request in requests if request.id not in kept)
+        for pipeline, requests in device_map.before.running.items()
+    }
+    freed = _kv_bytes(tokens, device_map.before.config, model, devices.before)
+    return {device: num_bytes for device, num_bytes in freed.items() if not devices.is_leaving(device)}
+
+
+def kv_computed_again(
+    lost: Sequence[tuple[RunningRequest, int]], config: ParallelConfig, model: ModelShape, devices: NumberedDevices
+) -> dict[int, int]:
+    """Return, by device, the bytes of KV that lost requests will have there."""
+    tokens: dict[int, int] = {}
+    for request, pipeline in lost:
+        tokens[pipeline] = tokens.get(pipeline, 0) + request.tokens
+    return _kv_bytes(tokens, config, model, devices.after)
+
+
+def _kv_bytes(
+    tokens: Mapping[int, int], config: ParallelConfig, model: ModelShape, stands: Mapping[Position, int]
+) -> dict[int, int]:
+    found = {}
+    for pipeline in sorted(tokens):
+        for stage in range(config.pipeline):
+            for shard in range(config.tensor):
+                device = stands.get(Position(pipeline, stage, shard))
+                if device is not None:
+                    num_bytes = kv_share_bytes(tokens[pipeline], model, share_of(shard, config.tensor))
+                    found[device] = num_bytes * len(model.stage_layers(stage, config.pipeline))
+    return found
+
+
+def _kv_outlines(
+    pair: tuple[int, int], outlines: Outlines, old: ParallelConfig, new: ParallelConfig, model: ModelShape
+) -> list[tuple[range, Outline]]:
+    was, becomes = (range(pipeline, pipeline + 1) for pipeline in pair)
+    found = []
+    for old_stage in range(old.pipeline):
+        for new_stage in range(new.pipeline):
+            if layers := common_layers(old_stage, old, new_stage, new, model):
+                found += [(layers, each) for each in outlines.between(old_stage, new_stage, was, becomes)]
+    return found
+
+
+def _kv_pieces(request: RunningRequest, model: ModelShape, run: list[tuple[range, Outline]]) -> list[Piece]:
+    pieces = []
+    for layers, each in run:
+        units, unit_bytes = request.tokens * len(layers), model.kv_layer_token_bytes
+        part = Part(PartKind.KV, layers.start, request.id)
+        num_bytes = units * share_bytes(unit_bytes, each.share)
+        pieces.append(Piece(part, len(layers), each.share, unit_bytes, units, *each[1:], num_bytes))
+    return pieces
+
+
+def _stage_of(config: ParallelConfig, model: ModelShape) -> list[int]:
+    return [stage for stage in range(config.pipeline) for _ in model.stage_layers(stage, config.pipeline)]
