@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.settings import ServiceSettings
+from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
@@ -19,13 +20,14 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "prompt-worker": WorkerSettings,
     "token-worker": WorkerSettings,
     "migration-planner": ServiceSettings,
-    "spot-watcher": ServiceSettings,
+    "spot-watcher": SpotWatcherSettings,
 }
 _OWNERS: dict[str, type[ServiceSettings]] = {
     "workers": WorkerSettings,
     "simulated workers": SimulatedWorkerSettings,
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
+    "watcher": SpotWatcherSettings,
 }
 
 

@@ -141,8 +141,8 @@ def test_a_drained_member_leaves_alone_and_the_journal_is_decided_again(
     done = simulated.command("replay", str(journals), "--json", str(written), "--requests", str(requests))
     assert done.returncode == 0, done.stdout + done.stderr
     found = {each["member"]: each for each in json.loads(written.read_text())}
-    assert set(found) >= {"gateway-0", "scheduler-0", "token-3", "prompt-0"}
-    assert len(found) == 26
+    assert set(found) >= {"gateway-0", "scheduler-0", "watcher-0", "token-3", "prompt-0"}
+    assert len(found) == 27
     assert all(each["identical"] for each in found.values())
     assert found["scheduler-0"]["decision_us"]["SubmitRequest"]["count"] >= 30
     assert {"CancelRequest", "Drain"} <= set().union(*(each["decision_us"] for each in found.values()))

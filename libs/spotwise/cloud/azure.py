@@ -11,12 +11,13 @@ nobody here knows what these still do.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
 
 from spotwise.cloud.dates import unix_s
-from spotwise.cloud.dialogue import Dialogue, HttpRequest
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -25,6 +26,8 @@ HEADERS = {"Metadata": "true"}
 GRACE_S = 30.0
 _LEAVING = ("Preempt", "Terminate")
 _STARTED = "Started"
+#: What Azure lets a machine be called: an error's page is no name, and would be kept.
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 class Azure:
@@ -43,14 +46,14 @@ class Azure:
     def detect(self) -> Dialogue[bool]:
         """Ask for the machine's name; no other cloud has that door."""
         answer = yield HttpRequest("GET", VM_NAME, HEADERS)
-        return answer.status == 200 and answer.text() is not None
+        return _name(answer) is not None
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
         """Ask for the events that concern this machine."""
         if self._vm_name is None:
             request = HttpRequest("GET", VM_NAME, HEADERS)
             answer = yield request
-            self._vm_name = answer.text() if answer.status == 200 else None
+            self._vm_name = _name(answer)
             if self._vm_name is None:
                 what = "no name" if answer.status == 200 else answer.outcome
                 return MetadataAnswered(problem=request.problem(what))
@@ -77,6 +80,11 @@ class Azure:
         request = HttpRequest("POST", EVENTS, {**HEADERS, "Content-Type": "application/json"}, body)
         answer = yield request
         return None if answer.status == 200 else request.problem(answer.outcome)
+
+
+def _name(answer: HttpAnswer) -> str | None:
+    text = answer.text() if answer.status == 200 else None
+    return text if text is not None and _NAME.fullmatch(text) else None
 
 
 def _is_event(event: Any) -> bool:

@@ -24,6 +24,8 @@ from spotwise.core.gateway.commands import GatewayEvent
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.core.spot.commands import SpotWatcherEvent
+from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.core.worker.commands import WorkerEvent
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.journal import FORMAT, SUFFIX, dumped, encoded
@@ -34,6 +36,7 @@ _ROLES: Mapping[str, tuple[type, Any]] = {
     for role, events in (
         (GatewayRole, GatewayEvent),
         (SchedulerRole, SchedulerEvent),
+        (SpotWatcherRole, SpotWatcherEvent),
         (WorkerRole, WorkerEvent),
     )
 }

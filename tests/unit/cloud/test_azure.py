@@ -112,6 +112,15 @@ def test_without_the_machines_name_nobodys_events_are_taken() -> None:
     assert len(found.signs) == 1
 
 
+@pytest.mark.parametrize("body", [b'{"Events": []}', b"<html>", b"two words", b"", b"x" * 81])
+def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
+    """With it no event would ever be this machine's."""
+    found, _ = answered(Azure().ask(NOW), [HttpAnswer(200, body)])
+    assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
+    _, asked = answered(Azure().ask(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
+    assert len(asked) == 2
+
+
 async def test_other_clouds_are_not_taken_for_it() -> None:
     """Only Azure has that door."""
     async with MetadataServer(clouds=("azure",)) as server:

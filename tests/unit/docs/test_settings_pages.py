@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.settings import ServiceSettings
+from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
@@ -22,6 +23,7 @@ OWNERS: dict[str, type[BaseSettings]] = {
     "simulated workers": SimulatedWorkerSettings,
     "gateway": GatewaySettings,
     "scheduler": SchedulerSettings,
+    "watcher": SpotWatcherSettings,
 }
 
 

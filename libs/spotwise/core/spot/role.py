@@ -99,16 +99,15 @@ class SpotWatcherRole:
     def _hear(self, member: Member, now: float) -> None:
         if member.id == self.watcher_id:
             self._heard_itself_s = now
-        changes = self._membership.observe(member, now)
+        for change in self._membership.observe(member, now):
+            if isinstance(change, MemberLost) and change.member.incarnation < member.incarnation:
+                self._report_lost(change, now)
         if member.state is MemberState.LEFT:
             told = self._told.get(member.id)
             if told is not None and member.incarnation >= told.incarnation:
                 told.left = True
             self._acknowledge()
             return
-        for change in changes:
-            if isinstance(change, MemberLost):  # by a new incarnation
-                self._report_lost(change, now)
         if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._tell(member, now):
             deadline_s, sign = self._signs.notice() or (now, None)
             if sign is not None:

@@ -1,0 +1,90 @@
+"""Opens the doors to the cloud that the settings name, or to the one that is found.
+
+Law: nothing is asked here but which cloud it is, and that only where the settings leave it open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from spotwise.cloud.aws import Aws
+from spotwise.cloud.azure import Azure
+from spotwise.cloud.detection import detect
+from spotwise.cloud.dialogue import Cloud
+from spotwise.cloud.gcp import Gcp
+from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.kubernetes import Kubernetes
+from spotwise.mesh.ports import MeshError
+from spotwise.spot_watcher.settings import SpotWatcherSettings
+
+_log = structlog.get_logger(__name__)
+
+#: A machine that has just started may not have its network yet.
+DETECTIONS = 5
+
+
+@asynccontextmanager
+async def cloud_of_this_machine(settings: SpotWatcherSettings) -> AsyncIterator[tuple[Cloud, HttpDoor] | None]:
+    """The cloud, and the way to its metadata; `None` where there is none, or none was found.
+
+    Raises:
+        MeshError: the API server's certificates cannot be read.
+    """
+    async with AsyncExitStack() as doors:
+        candidates = []
+        for cloud, url, tls in _candidates(settings):
+            candidates.append((cloud, await doors.enter_async_context(HttpDoor(url, settings.cloud_timeout_s, tls))))
+        if settings.cloud == "auto":
+            yield await _find(candidates, settings.cloud_backoff_s)
+        else:
+            yield candidates[0] if candidates else None
+
+
+def _candidates(settings: SpotWatcherSettings) -> list[tuple[Cloud, str, ssl.SSLContext | None]]:
+    url = settings.metadata_url
+    metadata: tuple[Cloud, ...] = (Aws(), Gcp(), Azure(settings.azure_vm_name))
+    candidates: list[tuple[Cloud, str, ssl.SSLContext | None]] = [
+        (cloud, url, None) for cloud in metadata if settings.cloud in (cloud.name, "auto")
+    ]
+    server = settings.api_server
+    if settings.cloud in ("kubernetes", "auto") and settings.node_name and server is not None:
+        tls = _trusting(settings.kubernetes_ca_file) if server.startswith("https:") else None
+        kubernetes = Kubernetes(
+            settings.node_name, settings.node_grace_s, lambda: _read_token(settings.kubernetes_token_file)
+        )
+        candidates.append((kubernetes, server, tls))
+    return candidates
+
+
+async def _find(candidates: list[tuple[Cloud, HttpDoor]], pause_s: float) -> tuple[Cloud, HttpDoor] | None:
+    for attempt in range(DETECTIONS):
+        if attempt:
+            await asyncio.sleep(pause_s)
+        found = await detect(candidates)
+        if found is not None:
+            return found
+    _log.warning("no_cloud", asked=", ".join(cloud.name for cloud, _ in candidates))
+    return None
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise MeshError(
+            f"the API server's certificates cannot be read (SPOTWISE_KUBERNETES_CA_FILE {ca_file}): {error}"
+        ) from error
+
+
+def _read_token(token_file: Path) -> str | None:
+    try:
+        token = token_file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return token if token and token.isprintable() else None

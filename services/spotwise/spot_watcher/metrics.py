@@ -1,0 +1,69 @@
+"""What the watcher counts, and the port where it can be read.
+
+Law: counters only grow, and each counts what was done: a question that was answered, a notice that was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, start_http_server
+
+from spotwise.mesh.ports import MeshError
+from spotwise.spot_watcher.settings import SpotWatcherSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class WatcherMetrics:
+    """The watcher's series."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.questions = Counter(
+            "spotwise_spot_questions_total",
+            "Questions to the metadata service.",
+            ("cloud", "outcome"),
+            registry=self.registry,
+        )
+        self.notices = Counter("spotwise_spot_notices_total", "Notices to workers.", registry=self.registry)
+        self.reports = Counter(
+            "spotwise_spot_reports_total", "Reports to whoever plans.", ("kind",), registry=self.registry
+        )
+        self.acknowledgements = Counter(
+            "spotwise_spot_acknowledgements_total",
+            "Events that the cloud was told may begin.",
+            ("outcome",),
+            registry=self.registry,
+        )
+
+    @contextmanager
+    def served(self, settings: SpotWatcherSettings) -> Iterator[None]:
+        """Serve the series while the block lasts, where the settings name a port.
+
+        Raises:
+            MeshError: the port is taken.
+        """
+        if settings.metrics_port is None:
+            yield
+            return
+        try:
+            server, thread = start_http_server(settings.metrics_port, settings.bind_host, self.registry)
+        except OSError as error:
+            raise MeshError(
+                f"cannot listen on {settings.bind_host}:{settings.metrics_port} (SPOTWISE_METRICS_PORT): {error}"
+            ) from error
+        _log.info("metrics", port=server.server_port)
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def outcome(problem: str | None) -> str:
+    """The label of what came of something."""
+    return "answered" if problem is None else "failed"

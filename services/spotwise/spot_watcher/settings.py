@@ -1,0 +1,101 @@
+"""Settings of the spot watcher, beside those of every service."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from spotwise.core.spot.policy import WatchPolicy
+from spotwise.mesh.settings import ServiceSettings
+
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class SpotWatcherSettings(ServiceSettings):
+    """Whose machine it is, and how its end is heard of."""
+
+    cloud: Literal["none", "auto", "aws", "gcp", "azure", "kubernetes"] = Field(
+        "none",
+        description="whose machine this is, by whose metadata its end is known; auto finds out; none asks nobody",
+    )
+    watched_workers: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$",
+        description="ids of the workers on this machine, separated by commas; where empty those with this host's name",
+    )
+    metadata_url: str = Field(
+        "http://169.254.169.254", pattern=r"^https?://", description="metadata service of aws, gcp and azure"
+    )
+    cloud_poll_s: float | None = Field(
+        None,
+        gt=0,
+        le=5,
+        description="seconds between two questions; where unset 2 for aws and kubernetes, 1 for azure, and 1 for gcp, "
+        "whose answers come when there is news",
+    )
+    cloud_backoff_s: float = Field(
+        10.0, gt=0, le=30, description="seconds between two questions to metadata that cannot be read, at most"
+    )
+    cloud_timeout_s: float = Field(
+        2.0, gt=0, le=30, description="an answer that is not whole by then is none; one that waits for news has 30 more"
+    )
+    azure_vm_name: str | None = Field(
+        None, min_length=1, description="name of this machine in azure's events; where unset its metadata is asked"
+    )
+    azure_acknowledge: bool = Field(
+        True, description="azure is told when the last worker has left, and may take the machine before the deadline"
+    )
+    node_name: str = Field(
+        "", validate_default=True, description="node of kubernetes whose taints count; required with kubernetes"
+    )
+    node_grace_s: float = Field(30.0, gt=0, description="how long a node of kubernetes lasts from its taint on")
+    kubernetes_url: str = Field(
+        "",
+        pattern=r"^(https?://.*)?$",
+        validate_default=True,
+        description="API server of kubernetes; where empty the one that a pod's environment names",
+    )
+    kubernetes_token_file: Path = Field(_SERVICE_ACCOUNT / "token", description="token of the service account")
+    kubernetes_ca_file: Path = Field(_SERVICE_ACCOUNT / "ca.crt", description="certificates that the API server shows")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the watcher's metrics; 0 takes a free one, unset serves none"
+    )
+
+    @field_validator("node_name")
+    @classmethod
+    def _names_a_node(cls, node_name: str, info: ValidationInfo) -> str:
+        if info.data.get("cloud") == "kubernetes" and not node_name:
+            raise ValueError("name the node (in a pod: fieldRef spec.nodeName)")
+        return node_name
+
+    @field_validator("kubernetes_url")
+    @classmethod
+    def _names_a_server(cls, kubernetes_url: str, info: ValidationInfo) -> str:
+        if info.data.get("cloud") == "kubernetes" and not (kubernetes_url or _server_of_this_pod()):
+            raise ValueError("name the API server: this process is in no pod whose environment does")
+        return kubernetes_url
+
+    @property
+    def api_server(self) -> str | None:
+        """Where the API server of Kubernetes is; `None` where nothing says so."""
+        return self.kubernetes_url or _server_of_this_pod()
+
+    def policy(self, host: str) -> WatchPolicy:
+        """Return how the role watches, on a machine of this name."""
+        return WatchPolicy(
+            host=host,
+            workers=tuple(dict.fromkeys(self.watched_workers.split(","))) if self.watched_workers else (),
+            backoff_s=self.cloud_backoff_s,
+            member_timeout_s=self.member_timeout_s,
+            acknowledge=self.azure_acknowledge,
+        )
+
+
+def _server_of_this_pod() -> str | None:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -1,0 +1,132 @@
+"""Feeds the watcher's role, and carries its commands out."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+
+import structlog
+
+from spotwise.cloud.dialogue import Cloud
+from spotwise.cloud.http_door import HttpDoor
+from spotwise.core.messages import Drain, DrainReply, Member, Tick
+from spotwise.core.spot import commands as c
+from spotwise.core.spot.role import SpotWatcherRole
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.service import ServiceHost
+from spotwise.spot_watcher.metrics import WatcherMetrics, outcome
+from spotwise.spot_watcher.settings import SpotWatcherSettings
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+
+_log = structlog.get_logger(__name__)
+
+
+class SpotWatcher:
+    """One machine's watcher, and its doors."""
+
+    def __init__(self, host: ServiceHost, settings: SpotWatcherSettings, metrics: WatcherMetrics) -> None:
+        self._host = host
+        self._poll_s = settings.cloud_poll_s
+        self._tick_s = settings.member_timeout_s / 2
+        self._metrics = metrics
+        self._here: tuple[Cloud, HttpDoor] | None = None
+        self._due_s: asyncio.Queue[float] = asyncio.Queue()
+        self._replies: list[DrainReply] = []
+        role, journal = host.make_role(SpotWatcherRole, host.id, settings.policy(host.member.host))
+        self._loop = RoleLoop(
+            role,
+            host.clock,
+            {
+                c.AskCloud: lambda command: self._due_s.put_nowait(command.at_s),
+                c.PublishNotice: self._publish_notice,
+                c.PublishReport: self._publish_report,
+                c.AcknowledgeEvent: lambda command: host.spawn(self._acknowledge(command.event_id), "acknowledge"),
+                c.AnswerOperator: lambda command: self._replies.append(command.reply),
+                c.ReportProblem: self._report_problem,
+            },
+            journal,
+        )
+
+    async def start(self) -> None:
+        """Hear heartbeats and operators, and keep time."""
+        await self._host.listen(subjects.HEARTBEATS, self._heard)
+        await self._host.listen(subjects.DRAIN, self._drain, queue=subjects.WATCHERS)
+        self._host.every(self._tick_s, self._tick, "tick")
+
+    async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpDoor] | None]) -> None:
+        """Ask the machine's cloud whenever the role says so; returns at once where there is none.
+
+        Raises:
+            MeshError: the cloud's doors cannot be opened, or the role asks no more.
+        """
+        async with cloud as here:
+            if here is None:
+                return
+            self._here = here
+            metadata, door = here
+            _log.info("watching", cloud=metadata.name)
+            self._loop.feed(c.WatchStarted(metadata.name, self._poll_s or metadata.poll_s))
+            while not self._due_s.empty():
+                await asyncio.sleep(max(0.0, self._due_s.get_nowait() - self._host.clock.now()))
+                answer = await door.converse(metadata.ask(self._host.clock.now()))
+                self._metrics.questions.labels(metadata.name, outcome(answer.problem)).inc()
+                self._loop.feed(answer)
+        raise MeshError("the watcher asks its cloud no more; the log above says why")
+
+    async def _heard(self, member: Member, raw: BusMessage) -> None:
+        self._loop.feed(member)
+
+    async def _tick(self) -> None:
+        self._loop.feed(Tick())
+
+    async def _drain(self, order: Drain, raw: BusMessage) -> None:
+        self._loop.feed(order)
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            if raw.respond is not None:
+                await raw.respond(encode(reply))
+
+    def _publish_notice(self, command: c.PublishNotice) -> None:
+        notice = command.notice
+        self._host.post(subjects.NOTICES, notice)
+        self._metrics.notices.inc()
+        _log.info(
+            "notice",
+            worker=notice.worker_id,
+            deadline_s=notice.deadline_s,
+            reason=notice.reason,
+            **({"again": True} if command.again else {}),
+        )
+
+    def _publish_report(self, command: c.PublishReport) -> None:
+        report = command.report
+        self._host.post(subjects.INTERRUPTIONS, report)
+        self._metrics.reports.labels(report.kind.value).inc()
+        _log.info(
+            "interruption",
+            kind=report.kind.value,
+            event_id=report.event_id,
+            workers=",".join(report.worker_ids),
+            deadline_s=report.deadline_s,
+            reason=report.reason,
+        )
+
+    async def _acknowledge(self, event_id: str) -> None:
+        if self._here is None:
+            return
+        metadata, door = self._here
+        problem = await door.converse(metadata.acknowledge(event_id))
+        self._metrics.acknowledgements.labels(outcome(problem)).inc()
+        if problem is None:
+            _log.info("acknowledged", event_id=event_id)
+        else:
+            _log.warning("acknowledgement_failed", event_id=event_id, problem=problem)
+        self._loop.feed(c.AcknowledgementAnswered(event_id, problem))
+
+    def _report_problem(self, command: c.ReportProblem) -> None:
+        if command.problem is None:
+            _log.info("metadata_readable")
+        else:
+            _log.warning("metadata_unreadable", problem=command.problem)
