@@ -106,6 +106,16 @@ class TestTwoLevels:
         gains = table([9, 9], [0, 0], [0, 0])
         assert match_groups(gains, [[0], [1, 2]], [[0, 1]])[0] == 0
 
+    @pytest.mark.parametrize("row", [0, 1])
+    @pytest.mark.parametrize("column", [0, 1])
+    def test_instances_that_differ_in_one_entry_are_told_apart(self, row: int, column: int) -> None:
+        """Whichever entry that is."""
+        gains = table([1, 1], [1, 1], [1, 1], [1, 1])
+        gains[2 + row, column] = 5
+        gained, rows_of = match_groups(gains, [[0, 1], [2, 3]], [[0, 1]])
+        assert gained == 6
+        assert rows_of == {column: 2 + row, 1 - column: 3 - row}
+
     def test_no_instance_with_room_is_an_error(self) -> None:
         """Rather than a position without a device."""
         with pytest.raises(ValueError, match="infeasible"):
