@@ -75,11 +75,11 @@ class RealMemory:
     def device_bytes(self, config: ParallelConfig) -> float:
         """Return the bytes that the fullest device holds."""
         stages, shards, model = config.pipeline, config.tensor, self.model
-        each = len(model.stage_layers(0, stages))
+        each = -(-model.layers // stages)
         last = -(-model.layers // each) - 1  # padding may leave the stages behind it empty
         held_layer_bytes = model.layer_bytes + config.max_batch * self.context_tokens * model.kv_layer_token_bytes
         first_bytes = each * held_layer_bytes + model.embedding_bytes
-        last_bytes = len(model.stage_layers(last, stages)) * held_layer_bytes + model.head_bytes
+        last_bytes = (model.layers - last * each) * held_layer_bytes + model.head_bytes
         fullest_bytes = max(first_bytes, last_bytes) if last else first_bytes + model.head_bytes
         activations = self.whole_activations + self.sharded_activations / shards
         return (

@@ -150,6 +150,12 @@ class _Search:
         columns = np.flatnonzero(allowed)
         if not columns.size:
             return None
+        first_key = {
+            Preference.FEWEST: mixes.instances,
+            Preference.CHEAPEST: np.round(mixes.price_per_h, 9),
+            Preference.MOST: -mixes.instances,
+        }[self._policy.preference][columns]
+        columns = columns[first_key == first_key.min()]
         instances = mixes.instances[columns]
         price = np.round(mixes.price_per_h[columns], 9)
         latency_s = np.round(mixes.latency_s[columns], 9)

@@ -10,18 +10,20 @@ and waits for nobody; a batch that is not full takes as long as a full one. Two 
 
   after Allen and Cunneen's formula for G/G/m (1978) with Sakasegawa's waiting factor (1977), l and s being mean and coefficient
   of variation of a pipeline's seconds;
-- for a pipeline: who comes while all are busy waits until the next one ends, l / (2 m) on average. All are busy about as often
-  as they would be with B of 1, so for a = min(1, alpha x l / m) the share a^(sqrt(2 (m + 1)) - 1) of requests does. Where a
-  is below 1 and arrivals are even, they rarely meet: weighed with a + (1 - a) x min(1, c^2 + s^2). The part of it that the
-  first wait has counted already goes off: 1 / B^2.
+- for a pipeline: who comes while all are busy waits until the next one ends. All are busy about as often as they would be with
+  B of 1, so for a = min(1, alpha x l / m) the share a^(sqrt(2 (m + 1)) - 1) of requests waits so. Where a is below 1 and
+  arrivals are even, they rarely meet: weighed with a + (1 - a) x min(1, c^2 + s^2). The part of it that the first wait has
+  counted already goes off: 1 / B^2. How long it is: l / (2 m) on average if pipelines end one after the other, l / 2 if they
+  all end together. They come to do the latter where batches are large and chance is small, since a pipeline that ends a little
+  after another one finds less to take. The share that does is (1 - 1 / (rho B))^1.5 x (1 - c^2 - s^2), each factor no less
+  than 0: fitted to drawn arrivals, no theory.
 
 With B = 1 this is Allen and Cunneen's formula, hence exact for M/M/1 and M/D/1; with B without end it is half of what a single
-pipeline takes at high load, as it must be. In between it is an approximation. Compared with drawn arrivals it is close for c up
-to 1 and few pipelines; too low for bursts (c well above 1) at low load, as Allen and Cunneen's formula is; and too low for many
-pipelines with large batches that all take equally long, since those end in bunches, and who waits then waits up to l / 2.
+pipeline takes at high load, as it must be. In between it is an approximation, held against drawn arrivals in its tests, for c
+up to 1. It is too low for bursts (c well above 1) at low load, as Allen and Cunneen's formula is.
 
-Invariants: a wait is at least 0, none with no arrivals, and infinite where alpha reaches m B / l; it never falls with alpha,
-l, c or s, and never rises with m.
+Invariants: a wait is at least 0, none with no arrivals, and infinite where alpha reaches m B / l; it never falls with alpha or
+l and never rises with m; with B = 1 it never falls with c or s.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+#: How fast pipelines begin to end together as batches grow.
+_BUNCHING = 1.5
 
 
 def waits_s(
@@ -57,11 +62,14 @@ def waits_s(
     stable = busy < max_batch
     load = np.where(stable, busy, 0.0) / max_batch
     spread = arrival_cv**2 / max_batch + service_cv**2
-    turn_s = np.where(stable, service_s, 0.0) / servers
+    finite_s = np.where(stable, service_s, 0.0)
+    turn_s = finite_s / servers
     for_room = spread / 2 * turn_s * load**steepness / (1 - load)
     alone = np.minimum(1.0, busy)
     meet = alone + (1 - alone) * min(1.0, arrival_cv**2 + service_cv**2)
-    for_pipeline = (1 - 1 / max_batch**2) * alone**steepness * turn_s / 2 * meet
+    bunched = (1 - 1 / np.maximum(busy, 1.0)) ** _BUNCHING * max(0.0, 1 - arrival_cv**2 - service_cv**2)
+    until_next_s = (turn_s + (finite_s - turn_s) * bunched) / 2
+    for_pipeline = (1 - 1 / max_batch**2) * alone**steepness * meet * until_next_s
     return np.where(stable, for_room + for_pipeline, np.inf)
 
 

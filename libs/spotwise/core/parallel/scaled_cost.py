@@ -80,8 +80,9 @@ class ScaledCost:
     def _pass_s(self, config: ParallelConfig, shape: BatchShape, tokens: int) -> tuple[float, float]:
         """Return the seconds of an iteration through all stages, and those in its slowest one."""
         stages, shards, model = config.pipeline, config.tensor, self.model
-        most_layers, last_layers = len(model.stage_layers(0, stages)), len(model.stage_layers(stages - 1, stages))
-        if not last_layers:
+        most_layers = -(-model.layers // stages)
+        last_layers = model.layers - (stages - 1) * most_layers
+        if last_layers < 1:
             return math.inf, math.inf
         whole_s = self.worker.iteration_s(shape)
         unsharded_s = min(self.unsharded_s, whole_s)

@@ -1,0 +1,262 @@
+"""Laws of the configuration optimizer: it is as good as trying everything, and more of anything is never worse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.execution import ExecutionCost, throughput
+from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.memory import LeastDevices, RealMemory
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.optimizer import (
+    Choice,
+    Demand,
+    Latency,
+    Phases,
+    Policy,
+    Preference,
+    choose,
+    fleet_delta,
+)
+from spotwise.core.parallel.queueing import waiting_s
+from spotwise.core.parallel.scaled_cost import ScaledCost
+from tests.unit.core.parallel.builders import TABLES
+from tests.unit.core.parallel.exhaustive import every, preferred, ranked
+
+MODEL = ModelShape("m", 6, 64, 1_000_000, 300_000, 700_000, 1_000)
+
+seconds = st.floats(1e-4, 1e-1)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> ExecutionCost:
+    """One worker's time on more devices, or measured layers."""
+    if draw(st.booleans()):
+        return TABLES
+    worker = LinearIterationCost(draw(seconds), draw(seconds) / 100, 0.0, draw(seconds), 1e-6)
+    link = LinkCost(draw(st.sampled_from([0.0, 1e-4])), draw(st.sampled_from([1e5, 1e9])))
+    return ScaledCost(worker, MODEL, link, link, context_tokens=30, unsharded_s=draw(st.sampled_from([0.0, 1e-3])))
+
+
+@st.composite
+def supplies(draw: st.DrawFn, most_types: int = 2, most_instances: int = 3) -> list[Supply]:
+    """Up to so many types of a few instances each, some of which are held."""
+    found = []
+    for number in range(draw(st.integers(1, most_types))):
+        prices = draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+        memory_bytes = draw(st.sampled_from([4_000_000, 1 << 30]))
+        spot_price, on_demand_price = map(float, prices)
+        devices, cost = draw(st.integers(1, 4)), draw(costs())
+        kind = InstanceType(f"t{number}", devices, memory_bytes, spot_price, on_demand_price, cost)
+        spot, on_demand = draw(st.integers(0, most_instances)), draw(st.integers(0, most_instances))
+        held = draw(st.integers(0, spot)), draw(st.integers(0, on_demand))
+        found.append(Supply(kind, spot, on_demand, *held))
+    return found
+
+
+demands = st.builds(
+    Demand,
+    st.one_of(st.just(0.0), st.floats(0.01, 100.0)),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.sampled_from([10, 512]),
+    st.sampled_from([1, 40]),
+)
+
+policies = st.builds(
+    Policy,
+    batch_sizes=st.sampled_from([(1,), (1, 4)]),
+    tensor_degrees=st.sampled_from([(1,), (1, 2)]),
+    pipeline_degrees=st.sampled_from([(1,), (1, 2, 3)]),
+    latency=st.sampled_from(list(Latency)),
+    phases=st.sampled_from(list(Phases)),
+    preference=st.sampled_from(list(Preference)),
+    latency_slack=st.sampled_from([0.0, 0.05]),
+    latency_target_s=st.sampled_from([None, 0.5, 5.0]),
+)
+
+memories = st.sampled_from([LeastDevices(1), LeastDevices(2), RealMemory(MODEL, 100, prompt_tokens=10)])
+
+
+def latency_of(choice: Choice, policy: Policy) -> float:
+    return choice.request_s if policy.latency is Latency.REQUEST else choice.execution_s
+
+
+@settings(max_examples=80, deadline=None)
+@given(demands, supplies(), memories, policies)
+def test_the_choice_is_as_good_as_trying_everything(
+    demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
+) -> None:
+    """It keeps up if any does, is as fast, and as few or as cheap as the preference wants."""
+    tried = list(every(demand, had, memory, policy))
+    choice = choose(demand, had, memory, policy)
+    best = preferred(tried, demand, policy)
+    if choice is None or best is None:
+        assert choice is None
+        assert best is None
+        return
+    assert choice.meets_demand == any(one.throughput >= demand.arrival_rate for one in tried)
+    assert ranked(choice.instances, choice.price_per_h, policy) == best
+    if not choice.meets_demand:
+        assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(demands, supplies(3), memories, policies)
+def test_a_choice_is_what_it_says(
+    demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
+) -> None:
+    """Its shares make its configuration, fit what can be had, and cost what it costs; a single type's phi is as defined."""
+    choice = choose(demand, had, memory, policy)
+    if choice is None:
+        return
+    config = choice.config
+    assert sum(share.data for share in choice.shares) == config.data
+    assert sum(share.prompt_data for share in choice.shares) == config.prompt_data
+    by_name = {supply.type.name: supply for supply in had}
+    price = 0.0
+    for share in choice.shares:
+        supply, kind = by_name[share.type.name], share.type
+        assert memory.allows(config, kind)
+        assert (share.prompt_data + share.data) * config.pipeline_devices <= share.instances * kind.devices
+        assert (share.spot, share.on_demand) == supply.split(share.instances)
+        price += share.spot * (kind.spot_price_per_h or 0) + share.on_demand * (kind.on_demand_price_per_h or 0)
+    assert math.isclose(choice.price_per_h, price, abs_tol=1e-9)
+    assert choice.meets_demand == (choice.throughput >= demand.arrival_rate)
+    if len(choice.shares) == 1:
+        phi = throughput(choice.shares[0].type.cost, config, demand.input_tokens, demand.output_tokens)
+        assert math.isclose(choice.throughput, phi, rel_tol=1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(demands, supplies(), policies, st.integers(0, 1))
+def test_more_to_be_had_is_never_worse(demand: Demand, had: list[Supply], policy: Policy, which: int) -> None:
+    """It keeps up if less did, at no longer a latency; where it cannot, with no less throughput."""
+    policy = replace(policy, latency_slack=0.0, latency_target_s=None)
+    which = min(which, len(had) - 1)
+    more = [replace(one, spot=one.spot + 1) if number == which else one for number, one in enumerate(had)]
+    less_choice, more_choice = (choose(demand, some, LeastDevices(1), policy) for some in (had, more))
+    if less_choice is None:
+        return
+    assert more_choice is not None
+    if less_choice.meets_demand:
+        assert more_choice.meets_demand
+        assert latency_of(more_choice, policy) <= latency_of(less_choice, policy) * (1 + 1e-6)
+    else:
+        assert more_choice.throughput >= less_choice.throughput * (1 - 1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(demands, supplies(), policies, st.floats(1.0, 3.0))
+def test_a_higher_load_is_never_served_faster(demand: Demand, had: list[Supply], policy: Policy, times: float) -> None:
+    """What does not keep up with less does not with more, and who waits longer was not chosen before."""
+    policy = replace(policy, latency_slack=0.0, latency_target_s=None)
+    higher = replace(demand, arrival_rate=demand.arrival_rate * times)
+    low_choice, high_choice = (choose(one, had, LeastDevices(1), policy) for one in (demand, higher))
+    if low_choice is None or high_choice is None:
+        assert low_choice is high_choice is None
+        return
+    assert low_choice.meets_demand or not high_choice.meets_demand
+    if high_choice.meets_demand:
+        assert latency_of(high_choice, policy) >= latency_of(low_choice, policy) * (1 - 1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(demands, supplies(3), policies, st.integers(0, 4))
+def test_changes_to_the_fleet_lead_to_the_choice(
+    demand: Demand, had: list[Supply], policy: Policy, spares: int
+) -> None:
+    """Once all that was asked for is there, a second look gives back what is too much, and a third changes nothing."""
+    choice = choose(demand, had, LeastDevices(1), policy)
+    current = had
+    for _ in range(2):
+        changes = fleet_delta(choice, current, spares)
+        for supply, change in zip(current, changes, strict=True):
+            assert not (change.ask_spot or change.ask_on_demand) or not (
+                change.release_spot or change.release_on_demand
+            )
+            assert change.release_spot <= supply.held_spot
+            assert not change.release_spot or change.release_on_demand == supply.held_on_demand
+        current = [
+            replace(
+                supply,
+                held_spot=supply.held_spot + change.ask_spot - change.release_spot,
+                held_on_demand=supply.held_on_demand + change.ask_on_demand - change.release_on_demand,
+            )
+            for supply, change in zip(current, changes, strict=True)
+        ]
+    if choice is None:
+        return
+    assert all(change.is_nothing for change in fleet_delta(choice, current, spares))
+    takes = {share.type.name: share.instances for share in choice.shares}
+    assert all(supply.held >= takes.get(supply.type.name, 0) for supply in current)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(0.0, 50.0),
+    st.floats(0.0, 4.0),
+    st.floats(0.01, 30.0),
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 4, 8]),
+    st.floats(0.0, 2.0),
+    st.floats(1.0, 3.0),
+)
+def test_waits_grow_with_load_and_shrink_with_pipelines(
+    rate: float, cv: float, service_s: float, servers: int, batch: int, service_cv: float, times: float
+) -> None:
+    """Never below nothing; with single requests they grow with what varies as well."""
+    wait_s = waiting_s(rate, cv, service_s, servers, batch, service_cv)
+    assert wait_s >= 0
+    nearly = wait_s * (1 - 1e-9)
+    assert waiting_s(rate * times, cv, service_s, servers, batch, service_cv) >= nearly
+    assert waiting_s(rate, cv, service_s * times, servers, batch, service_cv) >= nearly
+    assert waiting_s(rate, cv, service_s, servers + 1, batch, service_cv) <= wait_s * (1 + 1e-9)
+    if batch == 1:
+        assert waiting_s(rate, cv * times, service_s, servers, batch, service_cv) >= nearly
+        assert waiting_s(rate, cv, service_s, servers, batch, service_cv * times) >= nearly
+
+
+@given(
+    st.sampled_from([1, 2, 3, 6]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 8),
+    st.integers(1, 1000),
+    st.integers(0, 9999),
+)
+def test_memory_follows_from_what_a_device_holds(
+    stages: int, shards: int, batch: int, context_tokens: int, buffer_bytes: int
+) -> None:
+    """All devices of a pipeline hold at least the model and its KV; a smaller batch and more even parts need less."""
+    memory = RealMemory(MODEL, context_tokens, buffer_bytes, prompt_tokens=10)
+    config = ParallelConfig(1, stages, shards, batch)
+    held_bytes = memory.device_bytes(config)
+    kv_bytes = batch * context_tokens * MODEL.kv_token_bytes
+    assert held_bytes * config.pipeline_devices >= MODEL.weight_bytes + kv_bytes + buffer_bytes
+    assert memory.device_bytes(replace(config, max_batch=batch + 1)) > held_bytes
+    assert memory.device_bytes(replace(config, tensor=2 * shards)) < held_bytes
+    if stages < 6:
+        assert memory.device_bytes(replace(config, pipeline=6)) < held_bytes
+    fits = InstanceType("t", 1, math.ceil(held_bytes / memory.usable_share) + 1, 1.0, 1.0, TABLES)
+    assert memory.allows(config, fits)
+    assert not memory.allows(config, replace(fits, device_memory_bytes=int(held_bytes * 0.99 / memory.usable_share)))
+
+
+@settings(deadline=None)
+@given(costs(), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 4]), st.integers(1, 600))
+def test_an_execution_is_its_prompts_and_its_steps(
+    cost: ExecutionCost, stages: int, shards: int, batch: int, tokens: int
+) -> None:
+    """However many pipelines there are, and twice as many serve twice as much."""
+    config = ParallelConfig(1, stages, shards, batch)
+    expected_s = cost.prompt_s(config, tokens) + 7 * cost.step_s(config)
+    assert math.isclose(cost.execution_s(config, tokens, 7), expected_s, rel_tol=1e-9)
+    assert cost.execution_s(replace(config, data=5), tokens, 7) == cost.execution_s(config, tokens, 7)
+    assert cost.prompt_s(config, tokens + 1) > cost.prompt_s(config, tokens)
+    single, double = (throughput(cost, replace(config, data=data), tokens, 7) for data in (1, 2))
+    assert math.isclose(double, 2 * single, rel_tol=1e-9)

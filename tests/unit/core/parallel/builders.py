@@ -1,0 +1,53 @@
+"""Machines and models with round numbers."""
+
+from __future__ import annotations
+
+from spotwise.core.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.core.parallel.instances import InstanceType
+from spotwise.core.parallel.layer_tables import LayerTables
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.parallel.scaled_cost import ScaledCost
+from tests.unit.core.parallel.profiles import round_profile
+
+TABLES = LayerTables.from_profile(round_profile())
+
+MODEL = ModelShape(
+    name="ten",
+    layers=10,
+    hidden_size=100,
+    layer_bytes=1_000_000,
+    embedding_bytes=500_000,
+    head_bytes=2_000_000,
+    kv_layer_token_bytes=400,
+    value_bytes=2,
+)
+
+WORKER = LinearIterationCost(0.010, 1e-4, 1e-7, 1e-3, 1e-5)
+
+
+def scaled(
+    *,
+    model: ModelShape = MODEL,
+    link: LinkCost | None = None,
+    hop: LinkCost | None = None,
+    unsharded_s: float = 0.0,
+    slower: float = 1.0,
+) -> ScaledCost:
+    """Return a cost on links that carry 1 MB a second after a millisecond, unless told."""
+    worker = LinearIterationCost(0.010 * slower, 1e-4 * slower, 1e-7 * slower, 1e-3 * slower, 1e-5 * slower)
+    usual = LinkCost(1e-3, 1e6)
+    return ScaledCost(worker, model, link or usual, hop or usual, context_tokens=50, unsharded_s=unsharded_s)
+
+
+def machine(
+    name: str = "a",
+    devices: int = 4,
+    *,
+    spot: float | None = 1.0,
+    on_demand: float | None = 3.0,
+    cost: ExecutionCost = TABLES,
+    memory_bytes: int = 1 << 30,
+) -> InstanceType:
+    """Return a type of machine."""
+    return InstanceType(name, devices, memory_bytes, spot, on_demand, cost)

@@ -1,0 +1,56 @@
+"""Machines, their prices and how many can be had."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spotwise.core.parallel.instances import Supply
+from tests.unit.core.parallel.builders import machine
+
+
+def test_the_cheaper_ones_come_first() -> None:
+    """Spot as a rule; on demand where that is no dearer."""
+    assert Supply(machine(), 3, 5).split(4) == (3, 1)
+    assert Supply(machine(spot=4.0), 3, 5).split(6) == (1, 5)
+    assert Supply(machine(spot=3.0), 3, 5).split(5) == (0, 5)
+
+
+@pytest.mark.parametrize("spot", [1.0, 4.0])
+def test_the_price_is_that_of_the_split(spot: float) -> None:
+    """For every number of instances."""
+    supply = Supply(machine(spot=spot, on_demand=3.0), 3, 5)
+    splits = [supply.split(instances) for instances in range(9)]
+    expected = [spots * spot + on_demands * 3.0 for spots, on_demands in splits]
+    assert supply.price_per_h(np.arange(9)).tolist() == expected
+
+
+def test_more_than_can_be_had_cannot_be_split() -> None:
+    with pytest.raises(ValueError, match="cannot be had"):
+        Supply(machine(), 3, 5).split(9)
+
+
+def test_only_what_is_held_is_there_without_asking() -> None:
+    """Starting instances count as held."""
+    supply = Supply(machine(), 9, 8, held_spot=2, held_on_demand=1)
+    assert (supply.instances, supply.held) == (17, 3)
+    assert supply.only_held() == Supply(supply.type, 2, 1, 2, 1)
+
+
+def test_one_way_of_selling_is_enough() -> None:
+    """The other one has no price, and no instances."""
+    assert Supply(machine(spot=None), 0, 5).split(2) == (0, 2)
+    assert Supply(machine(on_demand=None), 5).split(2) == (2, 0)
+    with pytest.raises(ValueError, match="not sold as spot"):
+        Supply(machine(spot=None), 1, 5)
+    with pytest.raises(ValueError, match="not sold on demand"):
+        Supply(machine(on_demand=None), 1, 5)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="what is held"):
+        Supply(machine(), 1, held_spot=2)
+    with pytest.raises(ValueError, match="at least 1 device"):
+        machine(devices=0)
+    with pytest.raises(ValueError, match="below 0"):
+        machine(spot=-1.0)

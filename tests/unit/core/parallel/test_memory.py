@@ -1,0 +1,64 @@
+"""What fits a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.memory import LeastDevices, RealMemory
+from tests.unit.core.parallel.builders import MODEL, machine
+
+MEMORY = RealMemory(
+    MODEL, context_tokens=1000, buffer_bytes=7, prompt_tokens=10, whole_activations=1.0, sharded_activations=2.0
+)
+ACTIVATIONS = 10 * 100 * 2
+
+
+def test_one_stage_has_both_ends() -> None:
+    """Ten layers with the KV of two sequences, embedding and head, activations, and the buffer."""
+    kv_bytes = 2 * 1000 * 400 * 10
+    assert MEMORY.device_bytes(ParallelConfig(1, 1, 1, 2)) == 12_500_000 + kv_bytes + 3 * ACTIVATIONS + 7
+
+
+def test_shards_share_all_but_what_each_needs() -> None:
+    """Weights, KV and the sharded activations are divided; the rest is not."""
+    kv_bytes = 1000 * 400 * 10
+    assert MEMORY.device_bytes(ParallelConfig(9, 1, 4)) == (12_500_000 + kv_bytes) / 4 + 1.5 * ACTIVATIONS + 7
+
+
+def test_the_fuller_end_decides() -> None:
+    """With even stages the head's; with three, the last has two layers of ten and the first four."""
+    assert MEMORY.device_bytes(ParallelConfig(1, 2, 1)) == 5 * 1_400_000 + 2_000_000 + 3 * ACTIVATIONS + 7
+    assert MEMORY.device_bytes(ParallelConfig(1, 3, 1)) == 4 * 1_400_000 + 500_000 + 3 * ACTIVATIONS + 7
+
+
+def test_stages_that_padding_leaves_empty_hold_nothing() -> None:
+    """Eight stages of two layers: the head is with the fifth."""
+    assert MEMORY.device_bytes(ParallelConfig(1, 8, 1)) == 2 * 1_400_000 + 2_000_000 + 3 * ACTIVATIONS + 7
+
+
+def test_only_a_share_of_memory_is_usable() -> None:
+    """Nine tenths, to the byte."""
+    needed = MEMORY.device_bytes(ParallelConfig(1, 1, 1))
+    fits = -(-int(needed) * 10 // 9)
+    assert MEMORY.allows(ParallelConfig(1, 1, 1), machine(memory_bytes=fits + 1))
+    assert not MEMORY.allows(ParallelConfig(1, 1, 1), machine(memory_bytes=fits - 1))
+
+
+def test_pipelines_for_prompts_need_as_much() -> None:
+    """They hold the KV of their batch until it is handed over."""
+    assert MEMORY.device_bytes(ParallelConfig(2, 2, 2, 4, 1)) == MEMORY.device_bytes(ParallelConfig(1, 2, 2, 4))
+
+
+def test_the_published_rule_counts_devices_of_a_pipeline() -> None:
+    """P x M, whatever D may be."""
+    limit = LeastDevices(12)
+    assert limit.allows(ParallelConfig(1, 3, 4), machine(memory_bytes=1))
+    assert not limit.allows(ParallelConfig(5, 2, 4), machine())
+
+
+def test_memory_below_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="usable"):
+        RealMemory(MODEL, 10, usable_share=1.1)
+    with pytest.raises(ValueError, match="no memory"):
+        RealMemory(MODEL, 10, buffer_bytes=-1)

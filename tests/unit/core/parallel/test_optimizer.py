@@ -1,0 +1,208 @@
+"""Which configuration is chosen, on which instances."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from spotwise.core.parallel.choice import Share
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.memory import LeastDevices, RealMemory
+from spotwise.core.parallel.optimizer import Choice, Demand, Latency, Phases, Policy, Preference, choose
+from tests.unit.core.parallel.builders import MODEL, machine, scaled
+from tests.unit.core.parallel.exhaustive import every
+
+ANY = LeastDevices(1)
+LOAD = Demand(1.0, 1.0, input_tokens=100, output_tokens=20)
+
+
+def chosen(demand: Demand, supplies: list[Supply], policy: Policy | None = None) -> Choice:
+    choice = choose(demand, supplies, ANY, policy)
+    assert choice is not None
+    return choice
+
+
+def small(**changes: object) -> Policy:
+    """One stage, one shard, batches of one."""
+    usual: dict[str, object] = {"pipeline_degrees": (1,), "tensor_degrees": (1,), "batch_sizes": (1,)}
+    return Policy(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+def test_a_load_that_can_be_met_is_met_with_the_least_latency() -> None:
+    """No configuration that keeps up is faster by more than the slack."""
+    supplies = [Supply(machine(), 3, 2)]
+    choice = chosen(LOAD, supplies)
+    tried = list(every(LOAD, supplies, ANY, Policy()))
+    least_s = min(one.latency_s for one in tried if one.throughput >= LOAD.arrival_rate)
+    assert choice.meets_demand
+    assert choice.request_s <= least_s * 1.0100001
+
+
+def test_a_load_that_cannot_be_met_gets_the_greatest_throughput() -> None:
+    """Requests then wait for ever."""
+    supplies = [Supply(machine(), 1, 1)]
+    demand = Demand(1000.0, 1.0, 100, 20)
+    choice = chosen(demand, supplies)
+    assert not choice.meets_demand
+    assert choice.request_s == math.inf
+    assert choice.throughput == pytest.approx(max(one.throughput for one in every(demand, supplies, ANY, Policy())))
+
+
+def test_nothing_is_chosen_where_nothing_fits() -> None:
+    """No machines, or none with the memory, or none with enough devices."""
+    assert choose(LOAD, [], ANY) is None
+    assert choose(LOAD, [Supply(machine())], ANY) is None
+    assert choose(LOAD, [Supply(machine(memory_bytes=1000), 9)], RealMemory(MODEL, 100)) is None
+    assert choose(LOAD, [Supply(machine(), 1)], LeastDevices(5)) is None
+    assert choose(LOAD, [Supply(machine(devices=1), 1)], ANY, small(phases=Phases.SPLIT)) is None
+
+
+def test_pipelines_may_span_instances_and_share_them() -> None:
+    """Three stages on two instances of two devices; three pipelines of one device on the same."""
+    supply = Supply(machine(devices=2, cost=scaled()), 3)
+    spanning = chosen(LOAD, [supply], small(pipeline_degrees=(3,), preference=Preference.MOST))
+    assert (spanning.config, spanning.instances) == (ParallelConfig(2, 3, 1), 3)
+    sharing = chosen(Demand(1e6, 1.0, 100, 20), [Supply(supply.type, 2)], small())
+    assert (sharing.config, sharing.instances) == (ParallelConfig(4, 1, 1), 2)
+
+
+def test_of_those_as_fast_the_preference_decides() -> None:
+    """A slow load: one instance is enough; of two types that are as fast, the cheaper or the one with more devices."""
+    cheap, large = machine("cheap", 1, spot=1.0), machine("large", 4, spot=9.0)
+    supplies = [Supply(cheap, 9), Supply(large, 2)]
+    demand = Demand(5.0, 1.0, 100, 1)
+    policy = small(latency=Latency.EXECUTION, latency_slack=0.0)
+    per_pipeline = chosen(Demand(0.0, 1.0, 100, 1), [Supply(cheap, 1)], policy).throughput
+    assert 1 <= demand.arrival_rate / per_pipeline < 2
+    fewest = chosen(demand, supplies, policy)
+    assert fewest.shares == (Share(large, 0, 4, 1, 0),)
+    cheapest = chosen(demand, supplies, small(latency=Latency.EXECUTION, preference=Preference.CHEAPEST))
+    assert cheapest.shares == (Share(cheap, 0, 2, 2, 0),)
+    most = chosen(demand, supplies, small(latency=Latency.EXECUTION, preference=Preference.MOST))
+    assert most.shares == (Share(cheap, 0, 9, 9, 0), Share(large, 0, 8, 2, 0))
+
+
+def test_pipelines_of_several_types_serve_together() -> None:
+    """Two fast ones and a fifth of one more: one slow one gives a third; the mean latency is between theirs."""
+    fast, slow = machine("fast", 1, cost=scaled()), machine("slow", 1, cost=scaled(slower=3.0))
+    supplies = [Supply(fast, 1, 1), Supply(slow, 0, 6)]
+    alone = chosen(LOAD, [supplies[0]], small(latency=Latency.EXECUTION))
+    demand = Demand(alone.throughput * 2.2, 1.0, 100, 20)
+    choice = chosen(demand, supplies, small(latency=Latency.EXECUTION))
+    assert choice.shares == (Share(fast, 0, 2, 1, 1), Share(slow, 0, 1, 0, 1))
+    assert alone.execution_s < choice.execution_s < 3 * alone.execution_s
+    assert choice.price_per_h == pytest.approx(1 + 3 + 3)
+
+
+def test_a_slow_and_cheap_type_is_enough_within_the_target() -> None:
+    """Without one, the least latency is what counts."""
+    fast, slow = machine("fast", 1, spot=10.0, cost=scaled()), machine("slow", 1, cost=scaled(slower=3.0))
+    supplies = [Supply(fast, 9), Supply(slow, 9)]
+    demand = Demand(0.1, 1.0, 100, 20)
+    eager = chosen(demand, supplies, small(preference=Preference.CHEAPEST))
+    assert [share.type.name for share in eager.shares] == ["fast"]
+    patient = chosen(demand, supplies, small(preference=Preference.CHEAPEST, latency_target_s=10.0))
+    assert [share.type.name for share in patient.shares] == ["slow"]
+    assert patient.request_s <= 10.0
+
+
+def test_the_request_waits_less_with_more_pipelines_and_the_execution_does_not() -> None:
+    """So the latency of requests takes more than throughput asks for; that of execution alone does not."""
+    supplies = [Supply(machine(devices=1, cost=scaled()), 40)]
+    one = chosen(LOAD, supplies, small(latency=Latency.EXECUTION)).throughput
+    demand = Demand(one * 0.95, 1.0, 100, 20)
+    assert chosen(demand, supplies, small(latency=Latency.EXECUTION)).config.data == 1
+    assert chosen(demand, supplies, small()).config.data > 1
+
+
+def test_phases_apart_share_pipelines_out_by_their_work() -> None:
+    """The throughput is the lesser of the two; no other shares of as many pipelines have more."""
+    supplies = [Supply(machine(devices=4, cost=scaled()), 3)]
+    demand = Demand(1e6, 1.0, 100, 5)
+    choice = chosen(demand, supplies, small(phases=Phases.SPLIT))
+    prompt_s, step_s = scaled().prompt_s(choice.config, 100), scaled().step_s(choice.config)
+    rates = [min(prompts / prompt_s, (12 - prompts) / (5 * step_s)) for prompts in range(1, 12)]
+    assert choice.throughput == pytest.approx(max(rates))
+    assert choice.config.is_split
+    assert choice.config.pipelines <= 12
+
+
+def test_phases_may_be_on_types_of_their_own() -> None:
+    """Long prompts where prompts are fast, and decoding where that is cheap."""
+    supplies = [
+        Supply(machine("fast", 1, spot=9.0, cost=scaled()), 4),
+        Supply(machine("slow", 1, spot=1.0, cost=scaled(slower=2.0)), 40),
+    ]
+    demand = Demand(8.0, 1.0, 400, 2)
+    policy = small(phases=Phases.SPLIT, preference=Preference.CHEAPEST, latency_target_s=0.3)
+    choice = chosen(demand, supplies, policy)
+    kinds = [(share.type.name, bool(share.prompt_data), bool(share.data)) for share in choice.shares]
+    assert kinds == [("fast", True, False), ("slow", False, True)]
+    assert choice.meets_demand
+
+
+def test_either_is_no_worse_than_both() -> None:
+    """Phases apart only where that is faster."""
+    supplies = [Supply(machine(devices=4, cost=scaled()), 4)]
+    latencies = [
+        chosen(LOAD, supplies, Policy(phases=phases, latency_slack=0.0)).request_s
+        for phases in (Phases.EITHER, Phases.TOGETHER, Phases.SPLIT)
+    ]
+    assert latencies[0] == min(latencies)
+
+
+def test_a_type_that_is_too_small_gives_nothing() -> None:
+    """Its pipelines would not fit; the other's do."""
+    supplies = [Supply(machine("small", memory_bytes=1_000_000), 9), Supply(machine("large"), 2)]
+    choice = choose(Demand(1000.0, 1.0, 100, 20), supplies, RealMemory(MODEL, 100, prompt_tokens=1), small())
+    assert choice is not None
+    assert [share.type.name for share in choice.shares] == ["large"]
+
+
+def test_the_order_of_the_degrees_does_not_matter() -> None:
+    """Nor that one is named twice."""
+    supplies = [Supply(machine(), 3)]
+    one = Policy(batch_sizes=(4, 1, 2, 2), tensor_degrees=(4, 2, 1), pipeline_degrees=(3, 1, 2))
+    other = Policy(batch_sizes=(1, 2, 4), tensor_degrees=(1, 2, 4), pipeline_degrees=(1, 2, 3))
+    assert choose(LOAD, supplies, ANY, one) == choose(LOAD, supplies, ANY, other)
+
+
+def test_a_thousand_devices_are_answered() -> None:
+    """Three types, spot and on demand, phases together or apart, and all that keeps up is fast enough."""
+
+    def of(name: str, devices: int, slower: float, spot: float) -> InstanceType:
+        return machine(name, devices, spot=spot, on_demand=3 * spot, cost=scaled(slower=slower))
+
+    supplies = [
+        Supply(of("h", 8, 1, 30.0), 10, 15),
+        Supply(of("a", 8, 2, 12.0), 30, 20),
+        Supply(of("t", 4, 9, 2.0), 60, 40),
+    ]
+    assert sum(supply.instances * supply.type.devices for supply in supplies) == 1000
+    policy = Policy(phases=Phases.EITHER, preference=Preference.CHEAPEST, latency_target_s=30.0)
+    choice = chosen(Demand(40.0, 1.5, 100, 20), supplies, policy)
+    assert choice.meets_demand
+    assert choice.request_s <= 30.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"pipeline_degrees": (0, 1)}, "pipeline_degrees"),
+        ({"latency_slack": -0.1}, "latency_slack"),
+        ({"spare_instances": -1}, "spare_instances"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        small(**changes)
+
+
+def test_a_demand_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        Demand(-1.0)
+    with pytest.raises(ValueError, match="1 token"):
+        Demand(1.0, output_tokens=0)
