@@ -96,36 +96,38 @@ class PiecewiseHazard:
 
     def survives(self, age_s: float, seconds: float) -> float:
         """Return the chance that an instance of an age lives on for so many seconds."""
-        return math.exp(-sum(rate * length for rate, length in self._pieces(age_s, seconds)))
+        return math.exp(-self._expected_ends(age_s, seconds))
 
     def ends(self, age_s: float, seconds: float) -> float:
         """Return the chance that it ends within so many seconds."""
-        return -math.expm1(-sum(rate * length for rate, length in self._pieces(age_s, seconds)))
+        return -math.expm1(-self._expected_ends(age_s, seconds))
 
     def expected_s(self, age_s: float) -> float:
         """Return the seconds that an instance of an age is expected to live on; infinite where the last hazard is 0."""
         if self.per_s[-1] == 0:
             return math.inf
-        expected_s, alive = 0.0, 1.0
-        for rate, length in self._pieces(age_s, max(0.0, self.from_s[-1] - age_s)):
-            ends = -math.expm1(-rate * length)
-            expected_s += alive * (ends / rate if rate else length)
-            alive *= 1.0 - ends
+        expected_s, alive, at_s = 0.0, 1.0, age_s
+        for bound_s, rate in zip(self.from_s[1:], self.per_s, strict=False):
+            if bound_s > at_s:
+                ends = -math.expm1(-rate * (bound_s - at_s))
+                expected_s += alive * (ends / rate if rate else bound_s - at_s)
+                alive *= 1.0 - ends
+                at_s = bound_s
         return expected_s + alive / self.per_s[-1]
 
-    def _pieces(self, age_s: float, seconds: float) -> list[tuple[float, float]]:
-        """Return hazards and how long each holds, from an age for so many seconds."""
-        first = bisect_right(self.from_s, age_s) - 1
+    def _expected_ends(self, age_s: float, seconds: float) -> float:
         if age_s < 0 or seconds < 0:
             raise ValueError(f"an age ({age_s}) and seconds from it ({seconds}) are at least 0")
+        first = bisect_right(self.from_s, age_s) - 1
         end_s = age_s + seconds
-        pieces = []
-        for index in range(first, len(self.from_s)):
-            until_s = self.from_s[index + 1] if index + 1 < len(self.from_s) else math.inf
-            pieces.append((self.per_s[index], min(until_s, end_s) - max(self.from_s[index], age_s)))
+        ends = 0.0
+        for index in range(first, len(self.from_s) - 1):
+            until_s = self.from_s[index + 1]
             if until_s >= end_s:
-                break
-        return pieces
+                return ends + self.per_s[index] * (end_s - age_s)
+            ends += self.per_s[index] * (until_s - age_s)
+            age_s = until_s
+        return ends + self.per_s[-1] * (end_s - age_s)
 
 
 def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) -> PiecewiseHazard:
@@ -149,7 +151,8 @@ def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) 
     if not ends:
         return PiecewiseHazard((0.0,), (0.0,))
     quantiles = {ends[max(0, len(ends) * piece // pieces - 1)] for piece in range(1, pieces)}
-    bounds = [0.0, *sorted(bound for bound in quantiles if 0.0 < bound < ends[-1])]
+    oldest_s = max(life.age_s for life in lives)  # beyond that nobody was watched
+    bounds = [0.0, *sorted(bound for bound in quantiles if 0.0 < bound < oldest_s)]
     mean = len(ends) / exposure_s
     rates = []
     for start_s, until_s in pairwise([*bounds, math.inf]):

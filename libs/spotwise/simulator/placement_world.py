@@ -1,0 +1,273 @@
+"""A fleet whose instances come and go as recorded, and requests that are placed on them one way or another.
+
+Law: requests with heavy-tailed lengths come at random; each is placed at random, where load is least, or where load and the
+chance of an interruption cost least (`core/lifetimes.py`). Whoever has not ended when its instance goes is interrupted: all its
+tokens are computed again elsewhere, as if nothing could be moved. Nothing of what comes is known, but for notices, and these to
+every way of placing.
+
+A request takes one iteration for each of its tokens, and an iteration takes longer the more requests share it; so crowding
+instances that live long has its price. Steady instances, which the cloud does not take, can be added.
+
+Invariants: every request ends; an interruption costs the tokens that the request had then; the same seed is the same run, and
+every way of placing gets the same requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+
+from spotwise.core.lifetimes import Place, rank
+from spotwise.core.survival import PiecewiseHazard
+
+#: When, whether an instance comes or goes, and which.
+NodeEvent = tuple[float, Literal["add", "remove"], str]
+
+
+class Placement(StrEnum):
+    """Where a request goes."""
+
+    RANDOM = "random"
+    LEAST_LOADED = "least loaded"  #: where the fewest requests are; among equals at random
+    AWARE = "preemption-aware"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSetting:
+    """Requests, machines and what interruptions are thought to cost.
+
+    Attributes:
+        rate_per_s: requests a second, at random (Poisson).
+        prompt_tokens: of each.
+        median_tokens, spread, longest_tokens: output lengths are log-normal, with that standard deviation of the logarithm.
+        length_error: how well lengths are known when a request is placed: standard deviation of the logarithm of the guess.
+        step_s, request_step_s: of an iteration, and for each request in it.
+        prompt_token_s: of a prompt token, or of one that is computed again.
+        slots: requests that an instance takes; more wait.
+        notice_s: before an instance goes; from then on nobody is placed there.
+        interruption_s: seconds of a user's time that an interruption is weighed with.
+        steady: instances that stay, beside those of the trace.
+    """
+
+    rate_per_s: float = 0.5
+    prompt_tokens: int = 512
+    median_tokens: float = 400.0
+    spread: float = 1.6
+    longest_tokens: int = 32_768
+    length_error: float = 0.5
+    step_s: float = 0.028
+    request_step_s: float = 2e-4
+    prompt_token_s: float = 4.4e-5
+    slots: int = 32
+    notice_s: float = 30.0
+    interruption_s: float = 60.0
+    steady: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOutcome:
+    """One run.
+
+    Attributes:
+        requests: that came.
+        interruptions: of requests; one may be interrupted again.
+        recomputed_tokens: prompt and output, over all interruptions.
+        mean_latency_s: from arrival to the last token.
+    """
+
+    requests: int
+    interruptions: int
+    recomputed_tokens: int
+    mean_latency_s: float
+
+
+def place_requests(
+    events: Sequence[NodeEvent],
+    from_s: float,
+    hazard: PiecewiseHazard,
+    setting: PlacementSetting,
+    placement: Placement,
+    seed: int,
+) -> PlacementOutcome:
+    """Serve requests that come from a time until the trace ends, and return what became of them.
+
+    Args:
+        events: the whole trace, in the order of times. Who is there at its end stays until all requests have ended.
+        from_s: when the first may come.
+        hazard: of instances of the trace, as it is believed to be.
+        setting: the rest.
+        placement: where requests go.
+        seed: of requests, and of random choices.
+    """
+    return _Fleet(events, from_s, hazard, setting, placement, seed).run()
+
+
+@dataclass(slots=True)
+class _Request:
+    arrived_s: float
+    tokens: int
+    guess: float
+    decoded: int = 0
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    from_s: float
+    stays: bool
+    leaving: bool = False
+    gone: bool = False
+    at_s: float = 0.0  # until when `iterations` is reckoned
+    iterations: float = 0.0
+    version: int = 0
+    running: list[tuple[float, int, float, _Request]] = field(default_factory=list)  # ends, order, began, whose
+
+
+class _Fleet:
+    """The run: a queue of events, and instances that share their iterations among their requests."""
+
+    def __init__(
+        self,
+        events: Sequence[NodeEvent],
+        from_s: float,
+        hazard: PiecewiseHazard,
+        setting: PlacementSetting,
+        placement: Placement,
+        seed: int,
+    ) -> None:
+        self._hazard, self._setting, self._placement = hazard, setting, placement
+        self._choices = np.random.default_rng([seed, 1])
+        self._nodes: dict[str, _Node] = {
+            f"steady-{index}": _Node(f"steady-{index}", from_s, stays=True) for index in range(setting.steady)
+        }
+        self._waiting: deque[_Request] = deque()
+        self._due: list[tuple[float, int, str, object]] = []
+        self._order = 0
+        self._latencies: list[float] = []
+        self._interruptions = self._recomputed = self._ended = 0
+        came: dict[str, float] = {}
+        for at_s, kind, node in events:
+            if kind == "remove":  # a notice of one that has just come is pushed after it
+                self._push(max(at_s - setting.notice_s, came[node]), "notice", node)
+            else:
+                came[node] = at_s
+            self._push(at_s, kind, node)
+        for request in _requests(setting, from_s, events[-1][0], seed):
+            self._push(request.arrived_s, "arrive", request)
+
+    def run(self) -> PlacementOutcome:
+        arrived = sum(kind == "arrive" for _, _, kind, _ in self._due)
+        while self._due:
+            at_s, _, kind, what = heapq.heappop(self._due)
+            if kind == "add":
+                self._nodes[str(what)] = _Node(str(what), at_s, stays=False, at_s=at_s)
+            elif kind == "notice":
+                self._nodes[str(what)].leaving = True
+            elif kind == "remove":
+                self._remove(self._nodes.pop(str(what)), at_s)
+            elif isinstance(what, _Request):
+                self._waiting.append(what)
+            elif isinstance(what, tuple):
+                node, version = what
+                if node.version == version and not node.gone:
+                    self._end_one(node, at_s)
+            self._place_waiting(at_s)
+        if len(self._latencies) != arrived:
+            raise RuntimeError("the trace ends with an empty fleet, and requests wait; add steady instances")
+        mean_s = float(np.mean(self._latencies)) if self._latencies else 0.0
+        return PlacementOutcome(arrived, self._interruptions, self._recomputed, mean_s)
+
+    def _place_waiting(self, now_s: float) -> None:
+        while self._waiting:
+            nodes = [
+                node for node in self._nodes.values() if not node.leaving and len(node.running) < self._setting.slots
+            ]
+            if not nodes:
+                return
+            request = self._waiting.popleft()
+            self._start(self._choose(nodes, request, now_s), request, now_s)
+
+    def _choose(self, nodes: list[_Node], request: _Request, now_s: float) -> _Node:
+        if self._placement is Placement.RANDOM:
+            return nodes[int(self._choices.integers(len(nodes)))]
+        if self._placement is Placement.LEAST_LOADED:
+            least = min(len(node.running) for node in nodes)
+            nodes = [node for node in nodes if len(node.running) == least]
+            return nodes[int(self._choices.integers(len(nodes)))]
+        setting = self._setting
+        left = max(1.0, request.guess - request.decoded)
+        best_step_s = setting.step_s + setting.request_step_s * (1 + min(len(node.running) for node in nodes))
+        places = [
+            Place(
+                node.name,
+                now_s - node.from_s,
+                None if node.stays else self._hazard,
+                left * setting.request_step_s * len(node.running),
+            )
+            for node in nodes
+        ]
+        return self._nodes[rank(places, [left * best_step_s], setting.interruption_s)[0].instance]
+
+    def _start(self, node: _Node, request: _Request, now_s: float) -> None:
+        self._advance(node, now_s)
+        computed = self._setting.prompt_tokens + request.decoded
+        prompt = computed * self._setting.prompt_token_s / self._setting.step_s  # as iterations
+        first = node.iterations + prompt
+        self._order += 1
+        heapq.heappush(node.running, (first + request.tokens - request.decoded, self._order, first, request))
+        self._expect(node)
+
+    def _end_one(self, node: _Node, now_s: float) -> None:
+        self._advance(node, now_s)
+        request = heapq.heappop(node.running)[3]
+        self._latencies.append(now_s - request.arrived_s)
+        self._expect(node)
+
+    def _remove(self, node: _Node, now_s: float) -> None:
+        self._advance(node, now_s)
+        node.gone = True
+        for _, _, first, request in sorted(node.running, key=lambda entry: entry[1]):
+            request.decoded += max(0, math.floor(node.iterations - first))
+            request.decoded = min(request.decoded, request.tokens - 1)
+            self._interruptions += 1
+            self._recomputed += self._setting.prompt_tokens + request.decoded
+            self._waiting.append(request)
+
+    def _advance(self, node: _Node, now_s: float) -> None:
+        """Reckon the iterations since the last time; how many share them changes only here."""
+        if node.running:
+            node.iterations += (now_s - node.at_s) / self._step_s(node)
+        node.at_s = now_s
+
+    def _expect(self, node: _Node) -> None:
+        node.version += 1
+        if node.running:
+            end_s = node.at_s + max(0.0, node.running[0][0] - node.iterations) * self._step_s(node)
+            self._push(end_s, "end", (node, node.version))
+
+    def _step_s(self, node: _Node) -> float:
+        return self._setting.step_s + self._setting.request_step_s * len(node.running)
+
+    def _push(self, at_s: float, kind: str, what: object) -> None:
+        self._order += 1
+        heapq.heappush(self._due, (at_s, self._order, kind, what))
+
+
+def _requests(setting: PlacementSetting, from_s: float, until_s: float, seed: int) -> list[_Request]:
+    rng = np.random.default_rng([seed, 0])
+    count = int(rng.poisson(setting.rate_per_s * max(0.0, until_s - from_s)))
+    arrivals = np.sort(rng.uniform(from_s, until_s, count))
+    lengths = np.exp(rng.normal(math.log(setting.median_tokens), setting.spread, count))
+    tokens = np.clip(np.rint(lengths), 1, setting.longest_tokens).astype(np.int64)
+    guesses = tokens * np.exp(rng.normal(0.0, setting.length_error, count))
+    return [
+        _Request(float(at_s), int(length), float(guess))
+        for at_s, length, guess in zip(arrivals, tokens, guesses, strict=True)
+    ]
