@@ -1,0 +1,161 @@
+"""The spot watcher as a process, over a real broker, with the metadata of its machine from a fake server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from onlooker import Onlooker, looking_on
+
+from spotwise.core.messages import Drain, InterruptionKind, InterruptionReported, MemberKind, MemberState
+from spotwise.mesh.ports import BusMessage
+from spotwise.wire import subjects
+from spotwise.wire.codec import decode
+from tests.contracts.waiting import PATIENCE_S
+from tests.fakes.metadata_server import Fault, MetadataServer
+
+pytestmark = pytest.mark.mesh
+
+WORKER_IDS = ("token-0", "token-1")
+
+
+class Mesh:
+    """Processes of the mesh, and what they say."""
+
+    def __init__(self, onlooker: Onlooker, variables: dict[str, str]) -> None:
+        self.onlooker = onlooker
+        self.notices: list[Drain] = []
+        self.reports: list[InterruptionReported] = []
+        self._variables = variables
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def listen(self) -> None:
+        """Hear notices and reports."""
+
+        async def heard(raw: BusMessage) -> None:
+            message = decode(raw.payload)
+            if isinstance(message, Drain):
+                self.notices.append(message)
+            elif isinstance(message, InterruptionReported):
+                self.reports.append(message)
+
+        await self.onlooker.bus.subscribe(subjects.NOTICES, heard)
+        await self.onlooker.bus.subscribe(subjects.INTERRUPTIONS, heard)
+
+    async def start(self, module: str, service_id: str, **variables: str) -> asyncio.subprocess.Process:
+        """Start a service with these SPOTWISE_ variables."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTWISE_")}
+        given = self._variables | variables | {"SERVICE_ID": service_id}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            f"spotwise.{module}",
+            env=env | {f"SPOTWISE_{name}": value for name, value in given.items()},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        self._processes[service_id] = process
+        return process
+
+    async def end(self) -> None:
+        """End every process that was started here."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+
+    def states(self, member_id: str) -> list[MemberState]:
+        """What a member said of itself, each state once, in order."""
+        return list(dict.fromkeys(member.state for member in self.onlooker.heard if member.id == member_id))
+
+
+async def until_said(true: Callable[[], object], what: str) -> None:
+    """Wait for what processes say; they take seconds to start."""
+    ends_s = time.monotonic() + 3 * PATIENCE_S
+    while not true():
+        assert time.monotonic() < ends_s, f"waited in vain: {what}"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def mesh(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Mesh]:
+    """A mesh without members."""
+    async with looking_on(nats_url, redis_url) as onlooker:
+        mesh = Mesh(onlooker, {"NATS_URL": nats_url, "REDIS_URL": redis_url})
+        await mesh.listen()
+        try:
+            yield mesh
+        finally:
+            await mesh.end()
+
+
+async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: Mesh, tmp_path: Path) -> None:
+    """One notice for each worker with Azure's own deadline, though the metadata stumbles; both leave; then Azure may begin."""
+    async with MetadataServer() as server:
+        server.faults += [
+            Fault("/metadata", status=500),
+            Fault("/metadata", hang_up=True),
+            Fault("/metadata", body=b"{"),
+        ]
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"Ġone": 0, "Ġtwo": 1}}}', encoding="utf-8")
+        await mesh.start(
+            "worker.simulated",
+            "token-0-to-1",
+            MODEL_DIR=str(tmp_path),
+            MODEL_NAME="a-model",
+            POOL="token",
+            MEMBERS=",".join(WORKER_IDS),
+        )
+        watcher = await mesh.start(
+            "spot_watcher",
+            "watcher-0",
+            CLOUD="azure",
+            METADATA_URL=server.url,
+            CLOUD_POLL_S="0.05",
+            CLOUD_BACKOFF_S="0.2",
+        )
+        for member_id in (*WORKER_IDS, "watcher-0"):
+            await until_said(lambda m=member_id: MemberState.READY in mesh.states(m), f"{member_id} to be ready")
+        await until_said(lambda: len(server.asked("/metadata/scheduledevents")) > 3, "questions")
+        assert mesh.notices == []
+
+        deadline_s = server.announce(time.time() + 60)
+        await until_said(lambda: len(mesh.notices) >= len(WORKER_IDS), "notices")
+        if not any(MemberState.LEFT in mesh.states(worker_id) for worker_id in WORKER_IDS):
+            assert server.acknowledged == []
+        await until_said(lambda: server.acknowledged, "the acknowledgement")
+        for worker_id in WORKER_IDS:
+            # The watcher may have heard the last goodbye a moment before this test.
+            await until_said(lambda m=worker_id: mesh.states(m)[-1] is MemberState.LEFT, f"{worker_id} to leave")
+            assert mesh.states(worker_id)[-2] is MemberState.DRAINING
+        assert {(each.worker_id, each.deadline_s) for each in mesh.notices} == {
+            (each, deadline_s) for each in WORKER_IDS
+        }
+        assert {each.reason for each in mesh.notices} == {"azure: Preempt"}
+        notices = [each for each in mesh.reports if each.kind is InterruptionKind.NOTICE]
+        assert [(each.worker_ids, each.deadline_s) for each in notices] == [(WORKER_IDS, deadline_s)]
+        assert time.time() < deadline_s
+
+        server.withdraw()
+        await until_said(
+            lambda: [each.kind for each in mesh.reports][-1] is InterruptionKind.WITHDRAWN, "that it was withdrawn"
+        )
+        assert len(server.acknowledged) == 1
+        watcher.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await watcher.wait() == 0
+    kinds = {member.kind for member in mesh.onlooker.heard}
+    assert kinds == {MemberKind.TOKEN_WORKER, MemberKind.SPOT_WATCHER}
