@@ -153,6 +153,12 @@ class TestRunningOn:
         assert ids(inheritance) == {0: "0a", 1: "0b"}
         assert inheritance.running_on == {}
 
+    def test_a_pipeline_that_takes_one_in_for_one_that_it_gives_up_does_not(self) -> None:
+        """As many requests are not the same requests."""
+        inheritance = after(stands("2,1,1,2", [9, 1], [5]), "1,1,1,2")
+        assert ids(inheritance) == {0: "0a 1a"}
+        assert inheritance.running_on == {}
+
     def test_idle_ones_run_on_where_pipelines_are_left(self) -> None:
         """After those with requests have theirs."""
         inheritance = after(stands("3,1,1,2", [], [], [4]), "2,1,1,2")
