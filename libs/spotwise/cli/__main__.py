@@ -17,6 +17,7 @@ from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
 from spotwise.cli.join import join
+from spotwise.cli.plan.command import plan
 from spotwise.cli.profile import profile
 from spotwise.cli.replay import replay_command
 from spotwise.cli.simulate.app import simulate
@@ -40,6 +41,7 @@ app.command()(drain)
 app.command()(explain)
 app.command()(profile)
 app.command("replay")(replay_command)
+app.command()(plan)
 app.add_typer(bench, name="bench")
 app.add_typer(simulate, name="simulate")
 

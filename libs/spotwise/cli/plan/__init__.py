@@ -1,0 +1,1 @@
+"""`spotwise plan`: what a change of the parallel configuration moves, in which order, and how long it takes."""

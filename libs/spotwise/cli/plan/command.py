@@ -1,0 +1,108 @@
+"""`spotwise plan`: plans a change of the parallel configuration, and shows what it would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import report_console, require_writable
+from spotwise.cli.errors import OptionError
+from spotwise.cli.options import parse_size
+from spotwise.cli.plan.document import plan_document
+from spotwise.cli.plan.model_shapes import parse_model_shape
+from spotwise.cli.plan.picture import draw_plan
+from spotwise.cli.plan.scenario import parse_config, parse_sizes, scenario
+from spotwise.cli.plan.tables import mapping_table, order_table, stages_table, summary_table
+from spotwise.cli.simulate.documents import write_document
+from spotwise.core.migration.link_times import Links
+from spotwise.core.migration.mapper import map_devices
+from spotwise.core.migration.migration_plan import plan_migration
+from spotwise.core.migration.plan import PlanPolicy
+from spotwise.simulator.plots import save
+
+
+def plan(
+    old: Annotated[str, typer.Option("--from", help="What stands: D,P,M or D,P,M,B; Dp+Dt,P,M,B with phases apart.")],
+    new: Annotated[str, typer.Option("--to", help="What shall stand, written alike.")],
+    model: Annotated[
+        str, typer.Option(help="gpt-20b, opt-6.7b, llama-30b, bloom-176b, llama2-70b, or a model's folder.")
+    ] = "gpt-20b",
+    devices: Annotated[
+        str, typer.Option(help="Of an instance, 1 to 8; several with commas, the last for all further ones.")
+    ] = "4",
+    leaving: Annotated[str | None, typer.Option(help="Numbers of instances under notice, like 0,3.")] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds until they go.")] = 30.0,
+    lost: Annotated[str | None, typer.Option(help="Numbers of instances that went without notice.")] = None,
+    joining: Annotated[
+        int | None, typer.Option(min=0, help="Instances that come; by default as many as are needed.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=0, help="That each old pipeline decodes; by default its batch.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each request that have KV.")] = 576,
+    decoded: Annotated[int, typer.Option(min=0, help="Of these, tokens that were decoded.")] = 64,
+    buffer: Annotated[
+        str | None, typer.Option(help="U_max: the largest receive buffer of an instance, like 2GiB.")
+    ] = None,
+    progressive: Annotated[
+        bool, typer.Option("--progressive/--at-once", help="Stages start when they can, or all at the end.")
+    ] = True,
+    stage_ms: Annotated[
+        float, typer.Option(min=0, help="That a new stage takes for an iteration; hides what follows.")
+    ] = 0.0,
+    network: Annotated[str, typer.Option(help="Bytes a second of an instance's network, each way.")] = "5GB",
+    within: Annotated[str, typer.Option(help="Bytes a second between devices of an instance.")] = "10GB",
+    storage: Annotated[str, typer.Option(help="Bytes a second from storage into an instance.")] = "1GB",
+    rows: Annotated[int, typer.Option(min=1, help="Steps shown.")] = 20,
+    plot: Annotated[Path | None, typer.Option(help="Draw it there.")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the whole plan there.")] = None,
+) -> None:
+    """Plan a change of the parallel configuration: who goes where, what moves first, how long it takes."""
+    before, after = parse_config(old, "--from"), parse_config(new, "--to")
+    if requests is not None and requests > before.max_batch:
+        raise OptionError(
+            f"--requests {requests}: a pipeline of --from {before} takes {before.max_batch}; write D,P,M,B"
+        )
+    shape = parse_model_shape(model)
+    for option, config in (("--from", before), ("--to", after)):
+        if config.pipeline > shape.layers:
+            raise OptionError(
+                f"{option} {config}: {shape.name} has {shape.layers} layers, too few for that many stages"
+            )
+    links = Links(parse_size(within, "--within"), parse_size(network, "--network"), parse_size(storage, "--storage"))
+    limit = None if buffer is None else parse_size(buffer, "--buffer")
+    policy = PlanPolicy(progressive=progressive, buffer_bytes=limit, stage_s=stage_ms / 1000)
+    asked = scenario(
+        before,
+        after,
+        parse_sizes(devices, "--devices"),
+        leaving,
+        lost,
+        joining,
+        grace,
+        before.max_batch if requests is None else requests,
+        tokens,
+        min(decoded, tokens),
+    )
+    require_writable(json)
+    if plot is not None:
+        require_plotting(plot)
+    device_map = map_devices(asked.before, after, shape)
+    try:
+        planned = plan_migration(device_map, shape, links, policy)
+    except ValueError as error:  # a buffer that no order keeps to
+        raise OptionError(f"--buffer {buffer}: {error}") from error
+    restart = plan_migration(device_map, shape, links, PlanPolicy(restart=True))
+    console = report_console()
+    console.print(summary_table(asked, device_map, planned, restart))
+    console.print(mapping_table(asked, device_map))
+    if planned.transfers:
+        console.print(order_table(planned, rows))
+    console.print(stages_table(planned))
+    if plot is not None:
+        save(draw_plan(device_map, planned), plot)
+        console.print(f"drawn into {plot}", style="dim")
+    write_document(plan_document(device_map, planned), json, console)

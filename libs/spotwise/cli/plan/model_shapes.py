@@ -1,0 +1,137 @@
+"""Models that can be planned for: those that papers measured, by name, and any in a folder, by its files.
+
+Law: a folder's weights are what its safetensors files say, to the byte: a layer is what is numbered, the head what is named
+so, and all else counts to the embedding. Nothing is loaded: only the files' headers are read.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from spotwise.cli.errors import OptionError
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.simulator.hardware import LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.spot_profiles import PAPER_MODELS
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?)\.(\d+)\.")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.")
+_VALUE_BYTES = {"float32": 4, "float64": 8}
+_HEADER_LENGTH = struct.Struct("<Q")
+
+
+def named_shapes() -> dict[str, ModelShape]:
+    """Return the shapes that have a name."""
+    shapes = [model.shape for model in PAPER_MODELS.values()]
+    shapes += [_of_language_model(model) for model in LANGUAGE_MODELS.values()]
+    return {shape.name.lower(): shape for shape in shapes}
+
+
+def parse_model_shape(asked: str) -> ModelShape:
+    """Return the shape of a named model or of the one in a folder.
+
+    Raises:
+        OptionError: neither; or the folder's files do not say what is needed.
+    """
+    named = named_shapes()
+    if (shape := named.get(asked.lower())) is not None:
+        return shape
+    folder = Path(asked).expanduser()
+    if not folder.is_dir():
+        raise OptionError(
+            f"--model {asked!r} is no folder and none of {', '.join(sorted(named))}; "
+            "give one of these, or a folder with config.json and *.safetensors"
+        )
+    return _of_folder(folder)
+
+
+def _of_language_model(model: LanguageModel) -> ModelShape:
+    layer_bytes = model.weight_bytes // model.layers
+    rest = model.weight_bytes - layer_bytes * model.layers
+    kv = model.kv_token_bytes // model.layers
+    return ModelShape(model.name, model.layers, model.hidden_size, layer_bytes, rest, 0, kv, model.value_bytes)
+
+
+def _of_folder(folder: Path) -> ModelShape:
+    config = _config(folder)
+    layers = _number(config, "num_hidden_layers", folder)
+    heads = _number(config, "num_attention_heads", folder)
+    hidden = _number(config, "hidden_size", folder)
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or hidden // heads
+    value_bytes = _VALUE_BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
+    layer_bytes, embedding_bytes, head_bytes = _weights(folder, layers)
+    if config.get("tie_word_embeddings", False) and not head_bytes:
+        head_bytes = embedding_bytes  # the last stage has a copy of its own
+    return ModelShape(
+        folder.resolve().name,
+        layers,
+        hidden,
+        layer_bytes,
+        embedding_bytes,
+        head_bytes,
+        2 * kv_heads * head_size * value_bytes,
+        value_bytes,
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = orjson.loads((folder / "config.json").read_bytes())
+    except OSError as error:
+        raise OptionError(f"--model {folder}: it has no config.json that can be read ({error.strerror})") from error
+    except orjson.JSONDecodeError as error:
+        raise OptionError(f"--model {folder}: config.json is no JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise OptionError(f"--model {folder}: config.json is no object")
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _number(config: Mapping[str, Any], name: str, folder: Path) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise OptionError(f"--model {folder}: config.json says no {name}")
+    return value
+
+
+def _weights(folder: Path, layers: int) -> tuple[int, int, int]:
+    """Return the bytes of the largest layer, of what comes before, and of the head."""
+    by_layer = [0] * layers
+    embedding_bytes = head_bytes = 0
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise OptionError(f"--model {folder}: it has no *.safetensors; save the model with save_pretrained()")
+    for file in files:
+        for name, num_bytes in _tensors(file):
+            layer = _LAYER.search(name)
+            if layer is not None and int(layer[1]) < layers:
+                by_layer[int(layer[1])] += num_bytes
+            elif _HEAD.search(name):
+                head_bytes += num_bytes
+            else:
+                embedding_bytes += num_bytes
+    if not all(by_layer):
+        missing = by_layer.index(0)
+        raise OptionError(f"--model {folder}: its *.safetensors have nothing of layer {missing} of {layers}")
+    return max(by_layer), embedding_bytes, head_bytes
+
+
+def _tensors(file: Path) -> list[tuple[str, int]]:
+    """Return names and bytes of a file's tensors, from its header."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = _HEADER_LENGTH.unpack(stream.read(_HEADER_LENGTH.size))
+            header = orjson.loads(stream.read(length))
+        return [
+            (name, tensor["data_offsets"][1] - tensor["data_offsets"][0])
+            for name, tensor in header.items()
+            if name != "__metadata__"
+        ]
+    except (OSError, struct.error, orjson.JSONDecodeError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise OptionError(f"--model: {file} is no safetensors file ({error})") from error

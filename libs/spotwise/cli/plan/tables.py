@@ -1,0 +1,160 @@
+"""A plan as tables: what moves and what it is worth, who goes where, in which order, and when each stage starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.table import Table
+
+from spotwise.cli.plan.scenario import Scenario
+from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.held import Part, PartKind
+from spotwise.core.migration.plan import MigrationPlan, Transfer, paper_migration_s
+from spotwise.core.parallel.config import Position
+
+_BAR = 32
+
+
+def summary_table(asked: Scenario, device_map: DeviceMap, plan: MigrationPlan, restart: MigrationPlan) -> Table:
+    """What it takes, beside a restart that loads everything anew and computes all requests again."""
+    running = sum(len(requests) for requests in device_map.running.values())
+    decoding = sum(len(requests) for requests in asked.before.running.values())
+    moves = plan.moved_bytes + plan.storage_bytes
+    table = Table(header_style="bold", title=_title(asked), title_justify="left", title_style="")
+    table.add_column("")
+    table.add_column("this plan", justify="right")
+    table.add_column("restart", justify="right")
+    table.add_row("stays on its device", _bytes(plan.kept_bytes), "0 B")
+    table.add_row("from device to device", _bytes(plan.moved_bytes), "0 B")
+    table.add_row("from storage", _bytes(plan.storage_bytes), _bytes(restart.storage_bytes))
+    table.add_row("moved or loaded, of a restart's bytes", f"{moves / max(1, plan.naive_bytes):.0%}", "100%")
+    table.add_row("longest pause of a pipeline", _seconds(plan.longest_pause_s), _seconds(restart.longest_pause_s))
+    table.add_row("all of it", _seconds(plan.done_s), _seconds(restart.done_s))
+    table.add_row("T_mig, as the paper reckons it", _seconds(paper_migration_s(plan)), "")
+    table.add_row("pipelines that run on", str(len(device_map.running_on)), "0")
+    table.add_row("requests that go on with their KV", str(running - len(plan.recomputed)), "0")
+    table.add_row(
+        "requests computed again, or waiting", str(len(plan.recomputed) + len(device_map.waiting)), str(decoding)
+    )
+    largest = max(plan.peak_buffer_bytes.values(), default=0)
+    limit = plan.policy.buffer_bytes
+    bound = "no limit" if limit is None else f"limit {_bytes(limit)}"
+    table.add_row(f"largest receive buffer of an instance ({bound})", _bytes(largest), "")
+    return table
+
+
+def mapping_table(asked: Scenario, device_map: DeviceMap) -> Table:
+    """A row for each instance: where its devices stood, and where they will."""
+    table = Table(
+        header_style="bold", title="who goes where (pipeline.stage.shard)", title_justify="left", title_style=""
+    )
+    for heading in ("instance", "", "before", "after"):
+        table.add_column(heading)
+    for instance in asked.before.instances:
+        devices = instance.all_devices()
+        before = [asked.before.positions.get(device) for device in devices]
+        after = [device_map.positions.get(device) for device in devices]
+        what = "leaves" if instance.is_leaving else "comes" if instance.id in asked.joining else ""
+        if not what and not any(position is not None for position in after):
+            what = "spare"
+        stays = {position.pipeline for position in after if position is not None} & set(device_map.running_on)
+        table.add_row(instance.id, what or ("runs on" if stays else ""), _places(before), _places(after))
+    for lost in asked.lost:
+        table.add_row(lost, "lost", "", "")
+    return table
+
+
+def order_table(plan: MigrationPlan, rows: int) -> Table:
+    """A row for each step, up to that many."""
+    ordered = sorted(plan.transfers, key=lambda transfer: transfer.step)
+    steps = [(step, list(transfers)) for step, transfers in groupby(ordered, lambda transfer: transfer.step)]
+    shown = f", the first {rows} of {len(steps)} steps (--rows)" if len(steps) > rows else ""
+    table = Table(header_style="bold", title=f"what moves, in order{shown}", title_justify="left", title_style="")
+    table.add_column("step", justify="right")
+    table.add_column("what")
+    table.add_column("bytes", justify="right")
+    table.add_column("transfers", justify="right")
+    table.add_column("from")
+    table.add_column("to")
+    table.add_column("starts", justify="right")
+    table.add_column("there", justify="right")
+    for step, transfers in steps[:rows]:
+        table.add_row(
+            str(step),
+            _what(transfers),
+            _bytes(sum(each.byte_count for each in transfers)),
+            str(len(transfers)),
+            _names([each.source.instance if each.source is not None else "storage" for each in transfers]),
+            _names([each.target.instance for each in transfers]),
+            _seconds(min(each.start_s for each in transfers)),
+            _seconds(max(each.end_s for each in transfers)),
+        )
+    return table
+
+
+def stages_table(plan: MigrationPlan) -> Table:
+    """When each stage may start, with a bar of the time until then."""
+    table = Table(header_style="bold", title="when stages may start", title_justify="left", title_style="")
+    table.add_column("pipeline", justify="right")
+    table.add_column("stage", justify="right")
+    table.add_column("may start", justify="right")
+    table.add_column(f"0 to {_seconds(plan.done_s)}", no_wrap=True)
+    for (pipeline, stage), start_s in sorted(plan.stage_start_s.items()):
+        waits = round(_BAR * start_s / plan.done_s) if plan.done_s else 0
+        bar = f"[dim]{'░' * waits}[/][green]{'█' * (_BAR - waits)}[/]"
+        table.add_row(str(pipeline), str(stage), _seconds(start_s), bar)
+    return table
+
+
+def _title(asked: Scenario) -> str:
+    goes = [instance.id for instance in asked.before.instances if instance.is_leaving]
+    parts = [f"from {asked.before.config} to {asked.config} (D,P,M,B)"]
+    if goes:
+        parts.append(f"{', '.join(goes)} under notice, {asked.deadline_s:g} s left")
+    if asked.lost:
+        parts.append(f"{', '.join(asked.lost)} lost")
+    if asked.joining:
+        parts.append(f"{', '.join(asked.joining)} come")
+    return "; ".join(parts)
+
+
+def _places(positions: Sequence[Position | None]) -> str:
+    """Return positions briefly: neighbouring shards of a stage as one."""
+    places = []
+    known = [position for position in positions if position is not None]
+    for (pipeline, stage), group in groupby(known, lambda position: (position.pipeline, position.stage)):
+        shards = [position.shard for position in group]
+        is_run = len(shards) > 1 and shards == list(range(shards[0], shards[0] + len(shards)))
+        written = f"{shards[0]}-{shards[-1]}" if is_run else ",".join(map(str, shards))
+        places.append(f"{pipeline}.{stage}.{written}")
+    return "  ".join(places) or "-"
+
+
+def _what(transfers: Sequence[Transfer]) -> str:
+    parts = {transfer.part: transfer.layers for transfer in transfers}  # in order, each once
+    requests = list(dict.fromkeys(part.request for part in parts if part.request is not None))
+    if requests:
+        return f"KV of {_names(requests)}"
+    return ", ".join(_part(part) for part in parts)
+
+
+def _part(part: Part) -> str:
+    return f"layer {part.layer}" if part.kind is PartKind.LAYER else part.kind.value
+
+
+def _names(names: Sequence[str], most: int = 4) -> str:
+    each = list(dict.fromkeys(names))
+    return " ".join(each[:most]) + (f" +{len(each) - most}" if len(each) > most else "")
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} TiB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -1,0 +1,114 @@
+"""`spotwise plan`, as a user calls it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from command_line import CommandLine
+
+
+def test_a_plan_says_what_moves_and_what_that_is_worth(spotwise: CommandLine, tmp_path: Path) -> None:
+    """For people, and for programs in a file: every transfer, every stage."""
+    file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
+    assert ended.status == 0, ended.stderr
+    for said in (
+        "longest pause",
+        "restart",
+        "who goes where",
+        "what moves, in order",
+        "when stages may start",
+        "i6, i7 come",
+    ):
+        assert said in ended.stdout
+    assert "<svg" in picture.read_text()
+    plan = orjson.loads(file.read_bytes())
+    assert (plan["from"], plan["to"]) == ("2,3,4,1", "2,2,8,1")
+    assert len(plan["positions"]) == 32
+    assert set(plan["stage_start_s"]) == {"0.0", "0.1", "1.0", "1.1"}
+    assert sum(each["bytes"] for each in plan["transfers"]) == plan["moved_bytes"] + plan["storage_bytes"]
+    assert plan["storage_bytes"] == 0
+    assert plan["kept_bytes"] > 0
+    assert plan["moved_bytes"] < plan["naive_bytes"]
+    assert max(plan["stage_start_s"].values()) == pytest.approx(plan["done_s"])
+
+
+def test_what_stands_and_stays_does_not_stop(spotwise: CommandLine, tmp_path: Path) -> None:
+    """One pipeline loses its instance, and the other runs on: nobody's KV comes to it."""
+    file = tmp_path / "plan.json"
+    ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --requests 0 --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    plan = orjson.loads(file.read_bytes())
+    assert plan["running_on"] == {"0": 0}
+    assert plan["pause_s"] == {"0": 0.0}
+    assert plan["transfers"] == []
+    assert set(plan["positions"]) == {"i0:0", "i0:1", "i0:2", "i0:3"}
+
+
+def test_who_has_decoded_most_goes_on(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Where there is room for half of them: the first of each pipeline, and the KV that is elsewhere moves."""
+    file = tmp_path / "plan.json"
+    ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    plan = orjson.loads(file.read_bytes())
+    assert plan["running"] == {"0": ["r0.0", "r1.0"]}
+    assert plan["waiting"] == ["r0.1", "r1.1"]
+    assert {(each["part"], each["request"]) for each in plan["transfers"]} == {("kv", "r1.0")}
+    assert plan["pause_s"]["0"] == pytest.approx(plan["kv_done_s"])
+
+
+def test_a_dying_instance_sends_what_only_it_has(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Given time; without notice, it comes from storage and requests are computed again."""
+    noticed, unnoticed = tmp_path / "noticed.json", tmp_path / "unnoticed.json"
+    change = "plan --from 1,2,4 --to 1,2,4"
+    assert spotwise(*f"{change} --leaving 1 --grace 60 --json {noticed}".split()).status == 0
+    assert spotwise(*f"{change} --lost 1 --json {unnoticed}".split()).status == 0
+    with_notice, without = (orjson.loads(file.read_bytes()) for file in (noticed, unnoticed))
+    assert with_notice["storage_bytes"] == 0
+    assert with_notice["recomputed"] == []
+    assert {each["source"][:2] for each in with_notice["transfers"]} == {"i1"}
+    assert with_notice["transfers"][0]["part"] == "kv"
+    assert without["storage_bytes"] == with_notice["moved_bytes"] - _kv_bytes(with_notice)
+    assert without["waiting"] == ["r0.0"]
+
+
+def test_a_buffer_is_kept_to(spotwise: CommandLine, tmp_path: Path) -> None:
+    """By every instance, at some cost of time."""
+    free, bound = tmp_path / "free.json", tmp_path / "bound.json"
+    change = "plan --from 1,4,4 --to 1,2,8"
+    assert spotwise(*f"{change} --json {free}".split()).status == 0
+    assert spotwise(*f"{change} --buffer 256MiB --json {bound}".split()).status == 0
+    without, within = (orjson.loads(file.read_bytes()) for file in (free, bound))
+    assert max(within["peak_buffer_bytes"].values()) <= 256 << 20 < max(without["peak_buffer_bytes"].values())
+    assert within["done_s"] >= without["done_s"]
+    assert within["moved_bytes"] == without["moved_bytes"]
+
+
+def _kv_bytes(plan: dict[str, list[dict[str, int | str]]]) -> int:
+    return sum(int(each["bytes"]) for each in plan["transfers"] if each["part"] == "kv")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("--from 2,3 --to 2,2,8", "--from"),
+        ("--from 2,3,4 --to 0,2,8", "--to"),
+        ("--from 2,3,4 --to 1,99,4", "--to"),
+        ("--from 2,3,4 --to 2,2,8 --devices 9", "--devices"),
+        ("--from 2,3,4 --to 2,2,8 --leaving 6", "--leaving"),
+        ("--from 2,3,4 --to 2,2,8 --leaving x", "--leaving"),
+        ("--from 2,3,4 --to 2,2,8 --leaving 1 --lost 1", "--lost"),
+        ("--from 2,3,4 --to 2,2,8 --joining 1", "--joining"),
+        ("--from 2,3,4 --to 2,2,8 --requests 2", "--requests"),
+        ("--from 2,3,4 --to 2,2,8 --model nothing", "--model"),
+        ("--from 2,3,4 --to 2,2,8 --network fast", "--network"),
+        ("--from 2,3,4 --to 2,2,8 --plot plan.txt", "--plot"),
+    ],
+)
+def test_a_wrong_option_is_named(spotwise: CommandLine, options: str, named: str) -> None:
+    ended = spotwise("plan", *options.split())
+    assert ended.status == 2
+    assert named in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
