@@ -1,0 +1,92 @@
+"""Where each piece comes from."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from spotwise.core.migration.deployment import Deployment, Instance
+from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.held import Part, PartKind, Share
+from spotwise.core.migration.link_times import Links
+from spotwise.core.migration.model_parts import Piece
+from spotwise.core.migration.numbered_devices import NumberedDevices
+from spotwise.core.migration.transfers import SourceChoice, weight_loads
+from spotwise.core.parallel.config import ParallelConfig
+
+LINKS = Links(100.0, 10.0, 5.0)
+
+
+def devices_of(*counts: int, deadlines_s: dict[int, float] | None = None) -> NumberedDevices:
+    """Return devices of instances with so many each, from time 0."""
+    instances = tuple(
+        Instance(f"i{number}", count, (deadlines_s or {}).get(number)) for number, count in enumerate(counts)
+    )
+    before = Deployment(ParallelConfig(1, 1, 1), instances)
+    return NumberedDevices(DeviceMap(before, ParallelConfig(1, 1, 1), {}, {}, (), 0, 0, {}), 0.0)
+
+
+def piece(holders: tuple[int, ...], receivers: tuple[int, ...], num_bytes: int = 100, layer: int = 0) -> Piece:
+    whole = Share(Fraction(0), Fraction(1))
+    part = Part(PartKind.LAYER, layer)
+    return Piece(part, 1, whole, num_bytes, 1, holders, len(receivers), receivers, (), num_bytes)
+
+
+def sources(choice: SourceChoice, each: Piece) -> list[tuple[int | None, int, bool]]:
+    return [(move.source, move.target, move.is_relayed) for move in choice.choose(each)]
+
+
+def test_a_device_of_the_same_instance_comes_before_any_other() -> None:
+    """Even where its own port has more to do."""
+    choice = SourceChoice(devices_of(2, 2), LINKS)
+    for _ in range(9):
+        assert sources(choice, piece((0, 2), (3,))) == [(2, 3, False)]
+
+
+def test_else_the_instance_whose_uplink_has_least_to_send() -> None:
+    """Of equals the first; the larger load sends the next one elsewhere."""
+    choice = SourceChoice(devices_of(1, 1, 1, 1), LINKS)
+    assert sources(choice, piece((0, 1, 2), (3,), 300)) == [(0, 3, False)]
+    assert sources(choice, piece((0, 1, 2), (3,), 100)) == [(1, 3, False)]
+    assert sources(choice, piece((0, 1), (3,), 100)) == [(1, 3, False)]
+    assert sources(choice, piece((0, 1, 2), (3,), 100)) == [(2, 3, False)]
+
+
+def test_what_several_devices_of_an_instance_lack_crosses_the_network_once() -> None:
+    """The first passes it on; another instance gets its own."""
+    choice = SourceChoice(devices_of(1, 3, 1), LINKS)
+    assert sources(choice, piece((0,), (1, 2, 3, 4))) == [(0, 1, False), (1, 2, True), (1, 3, True), (0, 4, False)]
+    assert sources(choice, piece((), (1, 2))) == [(None, 1, False), (1, 2, True)]
+
+
+def test_a_leaving_instance_is_taken_for_its_idle_uplink_but_not_before_an_equal() -> None:
+    """Nobody else needs that link."""
+    choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 1000.0}), LINKS)
+    assert sources(choice, piece((0, 1), (2,))) == [(1, 2, False)]
+    assert sources(choice, piece((0, 1), (2,))) == [(0, 2, False)]
+
+
+def test_a_leaving_instance_is_not_asked_for_more_than_it_can_send() -> None:
+    """100 bytes take 10 s: one in 15 s. Where nobody else has them, storage does."""
+    choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 15.0}), LINKS)
+    assert sources(choice, piece((0,), (2,))) == [(0, 2, False)]
+    assert sources(choice, piece((0, 1), (2,))) == [(1, 2, False)]
+    assert sources(choice, piece((0,), (2,))) == [(None, 2, False)]
+
+
+def test_pieces_with_one_holder_choose_before_those_that_can_go_around() -> None:
+    """Layer 1 is on instance 0 only, so layer 0 comes from instance 1."""
+    devices = devices_of(1, 1, 1)
+    parts = [(piece((0, 1), (2,), layer=0),), (piece((0,), (2,), layer=1),)]
+    loads, urgent = weight_loads(SourceChoice(devices, LINKS), parts, devices)
+    assert [move.source for load in loads for move in load.moves] == [1, 0]
+    assert urgent == 0
+
+
+def test_what_leaving_instances_send_is_in_front_and_the_rest_of_the_layer_is_not() -> None:
+    """Layer 1 is half on a machine that goes."""
+    devices = devices_of(1, 1, 1, deadlines_s={0: 1000.0})
+    half = piece((0,), (2,), layer=1)._replace(share=Share(Fraction(0), Fraction(1, 2)))
+    other = piece((1,), (2,), layer=1)._replace(share=Share(Fraction(1, 2), Fraction(1)))
+    loads, urgent = weight_loads(SourceChoice(devices, LINKS), [(piece((1,), (2,)),), (half, other)], devices)
+    assert urgent == 1
+    assert [(load.pieces[0].part.layer, load.moves[0].source) for load in loads] == [(1, 0), (0, 1), (1, 1)]
