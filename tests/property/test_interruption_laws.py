@@ -46,6 +46,7 @@ def fits_forward(copies: Sequence[Copy], window: Window) -> bool:
 class TestShare:
     """The knapsack of the link's seconds."""
 
+    @settings(deadline=None)
     @given(st.lists(COPIES, max_size=5).map(by_size), windows(90))
     def test_no_set_in_no_order_saves_more(self, copies: list[Copy], window: Window) -> None:
         """Every set, every order, tried from the front."""
@@ -60,7 +61,7 @@ class TestShare:
         assert saved_s(copies, chosen) == best
         assert not chosen or fits_forward([copies[index] for index in chosen], window)
 
-    @settings(max_examples=30)
+    @settings(max_examples=30, deadline=None)
     @given(st.lists(COPIES, min_size=9, max_size=13).map(by_size), windows(150))
     def test_no_set_of_many_saves_more(self, copies: list[Copy], window: Window) -> None:
         """Every set, in the order of size."""
@@ -85,6 +86,7 @@ class TestShare:
         assert saved_s(copies, chosen) >= saved_s(copies, greedily(copies, window))
         assert not chosen or fits_forward([copies[index] for index in chosen], window)
 
+    @settings(deadline=None)
     @given(st.lists(COPIES, min_size=3, max_size=12).map(by_size), windows(90), st.integers(3, 6))
     def test_a_frontier_of_a_few_points_saves_no_less_either(
         self, copies: list[Copy], window: Window, points: int
@@ -148,6 +150,7 @@ def check(
     assert all(end <= start for (_, end), (start, _) in pairwise(copies))
 
 
+@settings(deadline=None)
 @given(NOTICES, REQUESTS)
 def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: list[RunningRequest]) -> None:
     """Whatever the notice, the link and the requests."""
@@ -159,6 +162,7 @@ def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: lis
         assert all(each.fate is Fate.RECOMPUTE for each in arranged)
 
 
+@settings(deadline=None)
 @given(NOTICES, REQUESTS)
 def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: list[RunningRequest]) -> None:
     """No move is longer than what it spares, and nobody is moved who could have ended."""
@@ -171,6 +175,7 @@ def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: li
             assert ends_s > left_s - 1e-5
 
 
+@settings(deadline=None)
 @given(NOTICES, REQUESTS, st.floats(0, 40), st.floats(-20, 20))
 def test_arranged_again_nobody_is_dropped(
     notice: Notice, requests: list[RunningRequest], later_s: float, shift_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.lifetimes import Place, expected_cost_s, interruption_chance, rank
@@ -58,6 +58,7 @@ def test_a_request_of_no_length_is_refused() -> None:
         interruption_chance(Place("a", 0.0, None, 0.0), [])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 5_000), st.floats(0, 30)), min_size=1, max_size=8),
     st.floats(0, 2_000),

@@ -52,12 +52,14 @@ class TestProductLimit:
         assert kaplan_meier([Life(10, True), Life(20, False), Life(20, False)]).median_s is None
         assert kaplan_meier([]) == StepSurvival((), ())
 
+    @settings(deadline=None)
     @given(st.lists(AGES, min_size=1, max_size=30), AGES)
     def test_without_censoring_it_is_the_share_that_is_longer(self, ages: list[float], at: float) -> None:
         """Whatever the lives."""
         curve = kaplan_meier([Life(age, True) for age in ages])
         assert curve(at) == pytest.approx(sum(age > at for age in ages) / len(ages), abs=1e-12)
 
+    @settings(deadline=None)
     @given(st.lists(st.tuples(AGES, st.booleans(), st.floats(0, 1)), max_size=30))
     def test_it_never_rises(self, seen: list[tuple[float, bool, float]]) -> None:
         """And is between 0 and 1."""
@@ -100,6 +102,7 @@ class TestHazard:
             at += slice_s
         assert hazard.expected_s(age) == pytest.approx(total, rel=2e-3)
 
+    @settings(deadline=None)
     @given(HAZARDS, st.floats(0, 600), st.floats(0, 300), st.floats(0, 300))
     def test_to_live_two_spans_is_to_live_one_and_then_the_other(
         self, hazard: PiecewiseHazard, age: float, one: float, other: float
@@ -159,6 +162,7 @@ class TestFit:
         with pytest.raises(ValueError, match="pieces"):
             fit_hazard([Life(1, True)], pieces=0)
 
+    @settings(deadline=None)
     @given(st.lists(st.tuples(AGES, st.booleans()), min_size=1, max_size=40), st.integers(1, 8))
     def test_without_a_prior_it_counts_every_end_once(self, seen: list[tuple[float, bool]], pieces: int) -> None:
         """Ends expected of the lives seen are the ends seen."""
