@@ -147,6 +147,12 @@ class TestRunningOn:
         assert inheritance.running_on == {1: 1}
         assert {len(requests) for requests in inheritance.running.values()} == {1, 3, 4}
 
+    def test_it_goes_there_even_if_there_is_more_kv_already(self) -> None:
+        """To run on is worth more than to be even."""
+        inheritance = after(stands("3,1,1,4", [900], [5], [9, 8, 7, 6], leaves=(0,)), "3,1,1,3")
+        assert ids(inheritance) == {0: "0a 2d", 1: "1a", 2: "2a 2b 2c"}
+        assert inheritance.running_on == {1: 1}
+
     def test_a_pipeline_that_gives_a_request_up_does_not(self) -> None:
         """Its batch changes."""
         inheritance = after(stands("2,1,1,2", [5, 4], [3]), "2,1,1,1")
@@ -155,7 +161,7 @@ class TestRunningOn:
 
     def test_a_pipeline_that_takes_one_in_for_one_that_it_gives_up_does_not(self) -> None:
         """As many requests are not the same requests."""
-        inheritance = after(stands("2,1,1,2", [9, 1], [5]), "1,1,1,2")
+        inheritance = after(stands("2,1,1,2", [9, 1], [8, 1]), "1,1,1,2")
         assert ids(inheritance) == {0: "0a 1a"}
         assert inheritance.running_on == {}
 
@@ -189,6 +195,7 @@ class TestPhasesApart:
         """As far as there are places; then they serve as the other."""
         assert after(stands("1+2,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 1, 2: 2}
         assert after(stands("2+1,1,1,2"), "1+2,1,1,2").running_on == {0: 0, 1: 2, 2: 1}
+        assert after(stands("1+2,1,1,2", leaves=(0,)), "1+1,1,1,2").running_on == {0: 2, 1: 1}
 
     def test_phases_can_be_put_together_again(self) -> None:
         """All go on anywhere."""
