@@ -157,14 +157,16 @@ class Migrating:
     def _preview(self, config: ParallelConfig, deadline_s: float | None) -> Planned:
         """Reckon with a change; where time presses, as if every batch were as large as it may become."""
         now = self._world.now
-        device_map = self._map(config, self._before(config, self._largest()))
-        presses = deadline_s is not None and self._is_whole() and self._system.recovers
-        migration_s = paper_migration_s(self._plan(device_map)) if presses else 0.0
+        running = {pipeline.number: pipeline.snapshot(now) for pipeline in self._world.floor.standing()}
+        device_map = self._map(config, self._before(config, running if self._system.recovers else {}))
         runs_on = tuple(sorted(device_map.running_on.values()))
         stopping = [pipeline for pipeline in self._world.floor.standing() if pipeline.number not in runs_on]
+        migration_s = 0.0
         if not self._is_whole() or not self._system.recovers:
             begins_s = now  # nothing is gained by waiting, or nobody knows how
         elif deadline_s is not None:
+            plan = self._plan(self._map(config, self._before(config, running | self._largest(stopping))))
+            migration_s = max(plan.done_s, paper_migration_s(plan))
             begins_s = max(now, deadline_s - migration_s)
         else:
             begins_s = max((self._boundary_s(pipeline) for pipeline in stopping), default=now)
@@ -180,16 +182,17 @@ class Migrating:
         stop = before_acquisition(LinearExecution(boundary_s - now, pipeline.step_s), left, 0.0, 0.0)
         return now + stop.execution_s
 
-    def _largest(self) -> dict[int, tuple[RunningRequest, ...]]:
-        """Return requests as large as they may be when pipelines stop."""
-        run = self._run
-        if not self._system.recovers:
-            return {}
-        tokens = run.arrivals.input_tokens + run.arrivals.output_tokens
+    def _largest(self, stopping: list[Pipeline]) -> dict[int, tuple[RunningRequest, ...]]:
+        """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
+        arrivals = self._run.arrivals
+        tokens = arrivals.input_tokens + arrivals.output_tokens
         found = {}
-        for pipeline in self._world.floor.standing():
+        for pipeline in stopping:
             jobs = pipeline.jobs + pipeline.held
-            found[pipeline.number] = tuple(RunningRequest(str(job.number), tokens, job.decoded) for job in jobs)
+            room = pipeline.config.max_batch * (1 if pipeline.decodes else 2) - len(jobs)
+            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in jobs]
+            requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(room)]
+            found[pipeline.number] = tuple(requests)
         return found
 
     def _before(self, config: ParallelConfig, running: dict[int, tuple[RunningRequest, ...]]) -> Deployment:
