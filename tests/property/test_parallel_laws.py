@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,6 +104,25 @@ def test_the_choice_is_as_good_as_trying_everything(
     assert choice.meets_demand == any(one.throughput >= demand.arrival_rate for one in tried)
     assert ranked(choice.instances, choice.price_per_h, policy) == best
     if not choice.meets_demand:
+        assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(demands, supplies(2, 4), policies)
+def test_among_many_mixes_the_fastest_is_found(demand: Demand, had: list[Supply], policy: Policy) -> None:
+    """With more mixes than are tried one by one: as if these few were many."""
+    policy = replace(policy, latency_slack=0.0, latency_target_s=None)
+    with patch("spotwise.core.parallel.mixes.MOST_TRIED", 0):
+        choice = choose(demand, had, LeastDevices(1), policy)
+    tried = list(every(demand, had, LeastDevices(1), policy))
+    if choice is None:
+        assert not tried
+        return
+    enough = [one.latency_s for one in tried if one.throughput >= demand.arrival_rate]
+    assert choice.meets_demand == bool(enough)
+    if enough:
+        assert math.isclose(latency_of(choice, policy), min(enough), rel_tol=1e-6)
+    else:
         assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
 
 

@@ -7,10 +7,11 @@ there are many, these are:
 - together: pipelines are added one by one in an order of types, each type's to its last before the next one's. For up to
   three types every order is tried, for more those that begin with one type and go on from the fastest to the slowest. So the
   fastest of each number of pipelines is among them: the one whose latency is least and throughput greatest;
-- apart: beginning with as many as the load needs at least, the next pipeline is for the phase whose wait it shortens most,
-  in all and by the price of its devices. Where waits fall ever more slowly with pipelines, the shortest wait of every number of
-  pipelines is among them (the marginal argument of Fox, 1966). And for every number, the shares that balance both phases: the
-  greatest throughput.
+- apart: with all pipelines, every way to share them out: the least latency is among these, since a wait never rises with
+  pipelines. With fewer, beginning with as many as the load needs at least, the next pipeline is for the phase whose wait it
+  shortens most, in all or by the price of its devices. Where waits fall ever more slowly with pipelines, the shortest wait of
+  every number of pipelines is among these (the marginal argument of Fox, 1966); elsewhere it is near. And for every number, the
+  shares that balance both phases: the greatest throughput.
 
 Invariants: no mix has more pipelines than there can be; a mix has one at least, with phases apart one of each kind.
 """
@@ -85,7 +86,7 @@ def apart(
         grid = np.indices((most_prompts, most_decodes)).reshape(2, -1).astype(np.int64) + 1
         prompts, decodes = grid[0], grid[1]
     else:
-        parts = [_balanced(most_prompts, most_decodes, seconds)]
+        parts = [_all(most, same_type), _balanced(most_prompts, most_decodes, seconds)]
         busy = (batch_rate * seconds[0], batch_rate * seconds[1])
         for weights in ((1.0, 1.0), prices) if prices[0] != prices[1] else ((1.0, 1.0),):
             parts.append(_by_gain(most_prompts, most_decodes, busy, waits_s, weights))
@@ -95,6 +96,14 @@ def apart(
         fits = prompts + decodes <= most[0]
         prompts, decodes = prompts[fits], decodes[fits]
     return prompts, decodes
+
+
+def _all(most: tuple[int, int], same_type: bool) -> tuple[Counts, Counts]:
+    """Return the ways to share all pipelines out; on two types there is one."""
+    if not same_type:
+        return np.array([most[0]], dtype=np.int64), np.array([most[1]], dtype=np.int64)
+    prompts = np.arange(1, most[0], dtype=np.int64)
+    return prompts, most[0] - prompts
 
 
 def _balanced(most_prompts: int, most_decodes: int, seconds: tuple[float, float]) -> tuple[Counts, Counts]:
