@@ -1,0 +1,301 @@
+"""The door to EC2: opens boto3's client, calls it in a thread, and says what its errors mean.
+
+boto3 is imported when a client is opened, not before. It retries what is worth it by itself, throttled calls
+(`RequestLimitExceeded`) with growing, random pauses; what it gives up on arrives here.
+
+The meanings of the codes are those of EC2's documentation, "Error codes for the Amazon EC2 API".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Literal, Protocol
+
+from spotwise.cloud.instances import (
+    OWN_TAGS,
+    TOKEN_TAG,
+    AcquiredInstance,
+    AcquireRequest,
+    InstanceState,
+    Market,
+    NoCapacity,
+    ProviderError,
+    ProviderRefused,
+    ProviderUnavailable,
+)
+
+SpotStrategy = Literal[
+    "price-capacity-optimized", "capacity-optimized", "capacity-optimized-prioritized", "lowest-price"
+]
+
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ec2Options:
+    """What instances are made from, and where. Credentials are boto3's business: environment, profile or instance role.
+
+    Attributes:
+        launch_template: its id (`lt-...`) or its name. It has the image, the key, the security groups, the instance profile,
+            and the user data that makes a machine join the mesh.
+        launch_template_version: a number, `$Latest` or `$Default`.
+        subnets: any of these will do; none: as the template says.
+        region: by default boto3's.
+        endpoint_url: another address of the API, for instance a VPC endpoint's; by default the region's.
+        profile: of the credentials file; by default boto3's.
+        spot_strategy: how EC2 chooses among types and subnets for spot instances.
+        use_fleet: order by CreateFleet; otherwise, and where the account may not, by RunInstances, a type and subnet at a time.
+        attempts: calls of one kind at most before an error is told.
+    """
+
+    launch_template: str
+    launch_template_version: str = "$Default"
+    subnets: tuple[str, ...] = ()
+    region: str | None = None
+    endpoint_url: str | None = None
+    profile: str | None = None
+    spot_strategy: SpotStrategy = "price-capacity-optimized"
+    use_fleet: bool = True
+    attempts: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.launch_template:
+            raise ValueError("launch_template: name the template that instances are made from")
+        if self.attempts < 1:
+            raise ValueError(f"attempts {self.attempts}: 1 at least")
+
+    def template(self) -> dict[str, str]:
+        """Return the launch template as EC2's calls want it."""
+        key = "LaunchTemplateId" if self.launch_template.startswith("lt-") else "LaunchTemplateName"
+        return {key: self.launch_template, "Version": self.launch_template_version}
+
+
+class Ec2Client(Protocol):
+    """What is used of boto3's EC2 client; parameters and answers are those of EC2's API reference."""
+
+    def create_fleet(self, **parameters: Any) -> dict[str, Any]:
+        """CreateFleet."""
+
+    def run_instances(self, **parameters: Any) -> dict[str, Any]:
+        """RunInstances."""
+
+    def describe_instances(self, **parameters: Any) -> dict[str, Any]:
+        """DescribeInstances."""
+
+    def terminate_instances(self, **parameters: Any) -> dict[str, Any]:
+        """TerminateInstances."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+
+class Cause(Enum):
+    """What kind of thing stands in the way."""
+
+    CAPACITY = auto()
+    PATIENCE = auto()
+    REFUSAL = auto()
+
+
+_CAPACITY = {
+    "InsufficientCapacity",
+    "InsufficientHostCapacity",
+    "InsufficientInstanceCapacity",
+    "InsufficientReservedInstanceCapacity",
+    "SpotMaxPriceTooLow",
+    "UnfulfillableCapacity",
+}
+_PATIENCE = {
+    "EC2ThrottledException",
+    "InternalError",
+    "InternalFailure",
+    "RequestLimitExceeded",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "Unavailable",
+}
+_QUOTA = "release instances, or ask for a higher limit in Service Quotas"
+_WHO = "check the credentials that boto3 finds (environment, profile, instance role) and this computer's clock"
+_ACCOUNT = "the account's owner must finish its registration"
+_TOKEN = "an order with this token was given before; give a new one"
+_ADVICE = {
+    "AuthFailure": _WHO,
+    "ExpiredToken": _WHO,
+    "ExpiredTokenException": _WHO,
+    "IdempotentInstanceTerminated": _TOKEN,
+    "IdempotentParameterMismatch": _TOKEN,
+    "InstanceLimitExceeded": _QUOTA,
+    "InvalidClientTokenId": _WHO,
+    "MaxSpotInstanceCountExceeded": _QUOTA,
+    "OptInRequired": _ACCOUNT,
+    "PendingVerification": _ACCOUNT,
+    "RequestExpired": _WHO,
+    "SignatureDoesNotMatch": _WHO,
+    "UnauthorizedOperation": "allow these credentials the action (IAM); docs/providers.md lists what is needed",
+    "UnrecognizedClientException": _WHO,
+    "VcpuLimitExceeded": _QUOTA,
+}
+_CHECK = "check the launch template, the subnets and the instance types"
+
+_STATES = {
+    "pending": InstanceState.STARTING,
+    "running": InstanceState.RUNNING,
+    "shutting-down": InstanceState.LEAVING,
+    # Nobody here stops instances. One that is stopped all the same does no work, and its discs cost until it is released.
+    "stopping": InstanceState.LEAVING,
+    "stopped": InstanceState.LEAVING,
+    "terminated": InstanceState.GONE,
+}
+
+
+class Ec2Failure(Exception):  # noqa: N818 - it is no error yet: what it means to a caller depends on the call
+    """EC2 did not do something.
+
+    Attributes:
+        code: EC2's, or the name of boto3's exception.
+        cause: what kind of thing that is.
+    """
+
+    def __init__(self, code: str, message: str, cause: Cause | None = None, advice: str | None = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.cause = cause or _cause_of(code)
+        self._advice = advice or _ADVICE.get(code, _CHECK)
+
+    def told(self, request: AcquireRequest | None = None) -> ProviderError:
+        """Return it as the port's callers know it."""
+        if self.cause is Cause.CAPACITY and request is not None:
+            return NoCapacity(request.instance_types, request.market, str(self))
+        if self.cause is Cause.REFUSAL:
+            return ProviderRefused(f"EC2 refused: {self}; {self._advice}")
+        return ProviderUnavailable(f"EC2 did not do it: {self}; try again later")
+
+
+def worst(failures: Sequence[Ec2Failure]) -> Ec2Failure:
+    """Return the failure that says most of why there is no instance at all.
+
+    Of many pools, one without capacity means that another may have some later. A refusal counts where nothing else stands in
+    the way.
+    """
+    return min(failures, key=lambda failure: list(Cause).index(failure.cause))
+
+
+def instance_of(described: Mapping[str, Any]) -> AcquiredInstance:
+    """Return an instance as EC2 describes it."""
+    tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
+    return AcquiredInstance(
+        id=described["InstanceId"],
+        instance_type=described["InstanceType"],
+        market=Market.SPOT if described.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
+        state=_STATES[described["State"]["Name"]],
+        launched_unix_s=described["LaunchTime"].timestamp(),
+        token=tags.get(TOKEN_TAG, ""),
+        tags={key: value for key, value in tags.items() if not key.startswith((OWN_TAGS, "aws:"))},
+        address=described.get("PrivateIpAddress"),
+        zone=described.get("Placement", {}).get("AvailabilityZone"),
+    )
+
+
+class Ec2Door:
+    """Calls a client from an event loop.
+
+    Args:
+        client: boto3's, or one that stands in for it.
+    """
+
+    def __init__(self, client: Ec2Client) -> None:
+        self._client = client
+
+    @classmethod
+    async def open(cls, options: Ec2Options) -> Ec2Door:
+        """Open boto3's client; no call is made yet.
+
+        Raises:
+            ProviderRefused: boto3 is missing, or does not know the profile or the region.
+        """
+        return cls(await asyncio.to_thread(_open, options))
+
+    async def call(
+        self,
+        action: Literal["create_fleet", "run_instances", "describe_instances", "terminate_instances"],
+        **parameters: Any,
+    ) -> dict[str, Any]:
+        """Call an action in a thread, and return its answer.
+
+        Raises:
+            Ec2Failure: it was not done, as far as is known.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        method = getattr(self._client, action)
+        try:
+            answer: dict[str, Any] = await asyncio.to_thread(method, **parameters)
+        except ClientError as error:
+            raise _client_failure(error.response) from error
+        except BotoCoreError as error:
+            raise _local_failure(error) from error
+        return answer
+
+    async def close(self) -> None:
+        """Close the client's connections; idempotent."""
+        await asyncio.to_thread(self._client.close)
+
+
+def _open(options: Ec2Options) -> Ec2Client:
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError as error:
+        raise ProviderRefused("EC2 needs boto3: pip install 'spotwise[aws]'") from error
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": options.attempts},
+    )
+    try:
+        session = boto3.Session(profile_name=options.profile, region_name=options.region)
+        client: Ec2Client = session.client("ec2", endpoint_url=options.endpoint_url, config=config)
+    except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
+        raise ProviderRefused(f"EC2: {error}; check region, profile and endpoint_url") from error
+    return client
+
+
+def _cause_of(code: str) -> Cause:
+    if code in _CAPACITY:
+        return Cause.CAPACITY
+    return Cause.PATIENCE if code in _PATIENCE else Cause.REFUSAL
+
+
+def _client_failure(response: dict[str, Any]) -> Ec2Failure:
+    error = response.get("Error", {})
+    code, message = str(error.get("Code", "Unknown")), str(error.get("Message", ""))
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    # A code that nobody knows, from a server that is in trouble.
+    troubled = status >= 500 and _cause_of(code) is Cause.REFUSAL
+    return Ec2Failure(code, message, Cause.PATIENCE if troubled else None)
+
+
+def _local_failure(error: Exception) -> Ec2Failure:
+    """What boto3 itself says: a request that it could not make, or an answer that it did not get."""
+    from botocore import exceptions as boto
+
+    name = type(error).__name__
+    credentials = (
+        boto.NoCredentialsError,
+        boto.PartialCredentialsError,
+        boto.CredentialRetrievalError,
+        boto.TokenRetrievalError,
+        boto.UnauthorizedSSOTokenError,
+    )
+    if isinstance(error, credentials):
+        return Ec2Failure(name, str(error), Cause.REFUSAL, _WHO)
+    if isinstance(error, boto.ConnectionError | boto.HTTPClientError):
+        return Ec2Failure(name, str(error), Cause.PATIENCE)
+    return Ec2Failure(name, str(error), Cause.REFUSAL)

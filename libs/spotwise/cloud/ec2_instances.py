@@ -1,0 +1,280 @@
+"""The provider `aws`: instances are virtual machines of Amazon EC2.
+
+Law: an order becomes one CreateFleet of type `instant` (EC2 tries all types and subnets at once and answers with what it
+got) or, where that is not allowed, RunInstances for one type and subnet after the other. An order's token is kept in a tag of
+its instances, and goes to EC2 as a client token besides: tags may take a moment to show, client tokens do not. So a retry
+finds what was bought, or buys the same thing, and never twice.
+
+Whose an instance is says its mesh tag, and nothing without it is ever terminated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import structlog
+
+from spotwise.cloud.ec2_client import Cause, Ec2Door, Ec2Failure, Ec2Options, instance_of, worst
+from spotwise.cloud.instances import (
+    MESH_TAG,
+    TOKEN_TAG,
+    AcquiredInstance,
+    AcquireRequest,
+    InstanceState,
+    Market,
+    ProviderUnavailable,
+    in_order,
+    require_mesh_name,
+)
+
+_log = structlog.get_logger()
+
+_PAGE = 200
+#: EC2 shows an instance some seconds after it was bought; what it has not shown after this long, it never will.
+_UNSEEN_S = 600.0
+#: Why CreateFleet itself cannot be used while RunInstances may be.
+_NO_FLEETS = {"UnauthorizedOperation", "UnsupportedOperation", "InvalidAction", "NotImplemented"}
+_NOT_FOUND = "InvalidInstanceID.NotFound"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bought:
+    """What came of an order: instances, and what stood in the way of more."""
+
+    instances: list[AcquiredInstance]
+    failures: list[Ec2Failure]
+
+
+class Ec2Instances:
+    """An `InstanceProvider` over EC2.
+
+    Args:
+        mesh: whose instances.
+        options: what they are made from, and where.
+        door: to EC2; `connect` opens one.
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, mesh: str, options: Ec2Options, door: Ec2Door, now: Callable[[], float] = time.time) -> None:
+        self._mesh = require_mesh_name(mesh)
+        self._options = options
+        self._door = door
+        self._now = now
+        # Bought here, and not yet shown by EC2.
+        self._unseen: dict[str, AcquiredInstance] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @classmethod
+    async def connect(cls, mesh: str, options: Ec2Options) -> Ec2Instances:
+        """Open boto3's client; no call is made yet.
+
+        Raises:
+            ProviderRefused: boto3 is missing, or does not know the profile or the region.
+        """
+        return cls(mesh, options, await Ec2Door.open(options))
+
+    async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
+        """Buy instances, of whichever types and in whichever subnets they are to be had.
+
+        Raises:
+            NoCapacity, ProviderRefused, ProviderUnavailable: as in `InstanceProvider`.
+        """
+        turn = self._turns.get(request.token)
+        if turn is None:
+            turn = self._turns[request.token] = asyncio.Lock()
+        async with turn:
+            if ordered := [each for each in await self.instances() if each.token == request.token]:
+                return ordered
+            try:
+                bought = await self._buy(request)
+            except Ec2Failure as failure:
+                raise failure.told(request) from failure
+            if not bought.instances:
+                if not bought.failures:
+                    raise ProviderUnavailable(
+                        f"EC2 filled order {request.token!r} before and does not show its instances yet; "
+                        "order again with the same token"
+                    )
+                raise worst(bought.failures).told(request)
+            self._unseen.update({instance.id: instance for instance in bought.instances})
+            if len(bought.instances) < request.count:
+                why = sorted({str(failure) for failure in bought.failures})
+                _log.warning(
+                    "fewer_instances", got=len(bought.instances), wanted=request.count, market=request.market, why=why
+                )
+            return in_order(bought.instances)
+
+    async def release(self, instance_ids: Sequence[str]) -> None:
+        """Terminate instances; EC2 takes a minute or so to see them off.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: as in `InstanceProvider`.
+        """
+        if not instance_ids:
+            return
+        wanted = frozenset(instance_ids)
+        own = [each.id for each in await self.instances() if each.id in wanted and each.state is not InstanceState.GONE]
+        try:
+            for first in range(0, len(own), _PAGE):
+                await self._terminate(own[first : first + _PAGE])
+        except Ec2Failure as failure:
+            raise failure.told() from failure
+
+    async def instances(self) -> list[AcquiredInstance]:
+        """Return this mesh's instances, those bought here that EC2 does not show yet included.
+
+        Raises:
+            ProviderRefused, ProviderUnavailable: as in `InstanceProvider`.
+        """
+        shown: list[AcquiredInstance] = []
+        parameters: dict[str, Any] = {
+            "Filters": [{"Name": f"tag:{MESH_TAG}", "Values": [self._mesh]}],
+            "MaxResults": _PAGE,
+        }
+        try:
+            while True:
+                page = await self._door.call("describe_instances", **parameters)
+                shown += [instance_of(each) for group in page["Reservations"] for each in group["Instances"]]
+                if not page.get("NextToken"):
+                    break
+                parameters["NextToken"] = page["NextToken"]
+        except Ec2Failure as failure:
+            raise failure.told() from failure
+        for instance in shown:
+            self._unseen.pop(instance.id, None)
+        oldest_unix_s = self._now() - _UNSEEN_S
+        self._unseen = {key: each for key, each in self._unseen.items() if each.launched_unix_s >= oldest_unix_s}
+        return in_order([*shown, *self._unseen.values()])
+
+    async def close(self) -> None:
+        """Close boto3's connections; idempotent."""
+        await self._door.close()
+
+    # --- buying -------------------------------------------------------------------------------------------------------
+
+    async def _buy(self, request: AcquireRequest) -> _Bought:
+        if not self._options.use_fleet:
+            return await self._run_instances(request)
+        try:
+            return await self._create_fleet(request)
+        except Ec2Failure as failure:
+            if failure.code not in _NO_FLEETS:
+                raise
+            _log.warning("fleet_refused", why=str(failure))
+            bought = await self._run_instances(request)
+            # Where neither is allowed, both are told.
+            return bought if bought.instances else _Bought([], [failure, *bought.failures])
+
+    async def _create_fleet(self, request: AcquireRequest) -> _Bought:
+        strategy = self._options.spot_strategy
+        prioritized = request.market is Market.ON_DEMAND or strategy == "capacity-optimized-prioritized"
+        overrides = [
+            {
+                "InstanceType": instance_type,
+                **({"SubnetId": subnet} if subnet else {}),
+                **({"Priority": float(place)} if prioritized else {}),
+            }
+            for place, instance_type in enumerate(request.instance_types)
+            for subnet in self._options.subnets or (None,)
+        ]
+        spot = request.market is Market.SPOT
+        answer = await self._door.call(
+            "create_fleet",
+            Type="instant",
+            ClientToken=self._client_token(request, "fleet"),
+            LaunchTemplateConfigs=[{"LaunchTemplateSpecification": self._options.template(), "Overrides": overrides}],
+            TargetCapacitySpecification={
+                "TotalTargetCapacity": request.count,
+                "DefaultTargetCapacityType": "spot" if spot else "on-demand",
+            },
+            TagSpecifications=self._tags(request),
+            **({"SpotOptions": {"AllocationStrategy": strategy}} if spot else _ON_DEMAND_IN_ORDER),
+        )
+        instances = [
+            self._fresh(request, instance_id, group["InstanceType"])
+            for group in answer.get("Instances", ())
+            for instance_id in group["InstanceIds"]
+        ]
+        failures = [Ec2Failure(each["ErrorCode"], each.get("ErrorMessage", "")) for each in answer.get("Errors", ())]
+        return _Bought(instances, failures)
+
+    async def _run_instances(self, request: AcquireRequest) -> _Bought:
+        instances: list[AcquiredInstance] = []
+        failures: list[Ec2Failure] = []
+        for instance_type in request.instance_types:
+            for subnet in self._options.subnets or (None,):
+                missing = request.count - len(instances)
+                if not missing:
+                    break
+                try:
+                    answer = await self._door.call(
+                        "run_instances",
+                        ClientToken=self._client_token(request, f"{instance_type}/{subnet}"),
+                        LaunchTemplate=self._options.template(),
+                        InstanceType=instance_type,
+                        MinCount=1,
+                        MaxCount=missing,
+                        TagSpecifications=self._tags(request),
+                        **({"SubnetId": subnet} if subnet else {}),
+                        **(_ONE_TIME_SPOT if request.market is Market.SPOT else {}),
+                    )
+                except Ec2Failure as failure:
+                    # Whether it was done is not known: whoever turns to another pool now may have too many in the end.
+                    if failure.cause is Cause.PATIENCE and not instances:
+                        raise
+                    failures.append(failure)
+                    if failure.cause is Cause.PATIENCE:
+                        return _Bought(instances, failures)
+                else:
+                    instances += [
+                        self._fresh(request, each["InstanceId"], instance_type) for each in answer["Instances"]
+                    ]
+        return _Bought(instances, failures)
+
+    def _client_token(self, request: AcquireRequest, step: str) -> str:
+        """Return a token of this order's step: the same at a retry, and another for each mesh."""
+        return hashlib.sha256(f"{self._mesh}/{request.token}/{step}".encode()).hexdigest()
+
+    def _tags(self, request: AcquireRequest) -> list[dict[str, Any]]:
+        tags = {**request.tags, MESH_TAG: self._mesh, TOKEN_TAG: request.token}
+        return [{"ResourceType": "instance", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}]
+
+    def _fresh(self, request: AcquireRequest, instance_id: str, instance_type: str) -> AcquiredInstance:
+        return AcquiredInstance(
+            id=instance_id,
+            instance_type=instance_type,
+            market=request.market,
+            state=InstanceState.STARTING,
+            launched_unix_s=self._now(),
+            token=request.token,
+            tags=dict(request.tags),
+        )
+
+    async def _terminate(self, instance_ids: Sequence[str]) -> None:
+        try:
+            await self._door.call("terminate_instances", InstanceIds=list(instance_ids))
+        except Ec2Failure as failure:
+            if failure.code != _NOT_FOUND:
+                raise
+            if len(instance_ids) > 1:  # one unknown id keeps EC2 from ending the others
+                for instance_id in instance_ids:
+                    await self._terminate([instance_id])
+            elif instance_ids[0] in self._unseen:
+                raise Ec2Failure(failure.code, f"{failure}; it was bought a moment ago", Cause.PATIENCE) from failure
+        for instance_id in instance_ids:
+            self._unseen.pop(instance_id, None)
+
+
+_ONE_TIME_SPOT = {
+    "InstanceMarketOptions": {
+        "MarketType": "spot",
+        "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+    }
+}
+_ON_DEMAND_IN_ORDER = {"OnDemandOptions": {"AllocationStrategy": "prioritized"}}

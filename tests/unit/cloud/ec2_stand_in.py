@@ -1,0 +1,117 @@
+"""EC2 as the tests need it: moto's, and what moto leaves out.
+
+moto 5 keeps instances, tags, states and markets. It has no end of capacity, takes any name for an instance type, forgets
+client tokens, starts the least count that RunInstances may start, and tries the first of a fleet's types and subnets only.
+`Ec2StandIn` adds these as EC2's documentation has them: too little capacity is a fleet's error beside the instances that
+there were, and an exception of RunInstances.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from spotwise.cloud.ec2_client import Ec2Client
+
+NO_ROOM = "InsufficientInstanceCapacity"
+
+
+def error(code: str, action: str = "RunInstances", message: str = "as EC2 says it", status: int = 400) -> ClientError:
+    """What boto3 raises when EC2 answers with an error."""
+    response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, action)
+
+
+class Ec2StandIn:
+    """moto's client with limits.
+
+    Attributes:
+        room: instances that run at once at most.
+        types: that there are.
+        calls: actions called, with their parameters.
+        failing: what an action raises instead, once for each.
+        hidden: whether instances do not show yet in descriptions.
+    """
+
+    def __init__(self, moto: Ec2Client, room: int, types: tuple[str, ...]) -> None:
+        self.room = room
+        self.types = types
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.failing: list[tuple[str, Exception]] = []
+        self.hidden = False
+        self._moto = moto
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._turn = threading.Lock()
+
+    def create_fleet(self, **parameters: Any) -> dict[str, Any]:
+        """As many as there is room for, and an error for the rest."""
+        with self._turn:
+            self._note("create_fleet", parameters)
+            if (known := self._answers.get(parameters["ClientToken"])) is not None:
+                return known
+            [config] = parameters["LaunchTemplateConfigs"]
+            overrides = [each for each in config["Overrides"] if each["InstanceType"] in self.types]
+            target = parameters["TargetCapacitySpecification"]
+            wanted = target["TotalTargetCapacity"]
+            errors, instances = [], []
+            if not overrides:
+                wrong = config["Overrides"][0]["InstanceType"]
+                errors.append({"ErrorCode": "InvalidFleetConfiguration", "ErrorMessage": f"no instance type {wrong}"})
+            elif count := min(wanted, self._free()):
+                specification = {**target, "TotalTargetCapacity": count}
+                configs = [{**config, "Overrides": overrides}]
+                answer = self._moto.create_fleet(
+                    **{**parameters, "TargetCapacitySpecification": specification, "LaunchTemplateConfigs": configs}
+                )
+                instances = answer["Instances"]
+            if overrides and len(instances) < wanted:
+                errors.append({"ErrorCode": NO_ROOM, "ErrorMessage": "not enough of it in this zone"})
+            fleet = {"FleetId": "fleet-1", "Instances": instances, "Errors": errors}
+            return self._answers.setdefault(parameters["ClientToken"], fleet)
+
+    def run_instances(self, **parameters: Any) -> dict[str, Any]:
+        """As many as there is room for, up to `MaxCount`."""
+        with self._turn:
+            self._note("run_instances", parameters)
+            if (known := self._answers.get(parameters["ClientToken"])) is not None:
+                return known
+            if parameters["InstanceType"] not in self.types:
+                raise error("InvalidParameterValue", message=f"no instance type {parameters['InstanceType']}")
+            count = min(parameters["MaxCount"], self._free())
+            if count < parameters["MinCount"]:
+                raise error(NO_ROOM, status=500)
+            answer = self._moto.run_instances(**{**parameters, "MinCount": count, "MaxCount": count})
+            return self._answers.setdefault(parameters["ClientToken"], answer)
+
+    def describe_instances(self, **parameters: Any) -> dict[str, Any]:
+        """moto's."""
+        with self._turn:
+            self._note("describe_instances", parameters)
+            return {"Reservations": []} if self.hidden else self._moto.describe_instances(**parameters)
+
+    def terminate_instances(self, **parameters: Any) -> dict[str, Any]:
+        """moto's."""
+        with self._turn:
+            self._note("terminate_instances", parameters)
+            return self._moto.terminate_instances(**parameters)
+
+    def close(self) -> None:
+        """moto's client is closed by whoever opened it."""
+
+    def called(self, action: str) -> list[dict[str, Any]]:
+        """The parameters of an action's calls."""
+        return [parameters for name, parameters in self.calls if name == action]
+
+    def _note(self, action: str, parameters: dict[str, Any]) -> None:
+        self.calls.append((action, parameters))
+        for index, (name, failure) in enumerate(self.failing):
+            if name == action:
+                del self.failing[index]
+                raise failure
+
+    def _free(self) -> int:
+        groups = self._moto.describe_instances()["Reservations"]
+        ended = ("terminated", "shutting-down")
+        return self.room - sum(each["State"]["Name"] not in ended for group in groups for each in group["Instances"])

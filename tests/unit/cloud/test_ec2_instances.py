@@ -1,0 +1,524 @@
+"""Instances of EC2: orders, states and errors, on moto and on what stands in for the rest of EC2."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+import boto3
+import pytest
+from botocore import exceptions as boto
+from moto import mock_aws
+from moto.ec2.models import ec2_backends
+
+from spotwise.cloud import ec2_instances
+from spotwise.cloud.ec2_client import Ec2Client, Ec2Door, Ec2Failure, Ec2Options, worst
+from spotwise.cloud.ec2_instances import Ec2Instances
+from spotwise.cloud.instances import (
+    AcquireRequest,
+    InstanceProvider,
+    InstanceState,
+    Market,
+    NoCapacity,
+    ProviderRefused,
+    ProviderUnavailable,
+)
+from tests.contracts.instances import InstanceProviderContract, Site, ids
+from tests.unit.cloud.ec2_stand_in import Ec2StandIn, error
+
+TYPE, OTHER = "g4dn.12xlarge", "p3.8xlarge"
+REGION = "eu-west-1"
+
+
+#: moto's.
+ACCOUNT = "123456789012"
+#: Any image will do: moto loads none here, since that takes longer than all else.
+IMAGE = "ami-03cf127a"
+
+
+@pytest.fixture(scope="module")
+def account() -> Iterator[None]:
+    """Credentials that are nobody's, and none of the surroundings' settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_PROFILE", "AWS_REGION", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        patch.setenv("AWS_DEFAULT_REGION", REGION)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
+        yield
+
+
+@pytest.fixture(scope="module")
+def moto_client(account: None) -> Iterator[Ec2Client]:
+    """boto3's client of moto's EC2: opened once, which takes longest."""
+    with mock_aws():
+        client = boto3.client("ec2")
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def ec2(moto_client: Any) -> Ec2StandIn:
+    """An empty account with a launch template `worker`, room for four instances of two types."""
+    ec2_backends[ACCOUNT][REGION].reset()
+    moto_client.create_launch_template(LaunchTemplateName="worker", LaunchTemplateData={"ImageId": IMAGE})
+    return Ec2StandIn(moto_client, 4, (TYPE, OTHER))
+
+
+class Nothing:
+    """An account that never has instances."""
+
+    def describe_instances(self, **_: Any) -> dict[str, Any]:
+        """None."""
+        return {"Reservations": []}
+
+
+@pytest.fixture
+def empty() -> Ec2StandIn:
+    """For what comes to no instance: without moto, which takes its time."""
+    return Ec2StandIn(cast(Ec2Client, Nothing()), 4, (TYPE, OTHER))
+
+
+class Ec2Site:
+    """An account."""
+
+    instance_type = TYPE
+    room = 4
+
+    def __init__(self, ec2: Ec2StandIn, options: Ec2Options) -> None:
+        self._ec2 = ec2
+        self._options = options
+
+    async def open(self, mesh: str) -> InstanceProvider:
+        """Open another door to it."""
+        return Ec2Instances(mesh, self._options, Ec2Door(self._ec2))
+
+
+class TestFleets(InstanceProviderContract):
+    @pytest.fixture
+    def site(self, ec2: Ec2StandIn) -> Site:
+        """Orders go by CreateFleet."""
+        return Ec2Site(ec2, Ec2Options("worker"))
+
+
+class TestRunInstances(InstanceProviderContract):
+    @pytest.fixture
+    def site(self, ec2: Ec2StandIn) -> Site:
+        """Orders go by RunInstances."""
+        return Ec2Site(ec2, Ec2Options("worker", use_fleet=False))
+
+
+def order(
+    count: int = 2, token: str = "one", market: Market = Market.SPOT, types: tuple[str, ...] = (TYPE,)
+) -> AcquireRequest:
+    """An order."""
+    return AcquireRequest(token, types, market, count)
+
+
+def provider(ec2: Ec2StandIn, **options: Any) -> Ec2Instances:
+    """Of one mesh."""
+    return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Door(ec2))
+
+
+async def test_boto3_itself_is_called(moto_client: Any, ec2: Ec2StandIn) -> None:
+    """From opening the client to terminating, with nothing between it and moto."""
+    template = moto_client.describe_launch_templates()["LaunchTemplates"][0]["LaunchTemplateId"]
+    subnet = moto_client.describe_subnets()["Subnets"][0]
+    mine = await Ec2Instances.connect("mesh-a", Ec2Options(template, subnets=(subnet["SubnetId"],), region=REGION))
+    acquired = await mine.acquire(order(3))
+    assert [each.state for each in acquired] == [InstanceState.STARTING] * 3
+    shown = await mine.instances()
+    assert ids(shown) == ids(acquired)
+    assert {(each.market, each.zone) for each in shown} == {(Market.SPOT, subnet["AvailabilityZone"])}
+    assert all(each.address for each in shown)
+    await mine.release(ids(acquired))
+    assert {each.state for each in await mine.instances()} == {InstanceState.GONE}
+    await mine.close()
+
+
+async def test_all_types_and_subnets_are_one_fleet(empty: Ec2StandIn) -> None:
+    """EC2 chooses among them; for on-demand the first type is preferred."""
+    mine = provider(empty, subnets=("subnet-1", "subnet-2"), launch_template_version="7")
+    for market in Market:
+        empty.failing.append(("create_fleet", error("RequestLimitExceeded")))  # moto has no such subnets
+        with pytest.raises(ProviderUnavailable):
+            await mine.acquire(order(3, market.value, market, (TYPE, OTHER)))
+    spot, on_demand = empty.called("create_fleet")
+    places = [(TYPE, "subnet-1"), (TYPE, "subnet-2"), (OTHER, "subnet-1"), (OTHER, "subnet-2")]
+    for call in (spot, on_demand):
+        [config] = call["LaunchTemplateConfigs"]
+        assert config["LaunchTemplateSpecification"] == {"LaunchTemplateName": "worker", "Version": "7"}
+        assert [(each["InstanceType"], each["SubnetId"]) for each in config["Overrides"]] == places
+        assert call["Type"] == "instant"
+    assert spot["TargetCapacitySpecification"] == {"TotalTargetCapacity": 3, "DefaultTargetCapacityType": "spot"}
+    assert spot["SpotOptions"] == {"AllocationStrategy": "price-capacity-optimized"}
+    assert on_demand["TargetCapacitySpecification"]["DefaultTargetCapacityType"] == "on-demand"
+    assert on_demand["OnDemandOptions"] == {"AllocationStrategy": "prioritized"}
+    priorities = [each["Priority"] for each in on_demand["LaunchTemplateConfigs"][0]["Overrides"]]
+    assert priorities == [0.0, 0.0, 1.0, 1.0]
+    assert all("Priority" not in each for each in spot["LaunchTemplateConfigs"][0]["Overrides"])
+
+
+async def test_without_leave_for_fleets_instances_are_run_one_pool_after_the_other(ec2: Ec2StandIn) -> None:
+    """Until there are enough; a pool without capacity is passed over."""
+    ec2.failing += [
+        ("create_fleet", error("UnauthorizedOperation")),
+        ("run_instances", error("InsufficientInstanceCapacity")),
+    ]
+    mine = provider(ec2)
+    acquired = await mine.acquire(order(2, types=(TYPE, OTHER)))
+    assert [each.instance_type for each in acquired] == [OTHER] * 2
+    calls = ec2.called("run_instances")
+    assert [(call["InstanceType"], call["MinCount"], call["MaxCount"]) for call in calls] == [
+        (TYPE, 1, 2),
+        (OTHER, 1, 2),
+    ]
+    assert len({call["ClientToken"] for call in calls}) == 2
+    assert calls[0]["InstanceMarketOptions"]["MarketType"] == "spot"
+    assert {each.market for each in await mine.instances()} == {Market.SPOT}
+
+
+async def test_what_the_first_pool_lacks_comes_from_the_next(ec2: Ec2StandIn) -> None:
+    """RunInstances gives what it can, and is asked for the rest elsewhere."""
+    ec2.room = 1
+    run = ec2.run_instances
+
+    def more_room(**parameters: Any) -> dict[str, Any]:
+        answer = run(**parameters)
+        ec2.room = 4
+        return answer
+
+    ec2.run_instances = more_room  # type: ignore[method-assign]
+    acquired = await provider(ec2, use_fleet=False).acquire(order(3, types=(TYPE, OTHER)))
+    assert sorted(each.instance_type for each in acquired) == [TYPE, OTHER, OTHER]
+    assert [call["MaxCount"] for call in ec2.called("run_instances")] == [3, 2]
+
+
+async def test_a_pool_that_may_have_been_bought_from_ends_the_order(ec2: Ec2StandIn) -> None:
+    """Its answer was lost: instances from the next pool might be too many. What the same token brings later is one order."""
+    lost = boto.ReadTimeoutError(endpoint_url="https://ec2")
+    ec2.failing += [("run_instances", error("InsufficientInstanceCapacity")), ("run_instances", lost)]
+    mine = provider(ec2, use_fleet=False)
+    with pytest.raises(ProviderUnavailable):
+        await mine.acquire(order(1, types=(OTHER, TYPE, "r.third")))
+    assert [call["InstanceType"] for call in ec2.called("run_instances")] == [OTHER, TYPE]
+    assert len(await mine.acquire(order(1, types=(OTHER, TYPE, "r.third")))) == 1
+
+
+async def test_an_answer_that_was_lost_is_had_by_ordering_again(ec2: Ec2StandIn) -> None:
+    """The fleet was made, the answer did not come, tags do not show yet: the client token brings the same fleet."""
+    mine = provider(ec2)
+    made = ec2.create_fleet
+
+    def lose_the_answer(**parameters: Any) -> dict[str, Any]:
+        made(**parameters)
+        raise boto.ConnectionClosedError(endpoint_url="https://ec2")
+
+    ec2.hidden = True
+    ec2.create_fleet = lose_the_answer  # type: ignore[method-assign]
+    with pytest.raises(ProviderUnavailable, match="ConnectionClosedError"):
+        await mine.acquire(order())
+    ec2.create_fleet = made  # type: ignore[method-assign]
+    acquired = await provider(ec2).acquire(order())
+    assert len(acquired) == 2
+    ec2.hidden = False
+    assert ids(await mine.instances()) == ids(acquired)
+
+
+async def test_a_fleet_that_says_nothing_is_no_lack_of_capacity(empty: Ec2StandIn) -> None:
+    """It was filled before, and its instances do not show yet: patience."""
+    empty.create_fleet = lambda **_: {"FleetId": "fleet-1"}  # type: ignore[method-assign]
+    with pytest.raises(ProviderUnavailable, match="same token"):
+        await provider(empty).acquire(order())
+
+
+async def test_what_was_bought_counts_before_ec2_shows_it(ec2: Ec2StandIn) -> None:
+    """It is listed as starting, its order is known, and it can be released."""
+    ec2.hidden = True
+    mine = provider(ec2)
+    acquired = await mine.acquire(order())
+    assert await mine.instances() == acquired
+    assert await mine.acquire(order()) == acquired
+    assert len(ec2.called("create_fleet")) == 1
+    await mine.release(ids(acquired)[:1])
+    assert ids(await mine.instances()) == ids(acquired)[1:]
+    ec2.hidden = False
+    assert {each.id: each.state for each in await mine.instances()} == {
+        ids(acquired)[0]: InstanceState.GONE,
+        ids(acquired)[1]: InstanceState.RUNNING,
+    }
+
+
+async def test_what_ec2_never_shows_is_forgotten(ec2: Ec2StandIn) -> None:
+    """After ten minutes it does not count any more."""
+    now_unix_s = [1000.0]
+    mine = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Door(ec2), lambda: now_unix_s[0])
+    ec2.hidden = True
+    await mine.acquire(order())
+    now_unix_s[0] += 600.0
+    assert len(await mine.instances()) == 2
+    now_unix_s[0] += 1.0
+    assert await mine.instances() == []
+
+
+async def test_an_instance_too_new_to_be_ended_is_told(ec2: Ec2StandIn) -> None:
+    """EC2 does not know it yet: it stays listed, and the release is to be repeated."""
+    ec2.hidden = True
+    mine = provider(ec2)
+    [acquired] = await mine.acquire(order(1))
+    ec2.failing.append(("terminate_instances", error("InvalidInstanceID.NotFound")))
+    with pytest.raises(ProviderUnavailable, match="a moment ago"):
+        await mine.release([acquired.id])
+    assert ids(await mine.instances()) == [acquired.id]
+    await mine.release([acquired.id])
+    assert await mine.instances() == []
+
+
+async def test_one_that_vanished_does_not_keep_the_others(ec2: Ec2StandIn) -> None:
+    """EC2 ends none of a list with an unknown id: then one is ended after the other."""
+    mine = provider(ec2)
+    acquired = ids(await mine.acquire(order(3)))
+    await mine.instances()
+    ec2.failing += [("terminate_instances", error("InvalidInstanceID.NotFound"))] * 2
+    await mine.release(acquired)
+    states = [each.state for each in await mine.instances()]
+    assert sorted(states) == [InstanceState.GONE, InstanceState.GONE, InstanceState.RUNNING]
+    assert [len(call["InstanceIds"]) for call in ec2.called("terminate_instances")] == [3, 1, 1, 1]
+
+
+async def test_many_instances_come_page_by_page(ec2: Ec2StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are ended so many at a time; here, five."""
+    monkeypatch.setattr(ec2_instances, "_PAGE", 5)
+    ec2.room = 7
+    mine = provider(ec2)
+    acquired = ids(await mine.acquire(order(7)))
+    assert ids(await mine.instances()) == acquired
+    assert any("NextToken" in call for call in ec2.called("describe_instances"))
+    await mine.release(acquired)
+    assert [len(call["InstanceIds"]) for call in ec2.called("terminate_instances")] == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("pending", InstanceState.STARTING),
+        ("running", InstanceState.RUNNING),
+        ("shutting-down", InstanceState.LEAVING),
+        ("stopping", InstanceState.LEAVING),
+        ("stopped", InstanceState.LEAVING),
+        ("terminated", InstanceState.GONE),
+    ],
+)
+async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, state: InstanceState) -> None:
+    """Those that moto passes over as well."""
+    mine = provider(ec2)
+    await mine.acquire(order(1))
+    described = ec2.describe_instances
+
+    def in_that_state(**parameters: Any) -> dict[str, Any]:
+        answer = described(**parameters)
+        for group in answer["Reservations"]:
+            for each in group["Instances"]:
+                each["State"]["Name"] = name
+        return answer
+
+    ec2.describe_instances = in_that_state  # type: ignore[method-assign]
+    assert [each.state for each in await mine.instances()] == [state]
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "says"),
+    [
+        (error("UnauthorizedOperation"), ProviderRefused, "IAM"),
+        (error("AuthFailure"), ProviderRefused, "credentials"),
+        (error("RequestExpired"), ProviderRefused, "clock"),
+        (error("MaxSpotInstanceCountExceeded"), ProviderRefused, "Service Quotas"),
+        (error("VcpuLimitExceeded"), ProviderRefused, "Service Quotas"),
+        (error("InvalidLaunchTemplateName.NotFoundException"), ProviderRefused, "launch template"),
+        (error("IdempotentParameterMismatch"), ProviderRefused, "new one"),
+        (error("InsufficientInstanceCapacity", status=500), NoCapacity, TYPE),
+        (error("SpotMaxPriceTooLow"), NoCapacity, TYPE),
+        (error("RequestLimitExceeded", status=503), ProviderUnavailable, "try again"),
+        (error("Unavailable", status=503), ProviderUnavailable, "try again"),
+        (error("SomethingNew", status=502), ProviderUnavailable, "try again"),
+        (boto.NoCredentialsError(), ProviderRefused, "credentials"),
+        (boto.EndpointConnectionError(endpoint_url="https://ec2"), ProviderUnavailable, "https://ec2"),
+        (boto.ConnectTimeoutError(endpoint_url="https://ec2"), ProviderUnavailable, "https://ec2"),
+        (boto.ParamValidationError(report="too long"), ProviderRefused, "too long"),
+    ],
+)
+@pytest.mark.parametrize("action", ["create_fleet", "run_instances"])
+async def test_each_error_is_told_for_what_it_is(
+    empty: Ec2StandIn, action: str, failure: Exception, expected: type[Exception], says: str
+) -> None:
+    """And what to do about it."""
+    if action == "run_instances":
+        empty.failing.append(("run_instances", failure))
+    # Without leave for fleets RunInstances is asked, and without leave for that either, that is told.
+    empty.failing.append(
+        (action, failure) if action == "create_fleet" else ("create_fleet", error("UnsupportedOperation"))
+    )
+    if getattr(failure, "response", {}).get("Error", {}).get("Code") == "UnauthorizedOperation":
+        empty.failing.append(("run_instances", failure))
+    with pytest.raises(expected, match=says):
+        await provider(empty, use_fleet=action == "create_fleet").acquire(order())
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        (["InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded"], NoCapacity),
+        (["MaxSpotInstanceCountExceeded", "InternalError"], ProviderUnavailable),
+        (["MaxSpotInstanceCountExceeded", "InvalidSubnetID.NotFound"], ProviderRefused),
+    ],
+)
+async def test_of_many_pools_errors_the_hopeful_one_is_told(
+    empty: Ec2StandIn, codes: list[str], expected: type[Exception]
+) -> None:
+    """One pool without capacity may have some later, whatever stands in another's way."""
+    for each in (codes, codes[::-1]):
+        failures = [{"ErrorCode": code, "ErrorMessage": "m"} for code in each]
+        empty.create_fleet = lambda failures=failures, **_: {"Errors": failures}  # type: ignore[method-assign]
+        with pytest.raises(expected):
+            await provider(empty).acquire(order())
+    assert worst([Ec2Failure("A", "first"), Ec2Failure("B", "second")]).code == "A"
+
+
+@pytest.mark.parametrize("action", ["describe_instances", "terminate_instances"])
+async def test_looking_and_releasing_tell_errors_too(ec2: Ec2StandIn, action: str) -> None:
+    """A refusal, and a wish for patience."""
+    mine = provider(ec2)
+    acquired = ids(await mine.acquire(order()))
+    for failure, expected in (
+        (error("UnauthorizedOperation"), ProviderRefused),
+        (error("InternalError", status=500), ProviderUnavailable),
+    ):
+        ec2.failing.append((action, failure))
+        with pytest.raises(expected):
+            await mine.release(acquired)
+    await mine.release(acquired)
+    assert {each.state for each in await mine.instances()} == {InstanceState.GONE}
+
+
+async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
+    """While EC2 thinks, other tasks run."""
+    asked, answer = threading.Event(), threading.Event()
+    described = empty.describe_instances
+
+    def slow(**parameters: Any) -> dict[str, Any]:
+        asked.set()
+        assert answer.wait(20)
+        return described(**parameters)
+
+    empty.describe_instances = slow  # type: ignore[method-assign]
+    looking = asyncio.create_task(provider(empty).instances())
+    async with asyncio.timeout(20):
+        while not asked.is_set():  # noqa: ASYNC110 - a thread's event
+            await asyncio.sleep(0.001)
+    answer.set()
+    assert await looking == []
+
+
+class _Throttles(BaseHTTPRequestHandler):
+    """Asks for patience once, then shows an account without instances."""
+
+    asked = 0
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).asked += 1
+        if self.asked == 1:
+            body = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
+            self.send_response(503)
+        else:
+            body = b"<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>"
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
+        pass
+
+
+@pytest.fixture
+def throttling(account: None) -> Iterator[str]:
+    """The address of a server that throttles."""
+    _Throttles.asked = 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Throttles) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> None:
+    """By boto3, over the address that the options name."""
+    mine = await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=throttling, region=REGION))
+    assert await mine.instances() == []
+    assert _Throttles.asked == 2
+    await mine.close()
+
+
+async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) -> None:
+    """Then it is the caller's turn to wait."""
+    options = Ec2Options("worker", endpoint_url=throttling, region=REGION, attempts=1)
+    mine = await Ec2Instances.connect("mesh-a", options)
+    with pytest.raises(ProviderUnavailable, match="RequestLimitExceeded"):
+        await mine.instances()
+    assert _Throttles.asked == 1
+    await mine.close()
+
+
+async def test_nobody_at_the_address_is_told(account: None) -> None:
+    """With the address."""
+    options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
+    mine = await Ec2Instances.connect("mesh-a", options)
+    with pytest.raises(ProviderUnavailable, match=r"127\.0\.0\.1:1"):
+        await mine.instances()
+    await mine.close()
+
+
+async def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else of it needs boto3."""
+    imported = builtins.__import__
+
+    def without(name: str, *args: Any, **named: Any) -> Any:
+        if name.partition(".")[0] == "boto3":
+            raise ImportError(name)
+        return imported(name, *args, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ProviderRefused, match=r"spotwise\[aws\]"):
+        await Ec2Instances.connect("mesh-a", Ec2Options("worker"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"endpoint_url": "no address"}, {"profile": "nobody"}, {"region": None}],
+    ids=["endpoint", "profile", "region"],
+)
+async def test_wrong_settings_are_refused_at_once(
+    account: None, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    """Before any call is made."""
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    options = replace(Ec2Options("worker", region=REGION), **wrong)
+    with pytest.raises(ProviderRefused, match="check region, profile and endpoint_url"):
+        await Ec2Instances.connect("mesh-a", options)
+
+
+@pytest.mark.parametrize("wrong", [{"launch_template": ""}, {"attempts": 0}])
+def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
+    """The message names them."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(Ec2Options("worker"), **wrong)

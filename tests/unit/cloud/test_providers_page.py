@@ -1,0 +1,86 @@
+"""The examples of docs/providers.md do what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotwise.cloud.ec2_client import Ec2Options
+from spotwise.cloud.instances import AcquiredInstance, AcquireRequest, InstanceProvider, Market
+from spotwise.cloud.local_instances import LocalInstances
+from tests.contracts.instances import InstanceProviderContract, Site
+
+PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text()
+
+
+def example(heading: str) -> dict[str, Any]:
+    """What the Python example under a heading defines."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 1, heading
+    defined: dict[str, Any] = {}
+    exec(blocks[0], defined)
+    return defined
+
+
+class RackSite:
+    """Four machines of one type."""
+
+    instance_type = "box"
+    room = 4
+
+    def __init__(self) -> None:
+        self._rack = example("Another provider")["Rack"]
+        self._lent: dict[str, tuple[str, AcquiredInstance]] = {}
+
+    async def open(self, mesh: str) -> InstanceProvider:
+        """Another provider over the same machines."""
+        rack: InstanceProvider = self._rack(mesh, {f"host-{number}": "box" for number in range(4)}, self._lent)
+        return rack
+
+
+class TestTheExample(InstanceProviderContract):
+    @pytest.fixture
+    def site(self) -> Site:
+        """An unused rack."""
+        return RackSite()
+
+
+def test_the_examples_of_both_providers_are_right() -> None:
+    """They are made with parameters that exist."""
+    local, aws = example("local"), example("aws")
+    assert isinstance(local["provider"], LocalInstances)
+    assert isinstance(aws["options"], Ec2Options)
+    for order in (local["order"], aws["order"]):
+        assert isinstance(order, AcquireRequest)
+        assert order.market is Market.SPOT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"token": ""}, "token"),
+        ({"token": "a b"}, "token"),
+        ({"token": "a" * 65}, "token"),
+        ({"instance_types": ()}, "type"),
+        ({"instance_types": ("",)}, "type"),
+        ({"count": 0}, "1 instance"),
+        ({"tags": {"spotwise:mesh": "another"}}, "spotwise:mesh"),
+        ({"tags": {"aws:name": "x"}}, "aws:name"),
+    ],
+)
+def test_an_order_that_no_provider_could_fill_is_refused(wrong: dict[str, Any], says: str) -> None:
+    """The message names what is wrong; the mesh's own tags cannot be given by a caller."""
+    right: dict[str, Any] = {"token": "one", "instance_types": ("box",), "market": Market.SPOT, "count": 1}
+    AcquireRequest(**right)
+    with pytest.raises(ValueError, match=says):
+        AcquireRequest(**{**right, **wrong})
+
+
+def test_a_mesh_needs_a_name_that_can_mark() -> None:
+    """Before anything is bought."""
+    with pytest.raises(ValueError, match="mesh"):
+        LocalInstances("", example("local")["options"])
