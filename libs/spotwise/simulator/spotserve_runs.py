@@ -213,11 +213,11 @@ def simulate_spot(case: SpotCase) -> SpotSummary:
     """
     trace = case.availability.trace(case.data)
     paper_model = PAPER_MODELS[case.model]
-    at_end = trace.counts()[-1][1]
-    if at_end * DEVICES_OF_AN_INSTANCE < paper_model.least_devices:
+    at_end, shape = trace.counts()[-1][1], case.system.shape
+    needed = max(paper_model.least_devices, 0 if shape is None else shape.pipeline_devices)
+    if at_end * DEVICES_OF_AN_INSTANCE < needed:
         raise TraceError(
-            f"{trace.name} ends with {at_end} instances; {case.model} needs {paper_model.least_devices} devices for what "
-            "waits then"
+            f"{trace.name} ends with {at_end} instances; {case.model} needs {needed} devices for what waits then"
         )
     run = SpotRun(
         trace,

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spotwise.core.parallel.policy import Phases
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.policy import Latency, Phases
 from spotwise.simulator.spot_profiles import GPT_20B, LLAMA_30B, OPT_6_7B, PaperModel
 from spotwise.simulator.spot_systems import (
     ABLATION,
@@ -24,6 +25,7 @@ from spotwise.simulator.spot_systems import (
     Batching,
     SpotSystem,
 )
+from spotwise.simulator.spotserve_golden import MAX_BATCH
 from spotwise.simulator.spotserve_runs import Availability, Load, SpotCase
 
 #: By the paper's names: files of the artifact's segments.
@@ -46,10 +48,14 @@ AS_PUBLISHED, BURSTY = "as published", f"CV {_TRUE_CV:g}"
 #: Every whole trace: file, when its first machines are all there, and requests a second.
 _WHOLE = {"g4dn": ("g4dn-trace.csv", 600.0, (0.4, 0.8))}
 
+#: What the paper has not: phases apart (Splitwise), batches made anew between iterations (Orca), and whichever has the least
+#: latency with its wait reckoned in. P and M of what reroutes are those of the smallest fleet that serves.
 APART = replace(SPOTSERVE, name="SpotServe, phases apart", phases=Phases.SPLIT)
-EITHER = replace(SPOTSERVE, name="SpotServe, phases as is best", phases=Phases.EITHER)
 JOINED = replace(SPOTSERVE, name="SpotServe, batches anew", batching=Batching.ITERATION)
-JOINED_EITHER = replace(EITHER, name="both", batching=Batching.ITERATION)
+JOINED_APART = replace(APART, name="SpotServe, both", batching=Batching.ITERATION)
+EITHER = replace(SPOTSERVE, name="SpotServe, whichever", phases=Phases.EITHER, latency=Latency.REQUEST)
+_REROUTING = replace(REROUTING, shape=ParallelConfig(1, 3, 4, MAX_BATCH))
+_ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, JOINED_APART, EITHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +196,7 @@ class _Builder:
         for trace, (file, from_s, rates) in _WHOLE.items():
             until_s = None if self.scope.hours is None else from_s + self.scope.hours * 3600.0
             for rate in rates:
-                for system in (SPOTSERVE, REPARALLELIZATION, REROUTING, EITHER, APART, JOINED, JOINED_EITHER):
+                for system in _ON_WHOLE:
                     case = SpotCase(
                         self.scope.data,
                         GPT_20B.name,

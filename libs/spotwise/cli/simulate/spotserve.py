@@ -9,6 +9,7 @@ from typing import Any
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.options import told_plainly
 from spotwise.cli.simulate.progress import Runs, Simulations
+from spotwise.cli.simulate.spotserve_placement import placement_document, placement_table
 from spotwise.cli.simulate.spotserve_tables import (
     LEGEND,
     alone_table,
@@ -22,12 +23,13 @@ from spotwise.cli.simulate.spotserve_tables import (
 from spotwise.simulator.plots import save
 from spotwise.simulator.spotserve_findings import Findings, headlines
 from spotwise.simulator.spotserve_golden import alone_answers, golden_answers, read_all_tables
+from spotwise.simulator.spotserve_placement import placements
 from spotwise.simulator.spotserve_plots import plot_study
 from spotwise.simulator.spotserve_runs import SpotSummary, simulate_spot
 from spotwise.simulator.spotserve_studies import Scope, Study, studies
 
-#: The study that needs no runs.
-GOLDEN = "golden"
+#: The study that needs no runs, and the one that takes minutes and is made only where it is named.
+GOLDEN, PLACEMENT = "golden", "placement"
 _FOLDER = "spot-traces"
 
 
@@ -46,12 +48,14 @@ class Asked:
         data: folder with `spotserve/` and `bamboo/`.
         studies: what is run.
         is_golden: whether the optimizer's answers are compared.
+        placement_seeds: with which ways of placing are compared; none: they are not.
         figures: a folder for drawings; `None` draws none.
     """
 
     data: Path
     studies: tuple[Study, ...]
     is_golden: bool
+    placement_seeds: tuple[int, ...]
     figures: Path | None
 
 
@@ -76,17 +80,19 @@ def scope_of(folder: Path, quick: bool, seeds: int | None) -> Scope:
 
 
 def parse_asked(text: str | None, scope: Scope, figures: Path | None) -> Asked:
-    """Studies by their names; all without.
+    """Studies by their names; without, all but that of placing.
 
     Raises:
         OptionError: one of them is none.
     """
     known = {study.name: study for study in studies(scope)}
+    every = (GOLDEN, *known, PLACEMENT)
     names = [GOLDEN, *known] if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
-    if unknown := [name for name in names if name not in known and name != GOLDEN]:
-        raise OptionError(f"--studies {unknown[0]!r}: choose some of {', '.join((GOLDEN, *known))}")
-    chosen = tuple(known[name] for name in names if name != GOLDEN)
-    return Asked(scope.data, chosen, GOLDEN in names, figures)
+    if unknown := [name for name in names if name not in every]:
+        raise OptionError(f"--studies {unknown[0]!r}: choose some of {', '.join(every)}")
+    chosen = tuple(known[name] for name in names if name in known)
+    seeds = tuple(range(max(2, len(scope.seeds)))) if PLACEMENT in names else ()  # an interval needs two
+    return Asked(scope.data, chosen, GOLDEN in names, seeds, figures)
 
 
 def measure(asked: Asked, simulations: Simulations) -> dict[str, Any]:
@@ -115,6 +121,11 @@ def measure(asked: Asked, simulations: Simulations) -> dict[str, Any]:
         console.print(line)
     if rows := headlines(found):
         console.print(headline_table(rows))
+    if asked.placement_seeds:
+        with told_plainly(), console.status("placing requests"):
+            placed = placements(asked.data, asked.placement_seeds)
+        console.print(placement_table(placed))
+        document["placement"] = placement_document(placed)
     if asked.figures is not None:
         for name, findings in found.items():
             path = asked.figures / f"spotserve-{name}.png"

@@ -47,6 +47,32 @@ def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path
     assert str(tmp_path) not in file.read_text()
 
 
+def test_ways_of_placing_are_compared_where_it_is_asked(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
+    """On both whole traces; each fitted on its own first half and on the other trace."""
+    folder, file = data / "spot-traces" / "bamboo", tmp_path / "placement.json"
+    folder.mkdir()
+    lines = [
+        f"{minute * 60000},{kind},n{node}" for node in range(4) for minute, kind in ((0, "add"), (4 + node, "remove"))
+    ]
+    lines += ["0,add,stays", "500000,add,last"]
+    lines.sort(key=lambda line: int(line.split(",")[0]))
+    for name in ("g4dn", "p3"):
+        (folder / f"{name}-trace.csv").write_text("\n".join(lines))
+    ended = spotwise(*f"simulate paper spotserve --data {data} --quick --studies placement --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    assert "preemption-aware" in " ".join(ended.stdout.split())
+    placed = orjson.loads(file.read_bytes())["placement"]
+    assert [(found["trace"], found["fitted_on"], found["steady"]) for found in placed] == [
+        ("g4dn", "g4dn, first half", 0),
+        ("g4dn", "g4dn, first half", 4),
+        ("g4dn", "p3", 0),
+        ("p3", "p3, first half", 0),
+        ("p3", "p3, first half", 4),
+        ("p3", "g4dn", 0),
+    ]
+    assert set(placed[0]["by_placement"]) == {"random", "least loaded", "preemption-aware"}
+
+
 def test_a_wrong_file_of_the_data_is_told_of(spotwise: CommandLine, data: Path) -> None:
     """With its line, in one sentence, and status 1."""
     path = data / "spot-traces" / "spotserve" / "availability" / SEGMENTS["B_S"]
