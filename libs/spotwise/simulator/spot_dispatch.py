@@ -114,8 +114,13 @@ class Dispatcher:
 
     def _bind(self) -> None:
         """Send requests ahead to pipelines."""
+        refused: list[int] = []
         while self._waiting:
-            ready = [each for each in self.standing() if not each.config.is_split and each.serves_from_s <= self._now]
+            ready = [
+                each
+                for each in self.standing()
+                if each.serves_from_s <= self._now and not each.config.is_split and each.number not in refused
+            ]
             ready = [each for each in ready if self._accepts(each, [self._waiting[0][1]])]
             if not ready:
                 return
@@ -127,6 +132,8 @@ class Dispatcher:
                 chosen.pool.append(heapq.heappop(self._waiting)[1])
             if not chosen.is_busy:
                 self._begin_new(chosen)
+                if not chosen.is_busy:
+                    refused.append(chosen.number)  # one would be done in time, so many would not
 
     def _is_bound(self, pipeline: Pipeline) -> bool:
         return self._binds and not pipeline.config.is_split
