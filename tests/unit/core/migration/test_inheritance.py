@@ -96,6 +96,11 @@ class TestTogether:
         before = stands("4,2,1,4", [9, 9], [9, 9], [1], [1, 1])
         assert ids(after(before, "3,1,4,4")) == {0: "0a 0b", 1: "1a 1b", 2: "3a 3b 2a"}
 
+    def test_a_room_that_has_less_but_too_little_space_is_passed_over(self) -> None:
+        """Two go where two have room."""
+        before = stands("3,1,1,3", [300, 300, 300], [900, 900], [2, 2])
+        assert ids(after(before, "2,2,1,4")) == {0: "0a 0b 0c", 1: "1a 1b 2a 2b"}
+
     def test_rooms_are_filled_tightly_where_that_keeps_requests_together(self) -> None:
         """Three more fit beside three, and two and two beside two, and only so."""
         before = stands("5,1,1,3", [900, 900, 900], [800, 800], [5, 5, 5], [4, 4], [3, 3])

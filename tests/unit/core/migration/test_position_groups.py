@@ -44,6 +44,7 @@ class TestWays:
         """Three stages on four devices: one way has a pipeline on each instance, others fill instances up."""
         assert ((0, 1, 2), (3, 4, 5)) in best("2,3,1", 4, 4)
         assert ((0, 1, 2, 3), (4, 5)) in best("2,3,1", 4, 4)
+        assert ((0, 1), (2,), (3, 4), (5,)) in best("2,3,1", 2, 2, 2, 2)
 
     def test_instances_of_different_sizes_come_in_several_orders(self) -> None:
         """Largest first, as they came, and as they stand."""
