@@ -1,0 +1,142 @@
+"""Batches, pipelines and instances in the world of SpotServe's paper, by the second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.spot_batches import Job, Pace, Pipeline
+from spotwise.simulator.spot_fleet import Fleet, Market, Stage, fleet_events
+from spotwise.simulator.spot_serving import serve
+from spotwise.simulator.spot_systems import SPOTSERVE, Batching, OnDemandUse, SpotSurroundings
+from tests.unit.simulator import spot_worlds as tiny
+
+ONE = ParallelConfig(1, 2, 2, 4)
+PACE = Pace(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
+ALONE = replace(SPOTSERVE, adapts=False, shape=ONE)
+STAYS = tiny.trace((0.0, "add", "a b"), end_s=50.0)
+
+
+def pipeline() -> Pipeline:
+    return Pipeline(0, ONE, PACE)
+
+
+def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:
+    """A prompt of 0.5 s, then steps of 0.05 s."""
+    busy, job = pipeline(), Job(0, 0.0)
+    busy.begin([job], 1.0)
+    assert busy.steps_by(1.4) is None and busy.snapshot(1.4) == ()
+    assert busy.steps_by(1.5 + 0.149) == 2 and busy.snapshot(1.649)[0].tokens == tiny.INPUT_TOKENS + 2
+    assert busy.boundary_s(1.649) == pytest.approx(1.65)
+    busy.settle(1.649)
+    assert (job.decoded, job.kv_tokens) == (2, tiny.INPUT_TOKENS + 2)
+
+
+def test_of_a_prompt_nothing_counts_before_its_end() -> None:
+    busy, job = pipeline(), Job(0, 0.0)
+    busy.begin([job], 0.0)
+    busy.settle(0.49)
+    assert (job.decoded, job.kv_tokens) == (0, 0)
+    assert busy.boundary_s(0.2) == pytest.approx(0.5)
+
+
+def test_a_request_that_lost_its_kv_computes_prompt_and_answer_at_once_and_goes_on() -> None:
+    busy, job = pipeline(), Job(0, 0.0, decoded=10, kv_tokens=20)
+    job.lose_kv(keep_answer=True)
+    assert (job.decoded, job.kv_tokens, job.recomputed_tokens) == (10, 0, 20)
+    busy.begin([job], 0.0)
+    assert busy.fixed_s == pytest.approx(0.05 * 20)
+    assert busy.ends_s == pytest.approx(1.0 + 0.05 * 50)
+
+
+def test_an_answer_that_is_not_committed_begins_anew() -> None:
+    job = Job(0, 0.0, decoded=10, kv_tokens=20)
+    job.lose_kv(keep_answer=False)
+    assert (job.decoded, job.recomputed_tokens) == (0, 20)
+
+
+def test_a_lone_request_takes_what_its_batch_of_one_takes() -> None:
+    outcome = serve(tiny.run(STAYS, (3.0,), ALONE))
+    assert outcome.latencies_s == pytest.approx((tiny.lone_s(ONE),))
+    assert outcome.ended_s == 50.0
+
+
+def test_requests_from_one_queue_share_the_next_batch() -> None:
+    """The first computes alone; the three that came meanwhile begin together when it has ended."""
+    outcome = serve(tiny.run(STAYS, (0.0, 0.1, 0.2, 0.3), replace(ALONE, batching=Batching.STATIC)))
+    first_s = tiny.lone_s(ONE)
+    three = replace(ONE, max_batch=3)
+    together_s = first_s + tiny.SimpleCost().execution_s(three, tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS)
+    finished = [request.finished_s for request in outcome.requests]
+    assert finished == [pytest.approx(first_s)] + 3 * [pytest.approx(together_s)]
+
+
+def test_bound_requests_go_in_powers_of_two() -> None:
+    """Of the three that wait for the pipeline two begin; the last one comes after them."""
+    outcome = serve(tiny.run(STAYS, (0.0, 0.1, 0.2, 0.3), ALONE))
+    finished = [request.finished_s for request in outcome.requests]
+    assert finished[1] == finished[2] < finished[3]
+
+
+def test_requests_join_between_iterations_where_batches_are_made_anew() -> None:
+    """The second one's prompt holds the first one up; both end long before two batches would."""
+    outcome = serve(tiny.run(STAYS, (0.0, 1.01), replace(ALONE, batching=Batching.ITERATION)))
+    lone_s = tiny.lone_s(ONE)
+    first, second = outcome.requests
+    assert lone_s + 0.5 < first.finished_s < lone_s + 1.0
+    assert second.finished_s < 1.5 * lone_s
+
+
+def test_a_trace_gives_notice_before_an_instance_goes_and_says_who_comes() -> None:
+    trace = tiny.trace((0.0, "add", "a"), (40.0, "add", "b"), (60.0, "remove", "a"))
+    moments = [
+        (event.time_s, event.stage, [m.id for m in event.machines]) for event in fleet_events(trace, 5, 10, frozenset())
+    ]
+    assert moments == [
+        (0.0, Stage.ANNOUNCED, ["a"]),
+        (0.0, Stage.READY, ["a"]),
+        (30.0, Stage.ANNOUNCED, ["b"]),
+        (40.0, Stage.READY, ["b"]),
+        (55.0, Stage.NOTICED, ["a"]),
+        (60.0, Stage.GONE, ["a"]),
+    ]
+
+
+def test_a_node_that_comes_again_is_another_instance() -> None:
+    trace = tiny.trace((0.0, "add", "a"), (10.0, "remove", "a"), (20.0, "add", "a"), end_s=30.0)
+    fleet = Fleet(2)
+    for event in fleet_events(trace, 5.0, 0.0, frozenset({"a"})):
+        fleet.apply(event)
+    lives = fleet.paid_lives(30.0)
+    assert [(life.instance, life.from_s, life.to_s) for life in lives] == [("a", 0.0, 10.0), ("a#2", 20.0, 30.0)]
+    assert {life.market for life in lives} == {Market.ON_DEMAND}
+    assert sum(life.seconds(25.0) for life in lives) == 15.0
+
+
+def test_the_bill_has_the_prices_of_both_markets() -> None:
+    run = replace(tiny.run(STAYS, (1.0,), ALONE), on_demand_nodes=("b",))
+    outcome = serve(run)
+    assert (outcome.instance_s(Market.SPOT), outcome.instance_s(Market.ON_DEMAND)) == (50.0, 50.0)
+    assert outcome.cost(36.0, 72.0) == pytest.approx(0.5 + 1.0)
+    assert outcome.cost(36.0, 72.0, until_s=10.0) == pytest.approx(0.3)
+
+
+def test_a_fleet_that_cannot_serve_what_is_left_is_said() -> None:
+    trace = tiny.trace((0.0, "add", "a b"), (10.0, "remove", "b"), end_s=30.0)
+    with pytest.raises(ValueError, match=r"1 requests of 2 stay unanswered.*use a trace with more"):
+        serve(tiny.run(trace, (1.0, 20.0)))
+
+
+def test_requests_that_end_after_the_trace_are_answered_and_not_counted_as_the_artifact_counts() -> None:
+    outcome = serve(tiny.run(STAYS, (1.0, 49.0), ALONE))
+    assert len(outcome.requests) == 2 and len(outcome.finished_in_trace()) == 1
+    assert outcome.ended_s > outcome.trace_end_s == 50.0
+
+
+def test_surroundings_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        SpotSurroundings(grace_s=-1.0)
+    with pytest.raises(ValueError, match="at least 0"):
+        OnDemandUse(-1)
