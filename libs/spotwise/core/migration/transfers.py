@@ -1,10 +1,11 @@
 """Who sends what to whom: the cheapest live holder of each missing piece.
 
 Law: whoever lacks a piece gets it once: from a device of the same instance that holds it; else from one of the same instance
-that is about to get it, so that it crosses the network once; else from the holder whose instance's uplink has least to send so
-far; else, weights alone, from storage. Pieces with few holders choose first, since others can go around them; KV chooses before
-weights, since it moves before. A leaving instance is one holder among others, of equals the last, and is passed over for what
-its uplink cannot send before it goes.
+that is about to get it, so that it crosses the network once; else over the uplink that has least to send so far: a holder's, or
+that of one who is about to get it and passes it on, so that many pipelines are filled from one without its uplink carrying
+all; else, weights alone, from storage. Pieces with few holders choose first, since others can go around them; KV chooses
+before weights, since it moves before. A leaving instance is one holder among others, of equals the last, and is passed over
+for what its uplink cannot send before it goes.
 
 What moves as one is a load: a part of the weights, or all KV of a request. What leaving instances send of a part is a load of
 its own, an urgent one: a dying instance's data goes first.
@@ -80,56 +81,58 @@ class SourceChoice:
     def choose(self, piece: Piece) -> tuple[Move, ...]:
         """Return the moves that bring a piece to all its receivers."""
         instance_of = self._devices.instance_of
-        moves = []
+        moves: list[Move] = []
         near: dict[int, list[int]] = {}
         for holder in piece.holders:
             near.setdefault(instance_of[holder], []).append(holder)
-        arrives: dict[int, int] = {}
+        arrives: dict[int, int] = {}  # by instance: at which device
         for target in piece.receivers:
             instance = instance_of[target]
             if instance in near:
-                source: int | None = min(near[instance], key=lambda holder: (self._out_s[holder], holder))
+                source = min(near[instance], key=lambda holder: (self._out_s[holder], holder))
+                moves.append(Move(piece, source, target))
             elif instance in arrives:
                 moves.append(Move(piece, arrives[instance], target, is_relayed=True))
-                self._count(piece, arrives[instance], target)
-                continue
             else:
-                source = self._farther(piece, near)
+                moves.append(self._farther(piece, target, near, arrives))
                 arrives[instance] = target
-            moves.append(Move(piece, source, target))
-            self._count(piece, source, target)
+            self._count(moves[-1])
         return tuple(moves)
 
-    def _farther(self, piece: Piece, holders: Mapping[int, Sequence[int]]) -> int | None:
+    def _farther(
+        self,
+        piece: Piece,
+        target: int,
+        holders: Mapping[int, Sequence[int]],
+        arrives: Mapping[int, int],
+    ) -> Move:
         left_s = self._devices.left_s
-        is_weights = piece.part.request is None
-        seconds = self._links.transfer_s + piece.byte_count / self._links.between_bytes_per_s
-        best = min(
-            (
-                (
-                    instance in left_s and self._links.groups_s + self._up_s[instance] + seconds > left_s[instance],
-                    self._up_s[instance],
-                    instance in left_s,
-                    instance,
-                )
-                for instance in holders
-            ),
-            default=None,
-        )
-        if best is None or (best[0] and is_weights):
-            return None  # storage sends at once what nobody could send in time
-        return holders[best[-1]][0]
+        seconds = self._between_s(piece)
+        senders = [(instance, False) for instance in holders]
+        if holders:
+            senders += [(instance, True) for instance in arrives]
+        ways = []
+        for instance, is_relayed in senders:
+            until_s = self._links.groups_s + self._up_s[instance] + seconds
+            leaves = instance in left_s
+            ways.append((leaves and until_s > left_s[instance], until_s, is_relayed, leaves, instance))
+        best = min(ways, default=None)
+        if best is None or (best[0] and piece.part.request is None):
+            return Move(piece, None, target)  # storage sends at once what nobody could send in time
+        _, _, is_relayed, _, instance = best
+        return Move(piece, arrives[instance] if is_relayed else holders[instance][0], target, is_relayed)
 
-    def _count(self, piece: Piece, source: int | None, target: int) -> None:
-        if source is None:
+    def _between_s(self, piece: Piece) -> float:
+        return self._links.transfer_s + piece.byte_count / self._links.between_bytes_per_s
+
+    def _count(self, move: Move) -> None:
+        if move.source is None:
             return
-        instance_of = self._devices.instance_of
-        if instance_of[source] == instance_of[target]:
-            self._out_s[source] += self._links.transfer_s + piece.byte_count / self._links.within_bytes_per_s
+        here, there = self._devices.instance_of[move.source], self._devices.instance_of[move.target]
+        if here == there:
+            self._out_s[move.source] += self._links.transfer_s + move.piece.byte_count / self._links.within_bytes_per_s
         else:
-            self._up_s[instance_of[source]] += (
-                self._links.transfer_s + piece.byte_count / self._links.between_bytes_per_s
-            )
+            self._up_s[here] += self._between_s(move.piece)
 
 
 def kv_loads(choice: SourceChoice, going_on: Iterable[GoingOn], devices: NumberedDevices) -> tuple[list[Load], int]:

@@ -52,10 +52,16 @@ def test_else_the_instance_whose_uplink_has_least_to_send() -> None:
 
 
 def test_what_several_devices_of_an_instance_lack_crosses_the_network_once() -> None:
-    """The first passes it on; another instance gets its own."""
+    """The first passes it on, to another instance too: its uplink is idle."""
     choice = SourceChoice(devices_of(1, 3, 1), LINKS)
-    assert sources(choice, piece((0,), (1, 2, 3, 4))) == [(0, 1, False), (1, 2, True), (1, 3, True), (0, 4, False)]
+    assert sources(choice, piece((0,), (1, 2, 3, 4))) == [(0, 1, False), (1, 2, True), (1, 3, True), (1, 4, True)]
     assert sources(choice, piece((), (1, 2))) == [(None, 1, False), (1, 2, True)]
+
+
+def test_many_instances_that_lack_the_same_pass_it_on() -> None:
+    """No uplink sends it twice as long as another has not sent it."""
+    choice = SourceChoice(devices_of(1, 1, 1, 1), LINKS)
+    assert sources(choice, piece((0,), (1, 2, 3))) == [(0, 1, False), (1, 2, True), (2, 3, True)]
 
 
 def test_a_leaving_instance_is_taken_for_its_idle_uplink_but_not_before_an_equal() -> None:
