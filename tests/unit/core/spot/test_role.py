@@ -1,0 +1,349 @@
+"""The watcher's role: who is told what, when the cloud is asked, and when it may have its machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from spotwise.core.messages import (
+    Drain,
+    DrainReply,
+    InterruptionKind,
+    InterruptionReported,
+    MemberKind,
+    MemberState,
+    Tick,
+)
+from spotwise.core.spot import commands as c
+from spotwise.core.spot.policy import WatchPolicy
+from spotwise.core.spot.role import RETELL_S
+from tests.unit.core.spot.watching import (
+    DRAIN,
+    POLL_S,
+    TIMEOUT_S,
+    Watching,
+    draining,
+    left,
+    notice,
+    of,
+    reports,
+    told,
+    worker,
+)
+
+DEADLINE_S = 1500.0
+
+
+@pytest.fixture
+def watching() -> Watching:
+    return Watching()
+
+
+# --- who is told ------------------------------------------------------------------------------------------------------
+
+
+def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching) -> None:
+    """Those of other machines are not; whoever plans hears it once, with all of them."""
+    watching.start(worker("b"), worker("a"), worker("far", "machine-1"), replace(worker("s"), kind=MemberKind.GATEWAY))
+    commands = watching.answer(notice(DEADLINE_S))
+    assert told(commands) == [("a", DEADLINE_S), ("b", DEADLINE_S)]
+    assert reports(commands) == [
+        InterruptionReported("watcher-0", "e", InterruptionKind.NOTICE, ("a", "b"), DEADLINE_S, "cloud: go")
+    ]
+    assert {each.notice.reason for each in of(commands, c.PublishNotice)} == {"cloud: go"}
+
+
+def test_named_workers_are_beside_it_wherever_they_are() -> None:
+    """And nobody else, on the same machine neither."""
+    watching = Watching(workers=("far",))
+    watching.start(worker("a"), worker("far", "machine-1"))
+    assert told(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
+
+
+def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
+    """However often the cloud says it."""
+    watching.start(worker("a"))
+    watching.answer(notice(DEADLINE_S))
+    for _ in range(5):
+        watching.feed(draining(worker("a")))
+        commands = watching.answer(notice(DEADLINE_S))
+        assert (told(commands), reports(commands)) == ([], [])
+
+
+def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> None:
+    """A later one is not: the worker may count on the first."""
+    watching.start(worker("a"))
+    watching.answer(notice(DEADLINE_S))
+    watching.feed(draining(worker("a")))
+    assert told(watching.answer(notice(DEADLINE_S + 60))) == []
+    assert told(watching.answer(notice(DEADLINE_S - 60))) == [("a", DEADLINE_S - 60)]
+    assert told(watching.answer(notice(DEADLINE_S - 60), notice(DEADLINE_S - 90, "f"))) == [("a", DEADLINE_S - 90)]
+
+
+def test_who_acts_as_if_it_had_not_heard_is_told_again(watching: Watching) -> None:
+    """The bus may lose a message; once it drains it is left alone."""
+    watching.start(worker("a"))
+    watching.answer(notice(DEADLINE_S))
+    assert told(watching.feed(worker("a"), RETELL_S / 2)) == []
+    again = watching.feed(worker("a"), RETELL_S / 2)
+    assert (told(again), of(again, c.PublishNotice)[0].again) == ([("a", DEADLINE_S)], True)
+    assert told(watching.feed(worker("a"), RETELL_S / 2)) == []
+    assert told(watching.feed(draining(worker("a")), RETELL_S)) == []
+
+
+def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watching: Watching) -> None:
+    """Not while it starts; a new incarnation is another worker."""
+    watching.start()
+    watching.answer(notice(DEADLINE_S))
+    assert told(watching.feed(worker("a", state=MemberState.STARTING))) == []
+    commands = watching.feed(worker("a"))
+    assert told(commands) == [("a", DEADLINE_S)]
+    assert [(each.kind, each.worker_ids) for each in reports(commands)] == [(InterruptionKind.NOTICE, ("a",))]
+    assert told(watching.feed(worker("a", incarnation=2))) == [("a", DEADLINE_S)]
+
+
+def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None:
+    """It may come to nothing; the notice after it is told."""
+    watching.start(worker("a"))
+    hint = notice(None, "h", is_hint=True)
+    commands = watching.answer(hint)
+    assert told(commands) == []
+    assert [(each.kind, each.worker_ids, each.deadline_s) for each in reports(commands)] == [
+        (InterruptionKind.HINT, ("a",), None)
+    ]
+    assert told(watching.answer(hint, notice(DEADLINE_S))) == [("a", DEADLINE_S)]
+
+
+def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching: Watching) -> None:
+    """With a later deadline, too; who comes between is told nothing."""
+    watching.start(worker("a"))
+    watching.answer(notice(DEADLINE_S))
+    commands = watching.answer()
+    assert (told(commands), [each.kind for each in reports(commands)]) == ([], [InterruptionKind.WITHDRAWN])
+    assert told(watching.feed(worker("b"))) == []
+    assert told(watching.answer(notice(DEADLINE_S + 99))) == [("a", DEADLINE_S + 99), ("b", DEADLINE_S + 99)]
+
+
+def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None:
+    """The worker was told of an earlier deadline than it has, and is told nothing."""
+    watching.start(worker("a"))
+    watching.answer(notice(DEADLINE_S), notice(DEADLINE_S - 10, "f"))
+    watching.feed(draining(worker("a")))
+    commands = watching.answer(notice(DEADLINE_S))
+    assert (told(commands), [each.event_id for each in reports(commands)]) == ([], ["f"])
+
+
+# --- the questions ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_where_there_is_no_cloud(watching: Watching) -> None:
+    """The watcher serves operators all the same."""
+    watching.feed(worker("w"))
+    watching.feed(DRAIN)
+    watching.feed(Tick(), 10.0)
+    assert of(watching.given, c.AskCloud) == []
+
+
+def test_a_cloud_that_answers_is_asked_in_step(watching: Watching) -> None:
+    """Counted from the question; at once, where the answer was held back for longer."""
+    watching.start()
+    assert of(watching.given, c.AskCloud) == [c.AskCloud(1000.0)]
+    assert of(watching.answer(after_s=0.25), c.AskCloud) == [c.AskCloud(1000.0 + POLL_S)]
+    assert of(watching.answer(after_s=30.0), c.AskCloud) == [c.AskCloud(1030.25)]
+
+
+def test_a_cloud_that_does_not_answer_is_asked_ever_more_rarely(watching: Watching) -> None:
+    """Up to a bound; the first good answer ends that."""
+    watching.start()
+    pauses = []
+    for _ in range(7):
+        (ask,) = of(watching.answer(problem="no connection", after_s=0.0), c.AskCloud)
+        pauses.append(ask.at_s - watching.now)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
+    (ask,) = of(watching.answer(after_s=10.0), c.AskCloud)
+    assert ask.at_s == watching.now + POLL_S
+
+
+def test_a_thousand_failures_are_no_overflow() -> None:
+    """And a poll longer than the bound stays."""
+    policy = WatchPolicy("h", backoff_s=10.0)
+    assert policy.next_question_s(0.0, 5.0, 1.0, 100_000) == 15.0
+    assert policy.next_question_s(0.0, 5.0, 60.0, 1) == 65.0
+
+
+def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
+    """Another one is said, too."""
+    watching.start()
+    for problem in (None, "a", "a", "b", "b", None, None):
+        watching.answer(problem=problem)
+    assert [each.problem for each in of(watching.given, c.ReportProblem)] == ["a", "b", None]
+
+
+def test_a_problem_takes_no_notice_back(watching: Watching) -> None:
+    """Nor does it delay one that an answer in part holds."""
+    watching.start(worker("a"))
+    assert told(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
+    assert reports(watching.answer(problem="no connection")) == []
+    assert told(watching.feed(worker("b"))) == [("b", DEADLINE_S)]
+
+
+# --- the cloud's leave -------------------------------------------------------------------------------------------------
+
+WAITING = notice(DEADLINE_S, acknowledgeable=True)
+
+
+def test_the_cloud_hears_it_when_the_last_worker_has_left(watching: Watching) -> None:
+    """At once, and one time."""
+    a, b = worker("a"), worker("b")
+    watching.start(a, b)
+    watching.answer(WAITING)
+    watching.feed(draining(a))
+    watching.feed(left(a), 1.0)
+    watching.answer(WAITING)
+    assert of(watching.given, c.AcknowledgeEvent) == []
+    assert of(watching.feed(left(b)), c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
+    watching.feed(c.AcknowledgementAnswered("e"))
+    assert of(watching.answer(WAITING), c.AcknowledgeEvent) == []
+
+
+def test_a_worker_that_fell_silent_may_be_at_work(watching: Watching) -> None:
+    """The bus may be away: the cloud takes the machine at its deadline, and no earlier."""
+    watching.start(worker("a"))
+    watching.answer(WAITING)
+    watching.feed(Tick(), TIMEOUT_S + 0.1)
+    watching.answer(WAITING)
+    assert of(watching.given, c.AcknowledgeEvent) == []
+    watching.feed(draining(worker("a")))
+    assert of(watching.feed(left(worker("a"))), c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
+
+
+def test_a_machine_on_which_nobody_was_told_is_not_given_back(watching: Watching) -> None:
+    """Heartbeats may not have come yet; one that starts is somebody."""
+    watching.start()
+    watching.answer(WAITING)
+    a, b = worker("a"), worker("b", state=MemberState.STARTING)
+    watching.feed(a)
+    watching.feed(b)
+    watching.feed(left(a))
+    assert of(watching.given, c.AcknowledgeEvent) == []
+    assert of(watching.feed(left(b)), c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
+
+
+def test_an_old_incarnations_goodbye_is_not_the_new_ones(watching: Watching) -> None:
+    """It comes late, and changes nothing."""
+    watching.start(worker("a"))
+    watching.answer(WAITING)
+    watching.feed(worker("a", incarnation=2))
+    watching.feed(left(worker("a")))
+    assert of(watching.given, c.AcknowledgeEvent) == []
+    watching.feed(Tick(), TIMEOUT_S + 0.1)
+    assert of(watching.answer(WAITING), c.AcknowledgeEvent) == []
+
+
+def test_an_answer_that_the_cloud_did_not_take_is_given_again(watching: Watching) -> None:
+    """With the next time that it offers the event."""
+    watching.start(worker("a"))
+    watching.answer(WAITING)
+    watching.feed(left(worker("a")))
+    assert watching.feed(c.AcknowledgementAnswered("e", "status 500")) == []
+    assert of(watching.answer(WAITING), c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
+    watching.feed(c.AcknowledgementAnswered("e", "status 500"))
+    assert of(watching.answer(replace(WAITING, acknowledgeable=False)), c.AcknowledgeEvent) == []
+
+
+@pytest.mark.parametrize("acknowledge", [True, False])
+def test_who_does_not_want_it_keeps_the_machine_to_its_deadline(acknowledge: bool) -> None:
+    """And so do events that take no answer."""
+    watching = Watching(acknowledge=acknowledge)
+    watching.start(worker("a"))
+    watching.answer(WAITING, notice(DEADLINE_S, "f"))
+    watching.feed(left(worker("a")))
+    assert of(watching.given, c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")] * acknowledge
+
+
+# --- no notice at all --------------------------------------------------------------------------------------------------
+
+
+def lost(watching: Watching) -> list[tuple[tuple[str, ...], float | None, str]]:
+    """Who was said to be lost without a word."""
+    found = [each for each in reports(watching.given) if each.kind is InterruptionKind.LOST]
+    return [(each.worker_ids, each.deadline_s, each.event_id) for each in found]
+
+
+def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watching: Watching) -> None:
+    """Of any machine: its own watcher is gone with it. One that says goodbye is not."""
+    watching.feed(worker("a", "machine-1", incarnation=7))
+    watching.feed(worker("b", "machine-1"))
+    watching.feed(left(worker("b", "machine-1")))
+    watching.now += TIMEOUT_S + 0.1
+    watching.beat_itself()
+    watching.feed(Tick())
+    watching.feed(Tick())
+    assert lost(watching) == [(("a",), watching.now, "lost-a-7")]
+    assert told(watching.given) == []
+
+
+def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
+    """What its earlier life held is gone."""
+    watching.beat_itself()
+    watching.feed(worker("a"))
+    watching.feed(worker("a", incarnation=2))
+    assert lost(watching) == [(("a",), watching.now, "lost-a-1")]
+
+
+def test_one_watcher_speaks_for_all() -> None:
+    """The first by id of those that are there."""
+    first, second = Watching("watcher-0"), Watching("watcher-1")
+    for watching in (first, second):
+        for other in ("watcher-0", "watcher-1"):
+            watching.feed(replace(worker(other), kind=MemberKind.SPOT_WATCHER))
+        watching.feed(worker("a"))
+        watching.feed(worker("a", incarnation=2))
+    assert (len(lost(first)), len(lost(second))) == (1, 0)
+    second.feed(replace(worker("watcher-0", state=MemberState.LEFT), kind=MemberKind.SPOT_WATCHER))
+    second.feed(worker("a", incarnation=3))
+    assert len(lost(second)) == 1
+
+
+def test_a_watcher_that_hears_nobody_reports_nobody(watching: Watching) -> None:
+    """Then it is the one who is away."""
+    watching.beat_itself()
+    watching.feed(worker("a"))
+    watching.feed(Tick(), TIMEOUT_S + 0.1)
+    assert lost(watching) == []
+
+
+def test_members_that_are_no_workers_are_not_reported(watching: Watching) -> None:
+    """Nobody plans with a gateway."""
+    watching.feed(replace(worker("g"), kind=MemberKind.GATEWAY))
+    watching.now += TIMEOUT_S + 0.1
+    watching.beat_itself()
+    watching.feed(Tick())
+    assert lost(watching) == []
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+
+def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> None:
+    """As it was ordered, to any worker of the mesh, and each time that it is."""
+    watching.feed(worker("w", "machine-9"))
+    for _ in range(2):
+        assert watching.feed(DRAIN) == [c.PublishNotice(DRAIN), c.AnswerOperator(DrainReply(True, ""))]
+
+
+def test_an_unknown_worker_is_said_to_be_unknown(watching: Watching) -> None:
+    """With those that there are."""
+    assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker w; there are: none"))]
+    watching.feed(worker("b"))
+    watching.feed(worker("a"))
+    (answer,) = of(watching.feed(Drain("x", 1.0)), c.AnswerOperator)
+    assert answer.reply == DrainReply(False, "no worker x; there are: a, b")
+
+
+@pytest.mark.parametrize("wrong", [{"backoff_s": 0.0}, {"member_timeout_s": 0.0}])
+def test_a_policy_needs_times(wrong: dict[str, float]) -> None:
+    """Without them it would ask without an end."""
+    with pytest.raises(ValueError, match="longer than nothing"):
+        WatchPolicy("h", **wrong)  # type: ignore[arg-type]
