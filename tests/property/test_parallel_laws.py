@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.parallel.candidates import shapes
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.evaluation import evaluate
 from spotwise.core.parallel.execution import ExecutionCost, throughput
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
@@ -124,6 +126,19 @@ def test_among_many_mixes_the_fastest_is_found(demand: Demand, had: list[Supply]
         assert math.isclose(latency_of(choice, policy), min(enough), rel_tol=1e-6)
     else:
         assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(demands, supplies(3), policies)
+def test_no_mix_exceeds_the_bounds_of_its_shape(demand: Demand, had: list[Supply], policy: Policy) -> None:
+    """What is passed over for its bounds could not have won; with phases together the greatest throughput is the bound."""
+    for shape in shapes(demand, had, LeastDevices(1), policy):
+        for is_split in (False, True) if shape.can_split else (False,):
+            mixes = evaluate(shape, is_split, demand, had, policy)
+            most = shape.most_throughput(is_split=is_split)
+            assert mixes.throughput.max() <= most * (1 + 1e-9)
+            assert is_split or mixes.throughput.max() >= most * (1 - 1e-9)
+            assert mixes.execution_s.min() >= shape.least_execution_s(is_split=is_split) * (1 - 1e-9)
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,9 +1,9 @@
 """How fast requests come: alpha, and how unevenly.
 
-Law: alpha is the number of requests of the last 30 seconds by these seconds (SpotServe, section 6.1 re-plans on such an
-estimate). Before so many have been watched, what has not been seen counts with the rate that was expected; where none was,
-alpha is over the time watched, which is taken for `least_span_s` at least, so that the first request alone is no flood. How
-unevenly is the coefficient of variation of the gaps between requests in the window.
+Law: alpha is the number of requests of the last 30 seconds by these seconds, as SpotServe's controller estimates it. Before so
+many have been watched, what has not been seen counts with the rate that was expected; where none was, alpha is over the time
+watched, which is taken for `least_span_s` at least, so that the first request alone is no flood. How unevenly they come is the
+coefficient of variation of the gaps between requests in the window.
 
 Invariants: an empty window that was fully watched gives 0; requests older than the window count for nothing; the answer depends
 on the requests of the window and on the time alone.
