@@ -145,12 +145,16 @@ def is_close(ratio: float) -> bool:
 
 
 def within(found: Mapping[str, Findings], load: str = AS_PUBLISHED, *, counted: bool = False) -> tuple[int, int]:
-    """Return how many latencies are about the paper's, and how many it gives."""
-    ratios = [
-        ratio
+    """Return how many latencies are about the paper's, and how many it gives; one in two studies counts once."""
+    points = {
+        (findings.study.model, finding.point.trace, finding.point.line): finding
         for findings in found.values()
         for finding in findings.points
         if finding.point.load == load
+    }
+    ratios = [
+        ratio
+        for finding in points.values()
         for figure in finding.paper_s
         for ratio in [finding.counted_ratio(figure) if counted else finding.ratio(figure)]
         if ratio is not None

@@ -130,6 +130,7 @@ class TestFindings:
         ]
         assert close == sum(0.85 <= ratio <= 1.15 for ratio in ratios) > 0
         assert within(found, counted=True)[0] < close
+        assert within(found | {"ablation": answered(STUDIES["ablation"], 20.7, 30.0)})[1] == 24
         assert within({}) == (0, 0)
 
     def test_headlines_are_the_papers_ratios(self) -> None:
