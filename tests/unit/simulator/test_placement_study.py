@@ -69,10 +69,13 @@ class TestWorld:
         """An interruption without costs makes nobody later than without it."""
         setting = replace(ALIKE, rate_per_s=0.1)
         whole: list[NodeEvent] = [(0.0, "add", "a"), (200.0, "add", "c")]
-        broken: list[NodeEvent] = [(0.0, "add", "a"), (150.0, "add", "b"), (150.0, "remove", "a"), (200.0, "add", "c")]
+        broken: list[NodeEvent] = [(0.0, "add", "a0")]
+        for turn in range(8):
+            at_s = 25.0 * (turn + 1)
+            broken += [(at_s, "add", f"a{turn + 1}"), (at_s, "remove", f"a{turn}")]
         undisturbed = place_requests(whole, 0.0, NEVER, setting, Placement.RANDOM, 3)
         interrupted = place_requests(broken, 0.0, NEVER, setting, Placement.RANDOM, 3)
-        assert interrupted.interruptions > 0
+        assert interrupted.interruptions > interrupted.requests, "some twice"
         assert interrupted.mean_latency_s == pytest.approx(undisturbed.mean_latency_s, abs=0.2)
 
     def test_nobody_is_placed_where_a_notice_was_given(self) -> None:
@@ -85,6 +88,16 @@ class TestWorld:
         assert hasty.interruptions > 0
         assert noticed.interruptions == 0
         assert noticed.mean_latency_s > hasty.mean_latency_s
+
+    def test_instances_that_stay_are_preferred_by_who_knows_of_them(self) -> None:
+        """With an hour's weight on an interruption all requests go there, and none is interrupted."""
+        hazard = PiecewiseHazard((0.0, 60.0), (1e-4, 1e-2))  # young ones would look better
+        setting = replace(ALIKE, rate_per_s=0.01, interruption_s=HOUR_S, steady=2)
+        aware, least = (
+            place_requests(churning(2), 0.0, hazard, setting, placement, 1)
+            for placement in (Placement.AWARE, Placement.LEAST_LOADED)
+        )
+        assert aware.interruptions == 0 < least.interruptions
 
     def test_a_full_fleet_makes_requests_wait(self) -> None:
         """For a slot."""
