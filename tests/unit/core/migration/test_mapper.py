@@ -89,6 +89,18 @@ class TestWhoGoesWhere:
             assert {place[1] for place in of_instance(mapped, f"i{number}")} == {number}
         assert mapped.kept_weight_bytes == MODEL.weight_bytes
 
+    def test_devices_of_a_tensor_group_are_seen_as_such_whatever_their_numbers(self) -> None:
+        """Two stages on an instance, shard by shard in turn: it gets one half of each, and all its devices keep a layer."""
+        stages = {"i0": (0, 2), "i1": (1, 3)}
+        positions = {
+            Device(name, 2 * shard + turn): Position(0, stage, shard)
+            for name, of_one in stages.items()
+            for turn, stage in enumerate(of_one)
+            for shard in range(2)
+        }
+        before = Deployment(ParallelConfig(1, 4, 2), fleet(4, 4, 4, 4), positions)
+        assert after(before, "1,8,2").kept_weight_bytes == 8 * 400 + MODEL.embedding_bytes + MODEL.head_bytes
+
     def test_a_tensor_group_that_must_be_cut_is_dealt_out(self) -> None:
         """Four shards each on two instances become eight over both: each device keeps half of what it has."""
         before = stands("2,1,4", 4, 4)
