@@ -91,7 +91,7 @@ class TestWorld:
 
     def test_instances_that_stay_are_preferred_by_who_knows_of_them(self) -> None:
         """With an hour's weight on an interruption all requests go there, and none is interrupted."""
-        hazard = PiecewiseHazard((0.0, 60.0), (1e-4, 1e-2))  # young ones would look better
+        hazard = PiecewiseHazard((0.0, 700.0), (1e-4, 1e-2))  # young ones would look better
         setting = replace(ALIKE, rate_per_s=0.01, interruption_s=HOUR_S, steady=2)
         aware, least = (
             place_requests(churning(2), 0.0, hazard, setting, placement, 1)
