@@ -1,4 +1,4 @@
-"""Whose instances are there: a trace as a serving system sees it, with notices before it, and what is bought beside it.
+"""Whose instances are there: a trace as a serving system sees it, with notices before it.
 
 Law: an instance is announced, is there, has its notice, is gone, in this order; a stage may take no time. It is paid
 for while it is there. Two stays of one node are two instances.
@@ -115,7 +115,6 @@ class Fleet:
         self.machines: dict[str, Machine] = {}
         self._devices = devices
         self._gone: list[Machine] = []
-        self._bought = 0
 
     def apply(self, event: FleetEvent) -> None:
         """Let it have happened."""
@@ -131,19 +130,9 @@ class Fleet:
                 self.machines.pop(machine.id, None)
                 self._gone.append(machine)
 
-    def buy(self, count: int, ready_s: float) -> tuple[Machine, ...]:
-        """Return on-demand instances that will be there at a time; nobody has announced them yet."""
-        first = self._bought + 1
-        self._bought += count
-        return tuple(Machine(f"bought-{first + n}", Market.ON_DEMAND, ready_s) for n in range(count))
-
-    def here(self, by_s: float | None = None) -> tuple[Machine, ...]:
-        """Return those without notice that are there, or will be by some time."""
-        return tuple(
-            machine
-            for machine in self.machines.values()
-            if machine.stays and (machine.ready or (by_s is not None and machine.ready_s <= by_s))
-        )
+    def here(self) -> tuple[Machine, ...]:
+        """Return those that are there without notice."""
+        return tuple(machine for machine in self.machines.values() if machine.is_here and machine.stays)
 
     def instances(self) -> tuple[Instance, ...]:
         """Return those that are there as planning sees them."""
@@ -152,11 +141,6 @@ class Fleet:
             for machine in self.machines.values()
             if machine.ready
         )
-
-    def next_deadline_s(self) -> float | None:
-        """Return when the first of those under notice goes."""
-        deadlines = [machine.deadline_s for machine in self.machines.values() if machine.deadline_s is not None]
-        return min(deadlines, default=None)
 
     def paid_lives(self, end_s: float) -> tuple[PaidLife, ...]:
         """Return what was there, up to the end of the world: those that went first."""

@@ -35,8 +35,6 @@ from spotwise.simulator.spot_systems import SpotSurroundings
 if TYPE_CHECKING:
     from spotwise.simulator.spot_world import SpotWorld
 
-_ROUNDING_S = 1e-6
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:

@@ -16,7 +16,7 @@ from math import inf
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spot_arrivals import SpotArrivals
 from spotwise.simulator.spot_fleet import Market, PaidLife
-from spotwise.simulator.spot_systems import OnDemandUse, ServedModel, SpotSurroundings, SpotSystem
+from spotwise.simulator.spot_systems import ServedModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spot_traces import SpotTrace
 
 
@@ -32,7 +32,6 @@ class SpotRun:
         surroundings: notices, links, and what else all systems share.
         required_rate: requests a second that configurations must serve; the trace may say otherwise from some time on. `None`:
             what came in the last `window_s`.
-        on_demand: what is bought beside the trace; `None`: nothing.
         on_demand_nodes: nodes of the trace that are not preemptible, for the bill.
     """
 
@@ -42,7 +41,6 @@ class SpotRun:
     system: SpotSystem
     surroundings: SpotSurroundings = field(default_factory=SpotSurroundings)
     required_rate: float | None = None
-    on_demand: OnDemandUse | None = None
     on_demand_nodes: tuple[str, ...] = ()
 
 

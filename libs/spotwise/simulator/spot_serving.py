@@ -1,7 +1,7 @@
 """Serving on machines that come and go, in simulated time: what `simulate paper spotserve` runs.
 
-Law: the world is that of `spot_world.py`, the systems are those of `spot_systems.py`; what a system decides comes from
-core, the very functions that a live mesh decides with.
+Law: the world is that of `spot_world.py`, the systems are those of `spot_systems.py`. Which configuration, which device
+where, what moves when and how long pipelines decode comes from core, the functions that a live mesh decides with.
 """
 
 from __future__ import annotations

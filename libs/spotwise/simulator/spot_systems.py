@@ -132,20 +132,3 @@ class SpotSurroundings:
         rates = (self.network_bytes_per_s, self.local_bytes_per_s, self.storage_bytes_per_s, self.buffer_bytes)
         if min(spans) < 0 or min(rates) <= 0 or self.slowdown <= 0:
             raise ValueError(f"spans must be at least 0, rates and the slowdown above 0: {self}")
-
-
-@dataclass(frozen=True, slots=True)
-class OnDemandUse:
-    """Instances that are bought where preemptible ones do not suffice.
-
-    Attributes:
-        limit: at most so many at a time.
-        launch_s: from the order until one is there.
-    """
-
-    limit: int
-    launch_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        if self.limit < 0 or self.launch_s < 0:
-            raise ValueError(f"a limit and a launch delay are at least 0: {self}")

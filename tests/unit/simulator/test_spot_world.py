@@ -10,7 +10,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spot_batches import Job, Pace, Pipeline
 from spotwise.simulator.spot_fleet import Fleet, Market, Stage, fleet_events
 from spotwise.simulator.spot_serving import serve
-from spotwise.simulator.spot_systems import SPOTSERVE, Batching, OnDemandUse, SpotSurroundings
+from spotwise.simulator.spot_systems import SPOTSERVE, Batching, SpotSurroundings
 from tests.unit.simulator import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
@@ -138,5 +138,3 @@ def test_requests_that_end_after_the_trace_are_answered_and_not_counted_as_the_a
 def test_surroundings_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         SpotSurroundings(grace_s=-1.0)
-    with pytest.raises(ValueError, match="at least 0"):
-        OnDemandUse(-1)
