@@ -113,7 +113,7 @@ async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monk
 async def test_redirects_are_not_followed() -> None:
     """A service that sends elsewhere is none of ours."""
     async with MetadataServer() as server:
-        server.faults.append(Fault(status=302))
+        server.faults.append(Fault(raw=b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n"))
         assert (await asked(server, HttpRequest("GET", "/a"))).status == 302
         assert len(server.questions) == 1
 
