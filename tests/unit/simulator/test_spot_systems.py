@@ -68,6 +68,14 @@ def test_reparallelization_serves_until_the_deadline_and_then_loads_everything_a
     assert result.recomputed_tokens > 0
 
 
+def test_a_restart_forgets_what_was_answered() -> None:
+    """The one request that runs when engines stop is computed from its first token when they are there again."""
+    result = outcome(replace(REPARALLELIZATION, adapts=False, shape=SHAPE), (17.0,), grace_s=0.0)
+    change = result.changes[1]
+    assert result.requests[0].finished_s == pytest.approx(20.0 + change.pause_s + tiny.lone_s(SHAPE))
+    assert result.recomputed_tokens > tiny.INPUT_TOKENS
+
+
 def test_rerouting_loses_a_pipeline_and_makes_one_of_those_that_are_left_over() -> None:
     """Those that are left of it make no whole one until somebody comes, who does not wait for others."""
     result = outcome(replace(REROUTING, shape=SHAPE))
