@@ -262,6 +262,8 @@ async def test_after_a_boot_nothing_is_there(options: LocalOptions, provider: Lo
     known.write_text(f"{first.rsplit(maxsplit=1)[0]} 00000000-0000-0000-0000-000000000000")
     assert (await provider.instances())[0].state is InstanceState.GONE
     await provider.release([instance.id])
+    process_of(options, instance).kill()
+    assert not process_of(options, instance).is_alive()
     assert runs(int(first.split()[0]))
     known.write_text(first)  # for whoever tidies up
 
