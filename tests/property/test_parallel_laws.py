@@ -91,11 +91,14 @@ def latency_of(choice: Choice, policy: Policy) -> float:
 
 
 @settings(max_examples=80, deadline=None)
-@given(demands, supplies(), memories, policies)
+@given(demands, supplies(), memories, policies, st.sampled_from([None, 0.2, 0.5, 0.9]))
 def test_the_choice_is_as_good_as_trying_everything(
-    demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
+    demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, load: float | None
 ) -> None:
-    """It keeps up if any does, is as fast, and as few or as cheap as the preference wants."""
+    """It keeps up if any does, is as fast, and as few or as cheap as the preference wants; some loads only some can meet."""
+    if load is not None:
+        most = max((one.throughput for one in every(demand, had, memory, policy)), default=0.0)
+        demand = replace(demand, arrival_rate=load * most)
     tried = list(every(demand, had, memory, policy))
     choice = choose(demand, had, memory, policy)
     best = preferred(tried, demand, policy)
