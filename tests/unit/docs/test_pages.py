@@ -86,7 +86,7 @@ def test_make_targets_exist(page: Path) -> None:
 @every_page
 def test_modules_exist(page: Path) -> None:
     """`python -m spotwise.X` and every other module of ours that a page names."""
-    for name in re.findall(r"`?\bspotwise\.([a-z_]+(?:\.[a-z_]+)*)", page.read_text()):
+    for name in re.findall(r"`?\bspotwise\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", page.read_text()):
         path = name.replace(".", "/")
         found = [root / "spotwise" / path for root in (ROOT / "libs", ROOT / "services")]
         assert any(module.is_dir() or module.with_suffix(".py").is_file() for module in found), name
