@@ -186,3 +186,12 @@ class TestGates:
         moves = [Flow({0: 10}, {}), Flow({}, {0: 10})]
         with pytest.raises(ValueError, match="order the moves first"):
             gates(moves, Rooms.at_start({0: 0}, moves, {}, {}), 5)
+
+
+def test_room_for_what_is_computed_again_is_room_until_then() -> None:
+    """Five bytes come before five go: where five more are to be there in the end, no buffer is needed."""
+    moves = [Flow({0: 5}, {0: 5})]
+    for kept_free, buffer_bytes in (({}, 5), ({0: 5}, 0)):
+        rooms = Rooms.at_start({0: 0}, moves, {}, kept_free)
+        rooms.receive({0: 5})
+        assert rooms.buffer == {0: buffer_bytes}
