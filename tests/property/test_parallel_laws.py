@@ -108,6 +108,9 @@ def test_the_choice_is_as_good_as_trying_everything(
         return
     assert choice.meets_demand == any(one.throughput >= demand.arrival_rate for one in tried)
     assert ranked(choice.instances, choice.price_per_h, policy) == best
+    latency_s = latency_of(choice, policy)
+    same = [one.latency_s for one in tried if one.config == choice.config]
+    assert any(one_s == latency_s or math.isclose(one_s, latency_s, rel_tol=1e-9) for one_s in same)
     if not choice.meets_demand:
         assert math.isclose(choice.throughput, max(one.throughput for one in tried), rel_tol=1e-9)
 
