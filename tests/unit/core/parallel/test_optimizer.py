@@ -11,6 +11,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.optimizer import Choice, Demand, Latency, Phases, Policy, Preference, choose
+from spotwise.core.parallel.queueing import waiting_s
 from tests.unit.core.parallel.builders import MODEL, machine, scaled
 from tests.unit.core.parallel.exhaustive import every
 
@@ -206,3 +207,16 @@ def test_a_demand_that_is_none_is_refused() -> None:
         Demand(-1.0)
     with pytest.raises(ValueError, match="1 token"):
         Demand(1.0, output_tokens=0)
+
+
+def test_with_phases_apart_a_request_waits_twice() -> None:
+    """For its prompt, and for its decoding."""
+    supplies = [Supply(machine(devices=2, cost=scaled()), 1)]
+    cost, demand = scaled(), Demand(2.0, 1.0, 100, 5)
+    choice = chosen(demand, supplies, small(phases=Phases.SPLIT))
+    waits_s = [
+        waiting_s(2.0, 1.0, cost.prompt_s(choice.config, 100), 1),
+        waiting_s(2.0, 1.0, 5 * cost.step_s(choice.config), 1),
+    ]
+    assert min(waits_s) > 0
+    assert choice.request_s == pytest.approx(choice.execution_s + sum(waits_s))
