@@ -12,6 +12,7 @@ from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.options import parse_size
 from spotwise.cli.plan.document import plan_document
+from spotwise.cli.plan.lanes import lanes
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.plan.picture import draw_plan
 from spotwise.cli.plan.scenario import parse_config, parse_sizes, scenario
@@ -101,6 +102,8 @@ def plan(
     console.print(mapping_table(asked, device_map))
     if planned.transfers:
         console.print(order_table(planned, rows))
+        console.print("busy links: [bold]k[/] KV, [bold]w[/] weights; stages where they may start", highlight=False)
+        console.print(lanes(planned), markup=False, highlight=False)
     console.print(stages_table(planned))
     if plot is not None:
         save(draw_plan(device_map, planned), plot)

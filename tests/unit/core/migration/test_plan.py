@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import pytest
@@ -13,7 +12,6 @@ from spotwise.core.migration.held import PartKind
 from spotwise.core.migration.link_times import Links
 from spotwise.core.migration.mapper import map_devices
 from spotwise.core.migration.migration_plan import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
-from spotwise.core.migration.plan_picture import picture, plain, table
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 
@@ -247,31 +245,3 @@ def test_a_device_of_no_listed_instance_is_refused() -> None:
     positions = {**mapped.positions, Device("stranger", 0): next(iter(mapped.positions.values()))}
     with pytest.raises(ValueError, match=r"stranger.*before\.instances"):
         planned(DeviceMap(mapped.before, mapped.config, positions, {}, (), 0, 0, {}))
-
-
-class TestPictures:
-    """For people, and for other programs."""
-
-    PLAN = planned(change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES, {0: (RunningRequest("r", 10),)}))
-
-    def test_the_table_has_a_line_for_each_way_and_what_it_comes_to(self) -> None:
-        """Layers that follow one another are one line."""
-        lines = table(self.PLAN).splitlines()
-        assert lines[1].split() == ["0.00", "4.00", "KV", "of", "r,", "layers", "2-3", "0..1", "b:0", "c:0", "100"]
-        assert lines[2].split() == ["4.00", "12.00", "layers", "2-3", "0..1", "b:0", "c:0", "200"]
-        assert "moved 300 bytes, from storage 0, kept 300; a restart would load 400" in lines[5]
-
-    def test_the_picture_has_links_over_time_and_stages_where_they_start(self) -> None:
-        """KV for a third of the time, then weights."""
-        assert picture(self.PLAN, columns=12).splitlines()[1:] == [
-            "b up        kkkkkwwwwwww",
-            "c down      kkkkkwwwwwww",
-            "pipeline 0  0..........1",
-        ]
-
-    def test_a_plan_goes_through_json_unchanged(self) -> None:
-        """Shares as fractions, places as lists."""
-        data = plain(self.PLAN)
-        assert json.loads(json.dumps(data)) == data
-        assert isinstance(data["transfers"], list) and len(data["transfers"]) == 3
-        assert data["stage_start_s"] == [[0, 0, 0.0], [0, 1, 12.0]]
