@@ -217,7 +217,9 @@ def _kv_outlines(
     for old_stage in range(old.pipeline):
         for new_stage in range(new.pipeline):
             if layers := common_layers(old_stage, old, new_stage, new, model):
-                found += [(layers, each) for each in outlines.between(old_stage, new_stage, was, becomes)]
+                between = outlines.between(old_stage, new_stage, was, becomes)
+                # A share without a byte in it needs no holder.
+                found += [(layers, each) for each in between if share_bytes(model.kv_layer_token_bytes, each.share)]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from spotwise.core.migration.held import PartKind
 from spotwise.core.migration.link_times import Links
 from spotwise.core.migration.mapper import map_devices
 from spotwise.core.migration.migration_plan import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
-from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 
 #: 100 bytes take 1 s within an instance, 4 s between, 20 s from storage.
@@ -143,6 +144,29 @@ class TestLoss:
         assert [(each.part.layer, each.source) for each in plan.transfers] == [(2, None), (3, None)]
         assert [each.id for each in (*plan.recomputed, *mapped.waiting)] == ["r"]
         assert plan.kept_bytes == 200
+
+    def test_a_lost_shard_without_a_byte_of_kv_costs_nobody_anything(self) -> None:
+        """One byte is not cut in two: the second shard has all of it."""
+        model = replace(MODEL, kv_layer_token_bytes=1)
+        instances = (Instance("a", 1, deadline_s=0.0), Instance("b", 1))
+        request = RunningRequest("r", 10)
+        mapped = DeviceMap(
+            Deployment(
+                ParallelConfig.parse("1,1,2"),
+                instances,
+                {Device("a", 0): Position(0, 0, 0), Device("b", 0): Position(0, 0, 1)},
+                {0: (request,)},
+            ),
+            ParallelConfig.parse("1,1,1"),
+            {Device("b", 0): Position(0, 0, 0)},
+            {0: (request,)},
+            (),
+            0,
+            0,
+            {},
+        )
+        assert plan_migration(mapped, model, LINKS).recomputed == ()
+        assert plan_migration(mapped, replace(model, kv_layer_token_bytes=2), LINKS).recomputed == (request,)
 
     def test_weights_of_a_lost_stage_come_from_another_pipeline(self) -> None:
         """A live replica is nearer than storage."""
