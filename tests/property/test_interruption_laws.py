@@ -35,12 +35,16 @@ def windows(longest_s: float) -> st.SearchStrategy[Window]:
     )
 
 
-def fits_forward(copies: Sequence[Copy], window: Window) -> bool:
+#: What adding up in another order may change.
+ROUNDING_S = 1e-9
+
+
+def fits_forward(copies: Sequence[Copy], window: Window, slack_s: float = ROUNDING_S) -> bool:
     """Whether copies fit when each begins as soon as it may: another way to reckon than from the deadline back."""
     at_s = window.free_s
     for copy in copies:
         at_s += copy.copy_s + window.growth * (at_s - window.grows_from_s)
-    return at_s <= window.end_s + 1e-9
+    return at_s <= window.end_s + slack_s
 
 
 class TestShare:
@@ -50,15 +54,18 @@ class TestShare:
     @given(st.lists(COPIES, max_size=5).map(by_size), windows(90))
     def test_no_set_in_no_order_saves_more(self, copies: list[Copy], window: Window) -> None:
         """Every set, every order, tried from the front."""
-        best = max(
-            sum(copy.saved_s for copy in some)
-            for size in range(len(copies) + 1)
-            for some in combinations(copies, size)
-            if not some or any(fits_forward(order, window) for order in permutations(some))
+        least, most = (
+            max(
+                sum(copy.saved_s for copy in some)
+                for size in range(len(copies) + 1)
+                for some in combinations(copies, size)
+                if not some or any(fits_forward(order, window, slack_s) for order in permutations(some))
+            )
+            for slack_s in (-ROUNDING_S, ROUNDING_S)
         )
         chosen = choose(copies, window)
         event(f"{len(chosen)} of {len(copies)}")
-        assert saved_s(copies, chosen) == best
+        assert least <= saved_s(copies, chosen) <= most
         assert not chosen or fits_forward([copies[index] for index in chosen], window)
 
     @settings(max_examples=30, deadline=None)
@@ -66,13 +73,16 @@ class TestShare:
     def test_no_set_of_many_saves_more(self, copies: list[Copy], window: Window) -> None:
         """Every set, in the order of size."""
         masks = range(2 ** len(copies))
-        best = max(
-            sum(copy.saved_s for copy in some)
-            for mask in masks
-            if not (some := [copy for index, copy in enumerate(copies) if mask >> index & 1])
-            or fits_forward(some, window)
+        least, most = (
+            max(
+                sum(copy.saved_s for copy in some)
+                for mask in masks
+                if not (some := [copy for index, copy in enumerate(copies) if mask >> index & 1])
+                or fits_forward(some, window, slack_s)
+            )
+            for slack_s in (-ROUNDING_S, ROUNDING_S)
         )
-        assert saved_s(copies, choose(copies, window)) == best
+        assert least <= saved_s(copies, choose(copies, window)) <= most
 
     @settings(max_examples=20, deadline=None)
     @given(
