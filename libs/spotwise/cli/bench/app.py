@@ -10,6 +10,7 @@ from spotwise.cli.bench.control_plane import control_plane
 from spotwise.cli.bench.load import load
 from spotwise.cli.bench.memory import memory
 from spotwise.cli.bench.peer import peer
+from spotwise.cli.bench.planning import planning
 from spotwise.cli.bench.policy import policy
 from spotwise.cli.bench.scheduler import scheduler
 from spotwise.cli.bench.simulator import simulator
@@ -24,6 +25,7 @@ bench.command()(memory)
 bench.command()(transfer)
 bench.command()(agreement)
 bench.command()(scheduler)
+bench.command()(planning)
 bench.command()(control_plane)
 bench.command()(simulator)
 
