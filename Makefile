@@ -68,8 +68,16 @@ proto-check: setup
 	diff -r --exclude=__pycache__ "$$copy/libs/spotwise/wire/v1" libs/spotwise/wire/v1 || \
 	  { echo "error: generated code is not what proto/ says; run: make proto" >&2; exit 1; }
 
+# Tests without processes and clocks share the cores; those of a mesh have them to themselves.
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
+ifeq ($(strip $(ARGS)),)
+	@failed=0; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not compose" --numprocesses logical --dist loadfile tests/unit tests/property || failed=1; \
+	$(BIN)/pytest -m "not compose" --ignore tests/unit --ignore tests/property || failed=1; \
+	exit $$failed
+else
 	$(BIN)/pytest -m "not compose" $(ARGS)
+endif
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
 	scripts/compose-test.sh $(ARGS)
