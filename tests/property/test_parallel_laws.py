@@ -83,6 +83,8 @@ policies = st.builds(
     latency_target_s=st.sampled_from([None, 0.5, 5.0]),
 )
 
+#: Shares of what can be served, none of them a whole number of pipelines: sums of equal rates depend on the order of adding.
+LOADS = st.sampled_from([None, 0.2003, 0.5007, 0.9011])
 memories = st.sampled_from([LeastDevices(1), LeastDevices(2), RealMemory(MODEL, 100, prompt_tokens=10)])
 
 
@@ -91,7 +93,7 @@ def latency_of(choice: Choice, policy: Policy) -> float:
 
 
 @settings(max_examples=80, deadline=None)
-@given(demands, supplies(), memories, policies, st.sampled_from([None, 0.2, 0.5, 0.9]))
+@given(demands, supplies(), memories, policies, LOADS)
 def test_the_choice_is_as_good_as_trying_everything(
     demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, load: float | None
 ) -> None:
