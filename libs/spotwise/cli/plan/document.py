@@ -63,4 +63,4 @@ def plan_document(device_map: DeviceMap, plan: MigrationPlan) -> dict[str, Any]:
 
 
 def _name(device: Device) -> str:
-    return f"{device.instance}:{device.index}"
+    return f"{device.instance}:{device.number}"

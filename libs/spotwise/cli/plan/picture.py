@@ -33,7 +33,7 @@ def draw_plan(device_map: DeviceMap, plan: MigrationPlan) -> Figure:
         lane = lanes[device]
         axes.plot([start_s, start_s], [lane - 0.5, lane + 0.5], color="black", linewidth=1.5)
     labels = [
-        f"{device.instance}:{device.index}  {'.'.join(map(str, position))}"
+        f"{device.instance}:{device.number}  {'.'.join(map(str, position))}"
         for device, position in device_map.positions.items()
     ]
     every = -(-len(labels) // _MOST_LABELS)

@@ -22,11 +22,11 @@ class Device(NamedTuple):
 
     Attributes:
         instance: the machine's id.
-        index: from 0, on that machine.
+        number: from 0, on that machine.
     """
 
     instance: str
-    index: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Instance:
 
     def all_devices(self) -> tuple[Device, ...]:
         """Return its devices, by number."""
-        return tuple(Device(self.id, index) for index in range(self.devices))
+        return tuple(Device(self.id, number) for number in range(self.devices))
 
 
 @dataclass(frozen=True, slots=True)

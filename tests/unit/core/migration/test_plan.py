@@ -186,7 +186,7 @@ class TestShapes:
         instances = (Instance("a", 2, deadline_s=600.0), Instance("b", 3))
         plan = planned(change("1,1,2,1", "1,1,3,1", instances))
         layer = [
-            (each.target.index, str(each.share.start), str(each.share.end), each.source and each.source.index)
+            (each.target.number, str(each.share.start), str(each.share.end), each.source and each.source.number)
             for each in plan.transfers
             if each.part.layer == 0
         ]
