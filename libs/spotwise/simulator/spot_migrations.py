@@ -1,68 +1,41 @@
-"""SpotServe when its fleet changes: another configuration, stopped for just in time, with what is on the devices.
+"""SpotServe when its fleet changes: what core orders is done to pipelines.
 
-Law: when an instance gets its notice, the configuration for those that stay is chosen at once. Pipelines decode on
-until what must move can just still move before the deadline, and begin no batch that would not pay (SpotServe, section
-4.1). When an instance is there, pipelines end their iteration and it takes part. Devices are matched with positions, KV
-moves first, and a pipeline serves again as its stages come (sections 4.2, 4.3). Only one change is on its way at a
-time: what happens meanwhile is looked at when it is over, so an acquisition waits for an interruption to be settled. An
-instance that goes before its data has gone costs the KV of its pipelines, never a request: these are computed again
-from their committed tokens.
+Law: which notices, losses and newcomers one change is for, and what waits for the next, is decided by core
+(`migration.fleet_changes`): it hears of instances as soon as they are known of, and of the end of each change. A change
+that it begins chooses the configuration for those that stay at once, and pipelines decode on until what must move can
+just still move, or until those that join are there (SpotServe, section 4.1; `spot_standing.py`). They begin no batch that
+would not pay. Whoever is not there when pipelines stop joins with a later change; so does who is waited for when the load
+wants another configuration of those that are there. A change that is abandoned is over at once while nothing moves; once
+it moves, when all has moved.
 
-All decisions come from core: `parallel.optimizer`, `migration.mapper`, `migration.migration_plan`,
-`migration.just_in_time`.
+An instance that goes before its data has gone costs the KV of its pipelines, those included that still wait for it,
+never a request: these are computed again from their committed tokens, and the pipelines are planned again.
 
-Invariants: an instance under notice has no position of a new configuration; pipelines that run on are not stopped.
+Invariants: an instance that a change is to do without has no position of its configuration; pipelines that run on are not
+stopped; a change ends as done only if each of its positions has a device with all that belongs there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spotwise.core.migration.deployment import Deployment, Device, RunningRequest
+from spotwise.core.migration import fleet_events as e
 from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.just_in_time import LinearExecution, Stop, before_acquisition, before_preemption
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.mapper import map_devices
-from spotwise.core.migration.migration_plan import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
-from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.migration.fleet_changes import FleetChanges, FleetLimits
+from spotwise.core.migration.just_in_time import LinearExecution, Stop, before_preemption
+from spotwise.core.migration.migration_plan import MigrationPlan, paper_migration_s
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spot_batches import Job, Pipeline
 from spotwise.simulator.spot_choices import Choices
 from spotwise.simulator.spot_fleet import FleetEvent, Stage
 from spotwise.simulator.spot_runs import ConfigChange
-from spotwise.simulator.spot_systems import SpotSurroundings
+from spotwise.simulator.spot_standing import Planned, Standing, lacking, links_of
 
 if TYPE_CHECKING:
     from spotwise.simulator.spot_world import SpotWorld
 
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A change that is to come.
-
-    Attributes:
-        config: what shall stand.
-        begins_s: when pipelines stop.
-        migration_s: T_mig, as reckoned with.
-        deadline_s: of the instance that goes first; `None` where none has to.
-        runs_on: pipelines that do not stop, as far as is known.
-    """
-
-    config: ParallelConfig
-    begins_s: float
-    migration_s: float
-    deadline_s: float | None
-    runs_on: tuple[int, ...]
-
-
-def links_of(surroundings: SpotSurroundings) -> Links:
-    """Return the links as planning sees them."""
-    return Links(
-        within_bytes_per_s=surroundings.local_bytes_per_s,
-        between_bytes_per_s=surroundings.network_bytes_per_s,
-        storage_bytes_per_s=surroundings.storage_bytes_per_s,
-        groups_s=surroundings.switch_s,
-    )
+__all__ = ["Migrating", "links_of"]
 
 
 class Migrating:
@@ -70,35 +43,38 @@ class Migrating:
 
     def __init__(self, world: SpotWorld) -> None:
         self._world = world
-        run = world.run_
-        self._run, self._system = run, run.system
-        self._choices = Choices(run)
-        self._links = links_of(run.surroundings)
-        self._config: ParallelConfig | None = None
-        self._positions: dict[Device, Position] = {}
-        self._deadlines_s: dict[int, float] = {}
-        self._planned: Planned | None = None
-        self._moving = False
+        self._recovers = world.run_.system.recovers
+        self._choices = Choices(world.run_)
+        self._standing = Standing(world)
+        surroundings = world.run_.surroundings
+        # Pipelines that still decode can do so for another purpose: a notice that comes before they stop is planned for
+        # together with what they wait for. And a change fails only since somebody was lost: waiting gains nothing.
+        limits = FleetLimits(surroundings.gather_s, reserve_s=surroundings.grace_s, retry_s=0.0)
+        self._changes = FleetChanges(limits)
+        self._members: dict[str, None] = {}  # who has been in a change, or was there before the first
+        self._change: e.BeginChange | None = None
+        self._planned: Planned | None = None  # until it begins
+        self._plan: MigrationPlan | None = None  # while it moves
+        self._stopped_s = 0.0
 
     # -- what the world asks
 
     def fleet_changed(self, event: FleetEvent) -> None:
-        """Take pipelines down whose devices are gone."""
-        if event.stage is Stage.NOTICED:
-            self._note_deadlines()
-        if event.stage is not Stage.GONE:
-            return
-        gone = {machine.id for machine in event.machines}
-        hit = sorted({position.pipeline for device, position in self._positions.items() if device.instance in gone})
-        self._positions = {device: place for device, place in self._positions.items() if device.instance not in gone}
-        for number in hit:
-            if pipeline := self._world.floor.pipelines.get(number):
-                self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=self._system.recovers)
-        self._note_deadlines()
+        """Tell core; and take pipelines down whose devices are gone."""
+        self._standing.note_deadlines()
+        for machine in event.machines:
+            if event.stage is Stage.ANNOUNCED and machine.ready_s > 0.0:
+                self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
+            elif event.stage is Stage.NOTICED and machine.deadline_s is not None:
+                self._hear(e.InstanceNoticed(machine.id, machine.deadline_s))
+            elif event.stage is Stage.GONE:
+                self._members.pop(machine.id, None)
+                self._hear(e.InstanceLost(machine.id))
+                self._lose(machine.id)  # one that nothing could be had without is settled, and has pipelines
 
     def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
         """Return whether a batch pays before its pipeline has to stop."""
-        planned, deadline_s = self._planned, self._deadlines_s.get(pipeline.number)
+        planned, deadline_s = self._planned, self._standing.deadlines_s.get(pipeline.number)
         stops = planned is not None and pipeline.number not in planned.runs_on
         if not stops and deadline_s is None:
             return True
@@ -113,165 +89,176 @@ class Migrating:
         return stop.stop is not Stop.REROUTE
 
     def decide(self) -> None:
-        """Plan a change, plan it anew, or let things be."""
-        if self._moving:
-            return
-        self._planned = None
-        deadline_s = min(self._deadlines_s.values(), default=None)
-        config = self._choices.config(len(self._world.fleet.here()), self._world.rate())
-        if config is None or (deadline_s is None and config == self._config and self._is_whole()):
-            return
-        if self._config is None and self._world.now <= 0.0:
-            self._start(config)
-            return
-        planned = self._preview(config, deadline_s)
-        self._planned = planned
-        self._world.events.at(planned.begins_s, self._begin, planned)
+        """Stand at first; plan what core has begun; or tell it that another configuration is wanted."""
+        if self._standing.config is None and self._world.now <= 0.0:
+            self._start()
+        elif self._change is None:
+            wanted = self._wanted(self._staying(self._world.now))
+            if wanted is not None and wanted != self._standing.config:
+                self._hear(e.LoadChanged())
+        elif self._planned is None and self._plan is None:
+            self._prepare(self._change)
 
-    def _is_whole(self) -> bool:
-        return self._config is not None and len(self._positions) == self._config.devices
+    # -- what core hears and orders
 
-    def _note_deadlines(self) -> None:
-        """Note when each pipeline loses its first device."""
-        self._deadlines_s.clear()
-        machines = self._world.fleet.machines
-        for device, position in self._positions.items():
-            deadline_s = machines[device.instance].deadline_s
-            if deadline_s is not None:
-                earlier_s = self._deadlines_s.get(position.pipeline, deadline_s)
-                self._deadlines_s[position.pipeline] = min(earlier_s, deadline_s)
+    def _hear(self, event: e.FleetEvent) -> None:
+        for command in self._changes.handle(event, self._world.now):
+            match command:
+                case e.BeginChange():
+                    self._change = command
+                    self._world.decide_soon()  # after all that happens at this moment
+                case e.AbandonChange():
+                    if self._plan is None:
+                        self._end(done=False)
+                case e.MoveDeadline():
+                    self._plan_again()
+                case e.DropKv(instance):
+                    self._lose(instance)
+                case e.WakeAt(at_s):
+                    self._world.events.at(max(at_s, self._world.now), self._ticked)
+
+    def _ticked(self, _: object) -> None:
+        self._hear(e.Tick())
+
+    def _lose(self, instance: str) -> None:
+        """Take down the pipelines that an instance has devices of, or still sends to."""
+        standing, floor = self._standing, self._world.floor
+        hit = standing.lose(instance)
+        if self._plan is not None:
+            hit += standing.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
+        for number in sorted(hit):
+            if pipeline := floor.pipelines.get(number):
+                floor.lose(floor.halt(pipeline), keep_answer=self._recovers)
+        self._plan_again()
+
+    def _plan_again(self) -> None:
+        if self._planned is not None:
+            self._planned = None
+            self._world.decide_soon()
 
     # -- a change
 
-    def _start(self, config: ParallelConfig) -> None:
-        """Stand from the beginning, with the weights where they belong."""
+    def _staying(self, by_s: float) -> tuple[str, ...]:
+        """Return who is for the change to use, and there by some time."""
+        change = self._change or e.BeginChange(0)
+        people = {**self._members, **{joining.instance: None for joining in change.joining}}
+        for leaving in change.leaving:
+            people.pop(leaving.instance, None)
+        machines = self._world.fleet.machines.values()
+        return tuple(machine.id for machine in machines if machine.id in people and machine.ready_s <= by_s)
+
+    def _wanted(self, staying: tuple[str, ...]) -> ParallelConfig | None:
+        return self._choices.config(len(staying), self._world.rate())
+
+    def _start(self) -> None:
+        """Stand from the beginning with those that are there."""
         world = self._world
-        self._config = config
-        self._positions = dict(Deployment.in_order(config, world.fleet.instances()).positions)
+        self._members = dict.fromkeys(machine.id for machine in world.fleet.here())
+        config = self._wanted(tuple(self._members))
+        if config is None:
+            return
+        self._standing.start(config, tuple(self._members))
         for number in range(config.pipelines):
             world.floor.stand(number, config, world.now, [])
         world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
 
-    def _preview(self, config: ParallelConfig, deadline_s: float | None) -> Planned:
-        """Reckon with a change; where time presses, as if every batch were as large as it may become."""
-        now = self._world.now
-        running = {pipeline.number: pipeline.snapshot(now) for pipeline in self._world.floor.standing()}
-        device_map = self._map(config, self._before(config, running if self._system.recovers else {}))
-        runs_on = tuple(sorted(device_map.running_on.values()))
-        stopping = [pipeline for pipeline in self._world.floor.standing() if pipeline.number not in runs_on]
-        migration_s = 0.0
-        if not self._is_whole() or not self._system.recovers:
-            begins_s = now  # nothing is gained by waiting, or nobody knows how
-        elif deadline_s is not None:
-            plan = self._plan(self._map(config, self._before(config, running | self._largest(stopping))))
-            migration_s = max(plan.done_s, paper_migration_s(plan))
-            begins_s = max(now, deadline_s - migration_s)
-        else:
-            begins_s = max((self._boundary_s(pipeline) for pipeline in stopping), default=now)
-        return Planned(config, begins_s, migration_s, deadline_s, runs_on)
+    def _prepare(self, change: e.BeginChange) -> None:
+        """Plan a change, or end it where nothing has to change or nothing can stand."""
+        now, standing = self._world.now, self._standing
+        ready_s = now if change.leaving else min((joining.ready_s for joining in change.joining), default=now)
+        if ready_s > now and self._wanted(self._staying(now)) in (None, standing.config):
+            self._hear(e.ChangeExpected(change.change, ready_s))
+            return  # it is decided again when somebody is there, or the load is another
+        deadline_s = standing.deadline_s(self._staying(now))
+        planned = self._preview(now if deadline_s is None else deadline_s, deadline_s)
+        if planned is not None and (complete_s := self._complete_s(planned)) > planned.begins_s:
+            planned = self._preview(planned.begins_s, deadline_s) or planned
+            planned = replace(planned, begins_s=max(planned.begins_s, min(complete_s, self._complete_s(planned))))
+        if planned is None or (
+            planned.config == standing.config and standing.is_whole and standing.is_on(planned.staying)
+        ):
+            self._members.update(dict.fromkeys(self._staying(now)))
+            self._end(done=True)
+            return
+        self._planned = planned
+        self._world.events.at(planned.begins_s, self._begin, planned)
+        self._hear(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
 
-    def _boundary_s(self, pipeline: Pipeline) -> float:
-        """Return when a pipeline stops for an instance that is there: after the fewest steps, which is its iteration's end."""
-        now = self._world.now
-        if not pipeline.is_busy or pipeline.serves_from_s > now:
-            return now
-        boundary_s = max(now, pipeline.boundary_s(now))
-        left = max(0, round((pipeline.ends_s - boundary_s) / pipeline.step_s))
-        stop = before_acquisition(LinearExecution(boundary_s - now, pipeline.step_s), left, 0.0, 0.0)
-        return now + stop.execution_s
+    def _preview(self, by_s: float, deadline_s: float | None) -> Planned | None:
+        """Reckon with a change for those that are there by some time; `None` where nothing can stand on them."""
+        staying = self._staying(by_s)
+        config = self._wanted(staying)
+        return None if config is None else self._standing.preview(config, staying, deadline_s)
 
-    def _largest(self, stopping: list[Pipeline]) -> dict[int, tuple[RunningRequest, ...]]:
-        """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
-        arrivals = self._run.arrivals
-        tokens = arrivals.input_tokens + arrivals.output_tokens
-        found = {}
-        for pipeline in stopping:
-            jobs = pipeline.jobs + pipeline.held
-            room = pipeline.config.max_batch * (1 if pipeline.decodes else 2) - len(jobs)
-            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in jobs]
-            requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(room)]
-            found[pipeline.number] = tuple(requests)
-        return found
-
-    def _before(self, config: ParallelConfig, running: dict[int, tuple[RunningRequest, ...]]) -> Deployment:
-        instances = self._world.fleet.instances()
-        return Deployment(self._config or config, instances, self._positions, running)
-
-    def _map(self, config: ParallelConfig, before: Deployment) -> DeviceMap:
-        return map_devices(before, config, self._run.model.shape) if self._system.matches else _in_order(before, config)
-
-    def _plan(self, device_map: DeviceMap) -> MigrationPlan:
-        progressive = self._system.progressive
-        surroundings, pace = self._run.surroundings, self._world.floor.pace
-        config = device_map.config
-        stage_s = pace.prompt_s(config, 1, pace.input_tokens) / config.pipeline if progressive else 0.0
-        policy = PlanPolicy(
-            progressive=progressive,
-            buffer_bytes=surroundings.buffer_bytes if progressive else None,
-            stage_s=stage_s,
-        )
-        return plan_migration(device_map, self._run.model.shape, self._links, policy, self._world.now)
+    def _complete_s(self, planned: Planned) -> float:
+        """Return when all are there that a change is to use."""
+        machines = self._world.fleet.machines
+        return max(machines[instance].ready_s for instance in planned.staying)
 
     def _begin(self, planned: Planned) -> None:
         """Stop what does not run on, and put up what shall stand."""
-        if planned is not self._planned:
+        if planned is not self._planned or self._change is None:
             return
         world, now = self._world, self._world.now
-        self._planned = None
-        running = {number: pipeline.snapshot(now) for number, pipeline in world.floor.pipelines.items()}
-        device_map = self._map(planned.config, self._before(planned.config, running if self._system.recovers else {}))
-        plan = self._plan(device_map)
-        stays = {old: new for new, old in device_map.running_on.items()}
-        standing = [pipeline for pipeline in world.floor.standing() if pipeline.number in stays]
-        jobs: dict[str, Job] = {}
-        for pipeline in [pipeline for pipeline in world.floor.standing() if pipeline.number not in stays]:
-            jobs |= {str(job.number): job for job in world.floor.halt(pipeline)}
-        world.floor.pipelines.clear()
-        self._config, self._positions = planned.config, dict(device_map.positions)
-        self._note_deadlines()
-        for pipeline in standing:
-            pipeline.number, pipeline.config = stays[pipeline.number], planned.config
-            world.floor.pipelines[pipeline.number] = pipeline
-        recomputed = {request.id for request in plan.recomputed}
-        for number in range(planned.config.pipelines):
-            if number in device_map.running_on:
-                continue
-            goes_on = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
-            lost = [job for job in goes_on if str(job.number) in recomputed]
-            world.floor.lose(lost, keep_answer=True)
-            kept = [job for job in goes_on if str(job.number) not in recomputed]
-            world.floor.stand(number, planned.config, now + plan.pause_s[number], kept)
-        world.floor.lose(list(jobs.values()), keep_answer=self._system.recovers)
-        stopped = [
-            plan.pause_s[number] for number in range(planned.config.pipelines) if number not in device_map.running_on
-        ]
-        instances = len(world.fleet.here())
+        device_map, plan = self._standing.plan(planned)
+        self._hear(e.ChangeExpected(self._change.change, now + plan.done_s))
+        if planned is not self._planned:
+            return  # it would have been too long for somebody
+        self._planned, self._plan, self._stopped_s = None, plan, now
+        self._members.update(dict.fromkeys(planned.staying))
+        self._put_up(device_map, plan)
+        pauses = [plan.pause_s[number] for number in plan.pause_s if number not in device_map.running_on]
+        migration_s = paper_migration_s(plan)
         world.changes.append(
             ConfigChange(
                 now,
                 planned.config,
-                instances,
-                max(stopped, default=0.0),
+                len(world.fleet.here()),
+                max(pauses, default=0.0),
                 plan.moved_bytes,
                 plan.storage_bytes,
-                paper_migration_s(plan),
+                migration_s,
             )
         )
-        self._moving = True
         world.events.at(now + plan.done_s, self._moved)
 
+    def _put_up(self, device_map: DeviceMap, plan: MigrationPlan) -> None:
+        """Let a new configuration stand; requests go where their KV goes, or wait."""
+        floor, now, config = self._world.floor, self._world.now, plan.config
+        stays = {old: new for new, old in device_map.running_on.items()}
+        standing = [pipeline for pipeline in floor.standing() if pipeline.number in stays]
+        jobs: dict[str, Job] = {}
+        for pipeline in [pipeline for pipeline in floor.standing() if pipeline.number not in stays]:
+            jobs |= {str(job.number): job for job in floor.halt(pipeline)}
+        floor.pipelines.clear()
+        self._standing.take(config, dict(device_map.positions))
+        for pipeline in standing:
+            pipeline.number, pipeline.config = stays[pipeline.number], config
+            floor.pipelines[pipeline.number] = pipeline
+        recomputed = {request.id for request in plan.recomputed}
+        for number in range(config.pipelines):
+            if number in device_map.running_on:
+                continue
+            goes_on = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
+            floor.lose([job for job in goes_on if str(job.number) in recomputed], keep_answer=True)
+            kept = [job for job in goes_on if str(job.number) not in recomputed]
+            floor.stand(number, config, now + plan.pause_s[number], kept)
+        floor.lose(list(jobs.values()), keep_answer=self._recovers)
+
     def _moved(self, _: object) -> None:
-        self._moving = False
+        self._end(done=self._standing.is_whole)
+
+    def _end(self, *, done: bool) -> None:
+        """Tell core that the change under way is over, and of those again that have not become part of it."""
+        change = self._change
+        assert change is not None
+        self._change = self._planned = self._plan = None
+        if done:
+            for leaving in change.leaving:
+                self._members.pop(leaving.instance, None)
+        self._hear(e.ChangeEnded(change.change, done))
+        for joining in change.joining if done else ():
+            machine = self._world.fleet.machines.get(joining.instance)
+            if machine is not None and machine.stays and machine.id not in self._members:
+                self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
         self._world.decide_soon()
-
-
-def _in_order(before: Deployment, config: ParallelConfig) -> DeviceMap:
-    """Return the map of who does not match: positions in the order of instances, batches where their numbers are."""
-    after = Deployment.in_order(config, before.instances)
-    running: dict[int, tuple[RunningRequest, ...]] = {}
-    waiting: list[RunningRequest] = []
-    for number, requests in before.running.items():
-        fits = config.max_batch if number < config.pipelines else 0
-        running[number] = requests[:fits]
-        waiting += requests[fits:]
-    return DeviceMap(before, config, after.positions, {k: v for k, v in running.items() if v}, tuple(waiting), 0, 0, {})

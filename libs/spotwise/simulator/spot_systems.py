@@ -106,6 +106,7 @@ class SpotSurroundings:
     Attributes:
         grace_s: from a notice to the end of an instance; 0: without notice. 30 s in the paper.
         announced_s: before an instance is there, that it is known to come; 30 s in the artifact.
+        gather_s: that SpotServe waits with a change for what else happens, at most; as the mesh does.
         slowdown: what a batch takes, over what the profile says.
         restart_s: to start engines anew, weights not counted (fitted: 20 s).
         switch_s: to build groups anew in a migration (artifact: 0.5 s).
@@ -118,6 +119,7 @@ class SpotSurroundings:
 
     grace_s: float = 30.0
     announced_s: float = 30.0
+    gather_s: float = 0.2
     slowdown: float = 1.0
     restart_s: float = 20.0
     switch_s: float = 0.5
@@ -128,7 +130,7 @@ class SpotSurroundings:
     window_s: float = 30.0
 
     def __post_init__(self) -> None:
-        spans = (self.grace_s, self.announced_s, self.restart_s, self.switch_s, self.window_s)
+        spans = (self.grace_s, self.announced_s, self.gather_s, self.restart_s, self.switch_s, self.window_s)
         rates = (self.network_bytes_per_s, self.local_bytes_per_s, self.storage_bytes_per_s, self.buffer_bytes)
         if min(spans) < 0 or min(rates) <= 0 or self.slowdown <= 0:
             raise ValueError(f"spans must be at least 0, rates and the slowdown above 0: {self}")
