@@ -11,10 +11,12 @@ from spotwise.core.migration.link_times import Links
 from spotwise.core.migration.mapper import map_devices
 from spotwise.core.migration.migration_plan import MigrationPlan, plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.simulator.spot_fleet import FleetEvent, Stage
 from spotwise.simulator.spot_serving import SpotOutcome, serve
 from spotwise.simulator.spot_standing import lacking
 from spotwise.simulator.spot_systems import SPOTSERVE
 from spotwise.simulator.spot_traces import SpotEvent, SpotEventKind
+from spotwise.simulator.spot_world import SpotWorld
 from tests.unit.simulator import spot_worlds as tiny
 
 #: A pipeline is two instances.
@@ -38,6 +40,20 @@ def pipelines(result: SpotOutcome) -> list[int]:
 def slowly(*events: tuple[float, str, str]) -> SpotOutcome:
     """Without notice, where weights take seconds."""
     return outcome(*events, grace_s=0.0, network_bytes_per_s=SLOW_BYTES_PER_S)
+
+
+def gone_early(gone_s: float | None, grace_s: float) -> SpotOutcome:
+    """One of two pipelines loses an instance at 20 s, or earlier, and has another to take its place."""
+    trace = tiny.trace((0.0, "add", "a b c d e"), (20.0, "remove", "a"))
+    surroundings = replace(tiny.SURROUNDINGS, grace_s=grace_s, network_bytes_per_s=SLOW_BYTES_PER_S)
+    world = SpotWorld(tiny.run(trace, BUSY, FIXED, surroundings))
+
+    def goes(at_s: float) -> None:
+        world.fleet_happens(FleetEvent(at_s, Stage.GONE, (world.fleet.machines["a"],)))
+
+    if gone_s is not None:
+        world.events.at(gone_s, goes, gone_s)
+    return world.run()
 
 
 class TestLosses:
@@ -70,6 +86,24 @@ class TestLosses:
         assert pipelines(result) == [2, 3, 2]
         assert 20.6 < result.changes[2].time_s <= change.time_s + change.pause_s + GATHER_S
         assert result.changes[2].storage_bytes == 0
+
+
+class TestEarly:
+    """An instance that goes before its deadline."""
+
+    def test_while_it_sends_its_requests_go_on_from_their_tokens_and_the_pipeline_is_planned_again(self) -> None:
+        """What its successor lacks then comes from the others that have it; without the early end nothing is lost."""
+        on_time = gone_early(None, 2.5)
+        assert pipelines(on_time) == [2, 2] and on_time.recomputed_tokens == 0
+        gone_s = on_time.changes[1].time_s + tiny.SURROUNDINGS.switch_s + 0.1
+        early = gone_early(gone_s, 2.5)
+        assert pipelines(early) == [2, 2, 2]
+        assert early.changes[2].time_s > gone_s and early.changes[2].moved_bytes > 0
+        assert 0 < early.recomputed_tokens <= SHAPE.max_batch * (tiny.INPUT_TOKENS + tiny.OUTPUT_TOKENS)
+
+    def test_before_pipelines_have_stopped_there_is_nothing_left_to_wait_for(self) -> None:
+        """The change begins at once."""
+        assert gone_early(16.5, 4.0).changes[1].time_s == pytest.approx(16.5)
 
 
 class TestPatience:
