@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.parallel.config import ParallelConfig
@@ -100,6 +100,7 @@ def test_the_same_run_is_the_same_outcome(
 
 
 @given(TIMES, st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.sampled_from(Batching))
+@example((32.0, 35.0, 44.0, 47.0), [0, 1, 2], Batching.BOUND)  # one of two runs on, and takes over what the other has
 @settings(max_examples=40, deadline=None)
 def test_nothing_is_computed_twice_where_notice_suffices(
     times_s: tuple[float, ...], leaving: list[int], batching: Batching

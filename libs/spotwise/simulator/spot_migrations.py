@@ -18,7 +18,6 @@ stopped; a change ends as done only if each of its positions has a device with a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from spotwise.core.migration import fleet_events as e
 from spotwise.core.migration.device_map import DeviceMap
@@ -30,12 +29,8 @@ from spotwise.simulator.spot_batches import Job, Pipeline
 from spotwise.simulator.spot_choices import Choices
 from spotwise.simulator.spot_fleet import FleetEvent, Stage
 from spotwise.simulator.spot_runs import ConfigChange
-from spotwise.simulator.spot_standing import Planned, Standing, lacking, links_of
-
-if TYPE_CHECKING:
-    from spotwise.simulator.spot_world import SpotWorld
-
-__all__ = ["Migrating", "links_of"]
+from spotwise.simulator.spot_standing import Planned, Standing, lacking
+from spotwise.simulator.spot_world import SpotWorld
 
 
 class Migrating:

@@ -14,7 +14,6 @@ Invariants: a request loses all it had when it loses its pipeline; pipelines tha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.migration.mapper import map_devices
@@ -23,11 +22,9 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spot_batches import Job, Pipeline
 from spotwise.simulator.spot_choices import Choices
 from spotwise.simulator.spot_fleet import FleetEvent, Stage
-from spotwise.simulator.spot_migrations import links_of
 from spotwise.simulator.spot_runs import ConfigChange
-
-if TYPE_CHECKING:
-    from spotwise.simulator.spot_world import SpotWorld
+from spotwise.simulator.spot_standing import links_of
+from spotwise.simulator.spot_world import SpotWorld
 
 
 class _Reloading:

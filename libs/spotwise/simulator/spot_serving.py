@@ -6,10 +6,21 @@ where, what moves when and how long pipelines decode comes from core, the functi
 
 from __future__ import annotations
 
-from spotwise.simulator.spot_runs import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
-from spotwise.simulator.spot_world import SpotWorld
+from collections.abc import Callable, Mapping
 
-__all__ = ["AnsweredRequest", "ConfigChange", "SpotOutcome", "SpotRun", "serve"]
+from spotwise.simulator.spot_migrations import Migrating
+from spotwise.simulator.spot_restarts import Rerouting, Restarting
+from spotwise.simulator.spot_runs import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
+from spotwise.simulator.spot_systems import Reaction
+from spotwise.simulator.spot_world import ServingSystem, SpotWorld
+
+__all__ = ["AnsweredRequest", "ConfigChange", "SpotOutcome", "SpotRun", "serve", "world_of"]
+
+_SYSTEMS: Mapping[Reaction, Callable[[SpotWorld], ServingSystem]] = {
+    Reaction.MIGRATE: Migrating,
+    Reaction.RESTART: Restarting,
+    Reaction.REROUTE: Rerouting,
+}
 
 
 def serve(run: SpotRun) -> SpotOutcome:
@@ -18,4 +29,9 @@ def serve(run: SpotRun) -> SpotOutcome:
     Raises:
         ValueError: the instances that are there at the end cannot serve the model, so that requests stay unanswered.
     """
-    return SpotWorld(run).run()
+    return world_of(run).run()
+
+
+def world_of(run: SpotRun) -> SpotWorld:
+    """Return a run's world before anything has happened in it."""
+    return SpotWorld(run, _SYSTEMS[run.system.reaction])

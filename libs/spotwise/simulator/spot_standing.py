@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.device_map import DeviceMap
@@ -27,9 +26,7 @@ from spotwise.core.migration.migration_plan import MigrationPlan, PlanPolicy, pa
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spot_batches import Pipeline
 from spotwise.simulator.spot_systems import SpotSurroundings
-
-if TYPE_CHECKING:
-    from spotwise.simulator.spot_world import SpotWorld
+from spotwise.simulator.spot_world import SpotWorld
 
 #: What ends within so many seconds has ended, since floats are not exact.
 _ROUNDING_S = 1e-6
@@ -142,9 +139,7 @@ class Standing:
         if not self.is_whole or not self._system.recovers:
             begins_s = now  # nothing is gained by waiting, or nobody knows how
         elif deadline_s is not None:
-            largest = self._running() | self._largest(stopping)
-            plan = self._plan(self._map(config, self._before(config, staying, largest)))
-            migration_s = max(plan.done_s, paper_migration_s(plan))
+            migration_s = max(self._migration_s(config, staying, running) for running in self._most(stopping))
             begins_s = max(now, deadline_s - migration_s)
         else:
             begins_s = max((self._boundary_s(pipeline) for pipeline in stopping), default=now)
@@ -169,6 +164,21 @@ class Standing:
         left = max(0, round((pipeline.ends_s - boundary_s) / pipeline.step_s))
         stop = before_acquisition(LinearExecution(boundary_s - now, pipeline.step_s), left, 0.0, 0.0)
         return now + stop.execution_s
+
+    def _migration_s(
+        self, config: ParallelConfig, staying: tuple[str, ...], running: dict[int, tuple[RunningRequest, ...]]
+    ) -> float:
+        plan = self._plan(self._map(config, self._before(config, staying, running)))
+        return max(plan.done_s, paper_migration_s(plan))
+
+    def _most(self, stopping: list[Pipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
+        """Return what may run when these stop, as it takes longest: all are full; or those are that lose a device, and what
+        they have finds room where nothing runs."""
+        found = [self._running() | self._largest(stopping)]
+        dying = [pipeline for pipeline in stopping if pipeline.number in self.deadlines_s]
+        if len(dying) < len(self._world.floor.pipelines):
+            found.append(self._largest(dying))
+        return found
 
     def _largest(self, stopping: list[Pipeline]) -> dict[int, tuple[RunningRequest, ...]]:
         """Return batches as they may be when these pipelines stop: as wide and as long as can be."""

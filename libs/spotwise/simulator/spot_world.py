@@ -12,6 +12,7 @@ are answered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from spotwise.core.parallel.arrivals import ArrivalWindow
@@ -19,10 +20,7 @@ from spotwise.simulator.events import EventQueue
 from spotwise.simulator.spot_batches import Job, Pipeline
 from spotwise.simulator.spot_dispatch import Dispatcher
 from spotwise.simulator.spot_fleet import Fleet, FleetEvent, fleet_events
-from spotwise.simulator.spot_migrations import Migrating
-from spotwise.simulator.spot_restarts import Rerouting, Restarting
 from spotwise.simulator.spot_runs import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
-from spotwise.simulator.spot_systems import Reaction
 
 
 class ServingSystem(Protocol):
@@ -47,9 +45,10 @@ class SpotWorld:
         fleet: who is there.
         floor: the queue and the pipelines.
         changes: of configurations so far.
+        system: who decides what stands.
     """
 
-    def __init__(self, run: SpotRun) -> None:
+    def __init__(self, run: SpotRun, system: Callable[[SpotWorld], ServingSystem]) -> None:
         self.run_ = run
         self.events = EventQueue()
         self.fleet = Fleet(run.model.devices)
@@ -59,7 +58,7 @@ class SpotWorld:
         self._rate = run.required_rate
         self._window = ArrivalWindow(run.surroundings.window_s)
         self._will_decide = False
-        self.system = _system(self)
+        self.system = system(self)
         self.floor.judge = self.system
 
     @property
@@ -141,10 +140,3 @@ class SpotWorld:
         self._window.add(self.now)
         self.floor.queue([job])
         self.floor.look()
-
-
-def _system(world: SpotWorld) -> ServingSystem:
-    reaction = world.run_.system.reaction
-    if reaction is Reaction.MIGRATE:
-        return Migrating(world)
-    return Restarting(world) if reaction is Reaction.RESTART else Rerouting(world)

@@ -12,11 +12,10 @@ from spotwise.core.migration.mapper import map_devices
 from spotwise.core.migration.migration_plan import MigrationPlan, plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spot_fleet import FleetEvent, Stage
-from spotwise.simulator.spot_serving import SpotOutcome, serve
+from spotwise.simulator.spot_serving import SpotOutcome, serve, world_of
 from spotwise.simulator.spot_standing import lacking
 from spotwise.simulator.spot_systems import SPOTSERVE
 from spotwise.simulator.spot_traces import SpotEvent, SpotEventKind
-from spotwise.simulator.spot_world import SpotWorld
 from tests.unit.simulator import spot_worlds as tiny
 
 #: A pipeline is two instances.
@@ -46,7 +45,7 @@ def gone_early(gone_s: float | None, grace_s: float) -> SpotOutcome:
     """One of two pipelines loses an instance at 20 s, or earlier, and has another to take its place."""
     trace = tiny.trace((0.0, "add", "a b c d e"), (20.0, "remove", "a"))
     surroundings = replace(tiny.SURROUNDINGS, grace_s=grace_s, network_bytes_per_s=SLOW_BYTES_PER_S)
-    world = SpotWorld(tiny.run(trace, BUSY, FIXED, surroundings))
+    world = world_of(tiny.run(trace, BUSY, FIXED, surroundings))
 
     def goes(at_s: float) -> None:
         world.fleet_happens(FleetEvent(at_s, Stage.GONE, (world.fleet.machines["a"],)))
