@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -68,10 +69,10 @@ def choices(devices: int) -> Iterator[Callable[[int], list[Row]]]:
     """Yield what measures the choice of a configuration: of one type and of three, phases together or either way."""
     for names in (("a100",), ("h100", "a100", "t4")):
         for phases in (Phases.TOGETHER, Phases.EITHER):
-            yield lambda rounds, names=names, phases=phases: [_choice(devices, names, phases, rounds)]  # type: ignore[misc]
+            yield partial(_chosen, devices, names, phases)
 
 
-def _choice(devices: int, names: tuple[str, ...], phases: Phases, rounds: int) -> Row:
+def _chosen(devices: int, names: tuple[str, ...], phases: Phases, rounds: int) -> list[Row]:
     shape = named_shapes()[_MODEL]
     supplies = []
     for name in names:
@@ -88,7 +89,8 @@ def _choice(devices: int, names: tuple[str, ...], phases: Phases, rounds: int) -
     seconds, choice = _median(rounds, lambda: choose(demand, supplies, memory, policy))
     kinds = "one type" if len(names) == 1 else f"{len(names)} types"
     chosen = "nothing fits" if choice is None else str(choice.config)
-    return Row(f"configuration: {kinds}, phases {phases.value} ({chosen}), s", seconds, DECISION_S, Target(at_most=1.0))
+    name = f"configuration: {kinds}, phases {phases.value} ({chosen}), s"
+    return [Row(name, seconds, DECISION_S, Target(at_most=1.0))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ _CHANGES = (
 def changes(devices: int) -> Iterator[Callable[[int], list[Row]]]:
     """Yield what measures a change: the device map and the plan."""
     for change in _CHANGES:
-        yield lambda rounds, change=change: _planned(devices, change, rounds)  # type: ignore[misc]
+        yield partial(_planned, devices, change)
 
 
 def _planned(devices: int, change: _Change, rounds: int) -> list[Row]:
