@@ -18,10 +18,9 @@ from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Demand, Policy
+from spotwise.simulator.spot_profiles import ON_DEMAND_PER_H, SPOT_PER_H
 from spotwise.simulator.spot_runs import SpotRun
 
-#: Dollars an hour of the paper's instances. Of one type, only the order of the two matters.
-_SPOT_PER_H, _ON_DEMAND_PER_H = 1.9046, 3.912
 #: Rates are chosen for in these steps, so that like rates are one question.
 _RATE_STEP = 0.01
 
@@ -32,7 +31,7 @@ class Choices:
     def __init__(self, run: SpotRun) -> None:
         model, system = run.model, run.system
         self._run = run
-        self._type = InstanceType("instance", model.devices, 1, _SPOT_PER_H, _ON_DEMAND_PER_H, model.cost)
+        self._type = InstanceType("instance", model.devices, 1, SPOT_PER_H, ON_DEMAND_PER_H, model.cost)
         padded_layers = model.cost.padded_layers if isinstance(model.cost, LayerTables) else model.shape.layers
         policy = Policy.spotserve(padded_layers, max_batch=model.max_batch)
         self._policy = replace(policy, phases=system.phases, latency=system.latency)

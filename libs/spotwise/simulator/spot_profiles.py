@@ -26,6 +26,8 @@ _VOCABULARY = 50_304
 _FLOAT32_BYTES = 4
 #: T4 of one g4dn.12xlarge.
 DEVICES_OF_AN_INSTANCE = 4
+#: Dollars an hour of one, as the artifact has them.
+SPOT_PER_H, ON_DEMAND_PER_H = 1.9046, 3.912
 
 
 @dataclass(frozen=True, slots=True)

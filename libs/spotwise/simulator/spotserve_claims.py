@@ -38,17 +38,6 @@ P99_OVER_SPOTSERVE: Mapping[tuple[str, str], tuple[float, float]] = {
 #: P99 without a part over P99 with it: of B_S without the controller; of A_S and B_S without the planner besides.
 WITHOUT_CONTROLLER_P99 = 2.79
 WITHOUT_PLANNER_P99 = (1.4, 3.1)
-#: Seconds by which the plot of the artifact draws on-demand fleets lower than their constants.
-ON_DEMAND_DRAWN_LOWER_S = {"mean": 4.5, "p99": 9.0}
-#: Minutes of instances that the artifact bills for a segment: preemptible, and on demand.
-BILLED_MINUTES: Mapping[str, tuple[float, float]] = {
-    "A_S": (203.0, 0.0),
-    "B_S": (137.0, 0.0),
-    "A_S+O": (210.0, 27.0),
-    "B_S+O": (92.0, 26.0),
-}
-#: Minutes that it bills for each on-demand fleet.
-ON_DEMAND_MINUTES = 18.0
 #: Share of the cost of on-demand instances that is spared: by what the artifact bills, B_S beside 8 of them.
 SPARED = 0.54
 #: A figure is the paper's if it is no farther away.

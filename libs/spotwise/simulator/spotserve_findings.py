@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from spotwise.simulator.spotserve_claims import (
-    BILLED_MINUTES,
     CLOSE,
     LATENCY_S,
     P99_OVER_SPOTSERVE,
@@ -21,7 +20,7 @@ from spotwise.simulator.spotserve_claims import (
     WITHOUT_CONTROLLER_P99,
     WITHOUT_PLANNER_P99,
 )
-from spotwise.simulator.spotserve_runs import ON_DEMAND_PER_H, SPOT_PER_H, SpotCase, SpotSummary
+from spotwise.simulator.spotserve_runs import SpotCase, SpotSummary
 from spotwise.simulator.spotserve_studies import AS_PUBLISHED, Point, Study
 
 
@@ -207,12 +206,6 @@ def _ablation(findings: Findings | None) -> list[Headline]:
         name = "GPT-20B: P99 without the planner besides, over with it"
         rows.append(Headline(name, WITHOUT_PLANNER_P99, _ends(list(planner.values())), _ABLATION_WHY))
     return rows
-
-
-def billed_usd(trace: str) -> float:
-    """Return what the artifact bills for a segment."""
-    spot, on_demand = BILLED_MINUTES[trace]
-    return (spot * SPOT_PER_H + on_demand * ON_DEMAND_PER_H) / 60.0
 
 
 def _spared(fixed: Findings | None, segments: Findings | None) -> list[Headline]:

@@ -25,7 +25,13 @@ from spotwise.simulator.spot_arrivals import (
     read_spot_arrivals,
 )
 from spotwise.simulator.spot_fleet import Market
-from spotwise.simulator.spot_profiles import DEVICES_OF_AN_INSTANCE, PAPER_MODELS, read_model_tables
+from spotwise.simulator.spot_profiles import (
+    DEVICES_OF_AN_INSTANCE,
+    ON_DEMAND_PER_H,
+    PAPER_MODELS,
+    SPOT_PER_H,
+    read_model_tables,
+)
 from spotwise.simulator.spot_runs import SpotOutcome, SpotRun
 from spotwise.simulator.spot_serving import serve
 from spotwise.simulator.spot_systems import ServedModel, SpotSurroundings, SpotSystem
@@ -33,8 +39,6 @@ from spotwise.simulator.spot_traces import SpotEvent, SpotEventKind, SpotTrace, 
 from spotwise.simulator.spotserve_golden import MAX_BATCH
 from spotwise.simulator.traces import TraceError
 
-#: Dollars an hour of a g4dn.12xlarge, as the artifact has them.
-SPOT_PER_H, ON_DEMAND_PER_H = 1.9046, 3.912
 #: A request is in time within so many times what it takes alone.
 DEADLINE_FACTOR = 3.0
 PERCENTS = (50, 90, 99)
