@@ -13,43 +13,10 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.run_state import ServiceState
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import MODEL, wait_for
+from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 
 WORKERS = ("--prompt-workers", "12", "--token-workers", "12")
-QUESTION = "Tell me what you see from where you are."
-
-
-class SimulatedMesh(LiveMesh):
-    """A mesh of simulated workers."""
-
-    def up(self) -> None:
-        """Start it."""
-        done = self.command("up", "--detach", "--port", "0", "--engine", "simulated", *self.options)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    async def answers(self, count: int, tokens: int) -> list[str]:
-        """Stream so many chats at once; the text of each."""
-        async with self.async_client() as client:
-
-            async def ask(seed: int) -> str:
-                stream = await client.chat.completions.create(
-                    model=MODEL,
-                    messages=[{"role": "user", "content": f"{seed}: {QUESTION}"}],
-                    max_tokens=tokens,
-                    seed=seed,
-                    stream=True,
-                    stream_options={"include_usage": True},
-                )
-                text = ""
-                usage = None
-                async for chunk in stream:
-                    text += "".join(choice.delta.content or "" for choice in chunk.choices)
-                    usage = chunk.usage or usage
-                assert usage is not None
-                assert usage.completion_tokens == tokens
-                return text
-
-            return list(await asyncio.gather(*map(ask, range(count))))
 
 
 @pytest.fixture(scope="module")

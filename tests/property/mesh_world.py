@@ -3,9 +3,11 @@
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
 order. What workers do is in `worker_processes.py`.
 
-Messages between scheduler and workers, and heartbeats, may be lost. A worker may stall: nothing happens on it for a while, and
-then all that waited: its inbox in order, the rest in any, mixed. The scheduler may be gone for a while: what is sent to it then
-is lost, and its successor knows the registrations, old or new, and nothing else.
+Messages between scheduler and workers, tokens, and heartbeats, may be lost. A worker may stall: nothing happens on it for a
+while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: what comes
+to them waits, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
+knows the registrations, old or new, and nothing else. The gateway may be replaced: its requests are nobody's then, and its
+successor numbers its streams from 1, as it did.
 """
 
 from __future__ import annotations
@@ -34,7 +36,21 @@ from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
-LOSABLE = (m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member)
+LOSABLE = (
+    m.ReserveKv,
+    m.KvReserved,
+    m.KvRefused,
+    m.StartPrefill,
+    m.PrefillAccepted,
+    m.RenewLeases,
+    m.RequestAssigned,
+    m.TokenBatch,
+    m.ForgetGateway,
+    m.Member,
+)
+#: A member whose own heartbeats do not come back for so long takes the broker for away.
+DEAF_AFTER_S = 0.75
+TICK_S = 0.1
 
 
 class MeshWorld:
@@ -62,7 +78,9 @@ class MeshWorld:
         self.attempts: dict[str, int] = {}
         self.now = 1000.0
         self.num_blocks = num_blocks
-        self.gateway = GatewayRole("gateway", RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0))
+        self.gateway = self._new_gateway(1)
+        self.paused: dict[str, list[Callable[[], None]]] = {}
+        self.broker_away: tuple[float, float] = (0.0, 0.0)
         self.scheduler = SchedulerRole("scheduler", limits, policy=pool_policy)
         self.scheduler_is_up = True
         self.plain_members = {
@@ -102,10 +120,32 @@ class MeshWorld:
         return self.rng.uniform(0.0, most)
 
     def loses(self, message: Any) -> bool:
-        return isinstance(message, LOSABLE) and self.rng.random() < self.loss
+        is_schedulers = (
+            isinstance(message, m.TokenBatch) and message.number is None
+        )  # that is not missed before `stall_s`
+        return isinstance(message, LOSABLE) and not is_schedulers and self.rng.random() < self.loss
+
+    def pause(self, member_id: str, seconds: float) -> None:
+        """Gateway or scheduler stand still, as after SIGSTOP; what comes waits."""
+        if member_id not in self.paused:
+            self.paused[member_id] = []
+            self.at(seconds, lambda: self._resume(member_id, seconds))
+
+    def _resume(self, member_id: str, seconds: float) -> None:
+        feed = self.feed_gateway if member_id == "gateway" else self.feed_scheduler
+        waiting = self.paused.pop(member_id)
+        feed(m.Tick(away_s=seconds))
+        for action in waiting:
+            action()
+
+    def pause_broker(self, seconds: float) -> None:
+        """Nothing arrives for a while; then all of it, in order."""
+        self.broker_away = self.now, self.now + seconds
 
     def transmit(self, sender: str, recipient: str, action: Callable[[], None]) -> None:
-        arrival = max(self.now + self.delay(), self._link_free.get((sender, recipient), 0.0) + 1e-9)
+        since, until = self.broker_away
+        delayed = until if since <= self.now < until else 0.0
+        arrival = max(self.now + self.delay(), self._link_free.get((sender, recipient), 0.0) + 1e-9, delayed)
         self._link_free[sender, recipient] = arrival
         self.at(arrival - self.now, action)
 
@@ -158,6 +198,19 @@ class MeshWorld:
         worker.waiting.append(lambda: self.feed_worker(worker, m.Tick()))
         worker.wake(self.rng)
 
+    @staticmethod
+    def _new_gateway(incarnation: int) -> GatewayRole:
+        limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0)
+        return GatewayRole("gateway", limits, incarnation)
+
+    def restart_gateway(self) -> None:
+        """Kill it; the next one takes its id, and its requests are nobody's."""
+        for request_id in self.stops:
+            self.ended.setdefault(request_id, "gateway died")
+        incarnation = int(self.now * 1000)
+        self.gateway = self._new_gateway(incarnation)
+        self.plain_members["gateway"] = replace(self.plain_members["gateway"], incarnation=incarnation)
+
     def _beat(self, worker: FakeWorker) -> None:
         if not worker.alive:
             return
@@ -172,7 +225,7 @@ class MeshWorld:
         self.at(HEARTBEAT_S, lambda: self._beat(worker))
 
     def _beat_plain(self, member_id: str) -> None:
-        if member_id != "scheduler" or self.scheduler_is_up:
+        if member_id not in self.paused and (member_id != "scheduler" or self.scheduler_is_up):
             self._broadcast(self.plain_members[member_id])
         self.at(HEARTBEAT_S, lambda: self._beat_plain(member_id))
 
@@ -183,12 +236,15 @@ class MeshWorld:
             self.transmit(member.id, "gateway", lambda: self.feed_gateway(member))
 
     def _tick(self) -> None:
-        self.feed_gateway(m.Tick())
-        self.feed_scheduler(m.Tick())
+        since, until = self.broker_away
+        tick = m.Tick(away_s=TICK_S if since + DEAF_AFTER_S < self.now < until + TICK_S else 0.0)
+        for member_id, feed in (("gateway", self.feed_gateway), ("scheduler", self.feed_scheduler)):
+            if member_id not in self.paused:
+                feed(tick)
         for worker in list(self.workers.values()):
             if not worker.stalled:
-                self.feed_worker(worker, m.Tick())
-        self.at(0.1, self._tick)
+                self.feed_worker(worker, tick)
+        self.at(TICK_S, self._tick)
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
@@ -214,6 +270,9 @@ class MeshWorld:
     # --- gateway ------------------------------------------------------------------------------------------------------
 
     def feed_gateway(self, event: Any) -> None:
+        if "gateway" in self.paused:
+            self.paused["gateway"].append(lambda: self.feed_gateway(event))
+            return
         for command in self.gateway.handle(event, self.now):
             match command:
                 case g.SubmitAttempt():
@@ -250,7 +309,7 @@ class MeshWorld:
             self.now,
             *self.claims[command.request_id],
         )
-        stream = m.StreamRef("gateway", command.stream_id)
+        stream = m.StreamRef("gateway", command.stream_id, self.gateway.incarnation)
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
         priority, _ = self.claims[command.request_id]
@@ -269,6 +328,9 @@ class MeshWorld:
     def feed_scheduler(self, event: Any) -> None:
         if not self.scheduler_is_up:
             return
+        if "scheduler" in self.paused:
+            self.paused["scheduler"].append(lambda: self.feed_scheduler(event))
+            return
         for command in self.scheduler.handle(event, self.now):
             if isinstance(command, m.Send):
                 self._send("scheduler", command)
@@ -278,11 +340,16 @@ class MeshWorld:
         if self.loses(message):
             return
         if recipient == "gateway":
-            self.transmit(sender, recipient, lambda: self.feed_gateway(message))
+            self.transmit(sender, recipient, lambda: self._to_gateway(command))
         elif recipient == "scheduler":
             self.transmit(sender, recipient, lambda: self.feed_scheduler(message))
         else:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
+
+    def _to_gateway(self, command: m.Send) -> None:
+        """An inbox is one incarnation's: nobody hears what was meant for the one before."""
+        if command.incarnation == self.gateway.incarnation:
+            self.feed_gateway(command.message)
 
     def _to_worker(self, worker_id: str, message: Any) -> None:
         worker = self.workers.get(worker_id)

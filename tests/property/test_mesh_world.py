@@ -247,6 +247,63 @@ def test_a_scheduler_that_restarts_costs_nobody_a_token(
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 2**32),
+    POOLS,
+    st.integers(11, 24),
+    PACES,
+    POLICIES,
+    st.integers(1, 16),
+    st.sampled_from(["gateway", "scheduler", "broker"]),
+    st.floats(0.1, 3.0),
+    POOL_POLICIES,
+)
+def test_a_pause_costs_no_attempt(seed, pools, num_blocks, pace, policy, count, who, seconds, pool_policy):
+    """Gateway, scheduler or broker stand still for up to 3 s: everyone else goes on, and nothing is computed again."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    pause = partial(world.pause_broker if who == "broker" else partial(world.pause, who), seconds)
+    world.at(world.rng.uniform(0, 4), pause)
+    settle(world, count)
+    assert set(world.ended.values()) == {"length"}
+    assert set(world.attempts.values()) == {1}
+    assert_served(world)
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    POOLS,
+    st.integers(11, 24),
+    PACES,
+    POLICIES,
+    st.integers(1, 24),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.1]),
+    st.booleans(),
+    POOL_POLICIES,
+)
+def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
+    seed, pools, num_blocks, pace, policy, count, restarts, loss, scheduler_too, pool_policy
+):
+    """Its successor's clients get their own, though streams are numbered anew; and nothing is computed for nobody."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world.loss = loss
+    world.at(8.0, lambda: setattr(world, "loss", 0.0))
+    for _ in range(restarts):
+        at_s = world.rng.uniform(0, 4)
+        if scheduler_too:
+            world.at(max(0.0, at_s - 0.3), lambda: world.restart_scheduler(0.2))
+        world.at(at_s, world.restart_gateway)
+    settle(world, count)
+    for request_id, ending in world.ended.items():
+        assert ending in ("length", "gateway died", "no_workers", "no_scheduler")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
     st.sampled_from([[Pool.PROMPT, Pool.TOKEN, Pool.TOKEN], [Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]]),
     st.integers(11, 24),
     PACES,

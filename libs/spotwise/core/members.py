@@ -44,6 +44,19 @@ class MemberState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayStreams:
+    """What a worker has sent to one incarnation of a gateway.
+
+    Attributes:
+        batches_sent: the number of the last `TokenBatch`.
+    """
+
+    gateway_id: str
+    incarnation: int
+    batches_sent: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """A worker's own count of what it holds, derived at the moment it is sent.
 
@@ -66,6 +79,7 @@ class WorkerLoad:
         prompt_token_s: seconds that a prompt token takes here with nothing beside it; `None` until measured or profiled.
         kv_push_token_s: seconds that handing KV off adds to a request, a prompt token; `None` until it was measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
+        gateways: to whom its tokens go, and how many batches of them were sent so far.
     """
 
     pending_prompt_tokens: int = 0
@@ -93,6 +107,7 @@ class WorkerLoad:
     prompt_token_s: float | None = None
     kv_push_token_s: float | None = None
     assignments_seen: tuple[tuple[str, int], ...] = ()
+    gateways: tuple[GatewayStreams, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 Law: a member is present from its first heartbeat until it says it left or stays silent for `timeout_s`. Of one id only the
 newest incarnation counts; a late message of an older one changes nothing.
 
+Silence counts only while the listener could hear: time in which it was away itself, asleep or cut off from the broker, is put
+off (`was_away`), and nobody is lost for it.
+
 Invariants: every `MemberJoined` of an incarnation is followed by at most one `MemberLost` of it; members are listed in order
 of id, so that whoever breaks ties by position does so everywhere alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotwise.core.messages import Member, MemberKind, MemberState
@@ -33,10 +37,17 @@ MembershipEvent = MemberJoined | MemberLost
 
 
 class Membership:
-    """The members present, as seen by one listener."""
+    """The members present, as seen by one listener.
 
-    def __init__(self, timeout_s: float) -> None:
+    Args:
+        timeout_s: silence after which a member counts as lost.
+        timeouts_s: where that differs, by kind of member.
+    """
+
+    def __init__(self, timeout_s: float, timeouts_s: Mapping[MemberKind, float] | None = None) -> None:
         self.timeout_s = timeout_s
+        self._timeouts_s = timeouts_s or {}
+        self._away_s = 0.0
         self._members: dict[str, Member] = {}
         self._heard_s: dict[str, float] = {}
         self._newest: dict[str, int] = {}
@@ -57,15 +68,32 @@ class Membership:
                 events.append(self._lose(known, "left", now))
             return events
         self._members[member.id] = member
-        self._heard_s[member.id] = now
+        self._heard_s[member.id] = self._listened_s(now)
         if known is None:
             events.append(MemberJoined(member))
         return events
 
+    def was_away(self, seconds: float) -> None:
+        """Put all silence off by a time in which the listener could hear nobody."""
+        self._away_s += seconds
+
+    def _listened_s(self, now: float) -> float:
+        """Return the listener's own time, which stands still while it is away."""
+        return now - self._away_s
+
     def expire(self, now: float) -> list[MembershipEvent]:
         """Return whom the silence has lasted too long of."""
-        silent = [id_ for id_, heard_s in sorted(self._heard_s.items()) if now - heard_s > self.timeout_s]
-        return [self._lose(self._members[id_], f"silent for {self.timeout_s:g} s", now) for id_ in silent]
+        listened_s = self._listened_s(now)
+        lost: list[MembershipEvent] = []
+        for id_, heard_s in sorted(self._heard_s.items()):
+            timeout_s = self._timeouts_s.get(self._members[id_].kind, self.timeout_s)
+            if listened_s - heard_s > timeout_s:
+                lost.append(self._lose(self._members[id_], f"silent for {timeout_s:g} s", now))
+        return lost
+
+    def is_gone(self, member_id: str, incarnation: int) -> bool:
+        """Tell whether a later incarnation of a member was heard."""
+        return self._newest.get(member_id, 0) > incarnation
 
     def lost_lately(self, member_id: str, now: float) -> bool:
         """Tell whether a member was lost within the last time-out and has not come back: news of it may still be stale."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from spotwise.core.members import GatewayStreams as GatewayStreams
 from spotwise.core.members import Member as Member
 from spotwise.core.members import MemberKind as MemberKind
 from spotwise.core.members import MemberState as MemberState
@@ -23,10 +24,15 @@ from spotwise.core.sampling import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class StreamRef:
-    """Where a sequence's tokens go: a gateway, and the attempt's number there."""
+    """Where a sequence's tokens go: one process that is a gateway, and the attempt's number there.
+
+    Attributes:
+        incarnation: of the gateway; the one after it numbers its attempts from 1 again, and must not hear of these.
+    """
 
     gateway_id: str
     stream_id: int
+    incarnation: int = 0
 
 
 class RejectCode(StrEnum):
@@ -174,6 +180,14 @@ class Drain:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetGateway:
+    """Drop every sequence whose tokens go to that incarnation of a gateway, or to an earlier one: it is gone."""
+
+    gateway_id: str
+    incarnation: int
+
+
 # --- worker -> scheduler ----------------------------------------------------------------------------------------------
 
 
@@ -257,10 +271,15 @@ class TokenBatch:
     Attributes:
         worker_id: the sender.
         deltas: at most one a stream.
+        incarnation: of the sender.
+        number: counts the batches of this incarnation of the worker to this incarnation of the gateway, from 1, so that a lost
+            one leaves a gap; `None` in a scheduler's.
     """
 
     worker_id: str
     deltas: tuple[TokenDelta, ...]
+    incarnation: int = 0
+    number: int | None = None
 
 
 # --- spot watcher -> whoever plans --------------------------------------------------------------------------------------
@@ -337,6 +356,7 @@ Message = (
     | StartPrefill
     | CancelRequest
     | ChangeHome
+    | ForgetGateway
     | Drain
     | DrainReply
     | InterruptionReported
@@ -351,10 +371,20 @@ Message = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Command: put `message` into the inbox of `recipient_id`."""
+    """Command: put `message` into the inbox of `recipient_id`.
+
+    Attributes:
+        incarnation: the only one of a gateway that is meant: an inbox is one incarnation's there; `None` for other members.
+    """
 
     recipient_id: str
     message: Message
+    incarnation: int | None = None
+
+
+def to_gateway(stream: StreamRef, message: Message) -> Send:
+    """Return the command that sends to the gateway of a stream."""
+    return Send(stream.gateway_id, message, stream.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,4 +396,11 @@ class RecordLedger:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Event: time passed; roles look at their deadlines."""
+    """Event: time passed; roles look at their deadlines.
+
+    Attributes:
+        away_s: seconds since the last tick in which this member could not have heard anybody: its process stood still, or the
+            broker did. Silence in that time says nothing about others, and deadlines that silence ends are put off by it.
+    """
+
+    away_s: float = 0.0

@@ -21,6 +21,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.assigner import Assigner
+from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import Requests
@@ -43,6 +44,8 @@ class SchedulerLimits:
         reservation_timeout_s: a reservation, or an order for both phases, that was not answered by then is given up.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
+        gateway_timeout_s: the same for a gateway: what it asked for is computed for nobody until then, and would be computed
+            again if it were only slow.
     """
 
     max_queued: int = 1024
@@ -50,6 +53,7 @@ class SchedulerLimits:
     reservation_timeout_s: float = 2.0
     lease_s: float = 3.0
     member_timeout_s: float = 2.0
+    gateway_timeout_s: float = 10.0
 
 
 class SchedulerRole:
@@ -75,7 +79,9 @@ class SchedulerRole:
     ) -> None:
         self.scheduler_id = scheduler_id
         self.limits = limits or SchedulerLimits()
-        self.membership = Membership(self.limits.member_timeout_s)
+        patience_s = max(self.limits.gateway_timeout_s, self.limits.member_timeout_s)
+        self.membership = Membership(self.limits.member_timeout_s, {MemberKind.GATEWAY: patience_s})
+        self._gone_gateways = GoneGateways(self.membership, patience_s)
         policy = policy or PoolPolicy()
         self.pools = Pools(policy.decode_queue)
         self._requests = Requests()
@@ -118,6 +124,8 @@ class SchedulerRole:
     # --- the gateway's side -------------------------------------------------------------------------------------------
 
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
+        if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
+            return  # sent before that gateway was replaced
         known = self._requests.get(order.request_id)
         if known is not None:
             if known.order.epoch >= order.epoch:
@@ -127,7 +135,7 @@ class SchedulerRole:
             self._reject(order, *refusal)
             return
         accepted = m.RequestAccepted(order.request_id, order.epoch)
-        self._commands.append(m.Send(order.stream.gateway_id, accepted))
+        self._commands.append(m.to_gateway(order.stream, accepted))
         self._requests.accept(order, now)
         self._assigner.assign_waiting(now)
 
@@ -147,7 +155,7 @@ class SchedulerRole:
 
     def _reject(self, order: m.SubmitRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
         rejection = m.RequestRejected(order.request_id, order.epoch, code, message, retry_after_s)
-        self._commands.append(m.Send(order.stream.gateway_id, rejection))
+        self._commands.append(m.to_gateway(order.stream, rejection))
 
     def _close(self, order: m.CloseRequest, now: float) -> None:
         entry = self._requests.get(order.request_id)
@@ -168,6 +176,8 @@ class SchedulerRole:
         if is_present and member.id in self.pools:
             self.pools.heard(member, self.scheduler_id, now)
             self._assigner.room_reported(member.id, now)
+            for order in self._gone_gateways.among(member, now):
+                self._commands.append(m.Send(member.id, order))
 
     def _member_changed(self, event: MemberJoined | MemberLost) -> None:
         member = event.member
@@ -185,8 +195,14 @@ class SchedulerRole:
                     self._assigner.tell_dropped(entry.order.stream, error)
 
     def _tick(self, event: m.Tick, now: float) -> None:
+        if event.away_s:
+            self.membership.was_away(event.away_s)
+            self._gone_gateways.was_away(event.away_s)
+            self._requests.was_away(event.away_s)
+        self._gone_gateways.forget_old(now)
         for change in self.membership.expire(now):
             self._member_changed(change)
+        self._drop_orphans(now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)
         for entry in self._requests.queued:
@@ -197,3 +213,12 @@ class SchedulerRole:
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.look(self.pools, now):
             self._commands.append(m.Send(order.worker_id, order))
+
+    def _drop_orphans(self, now: float) -> None:
+        """Drop requests whose gateway was never heard of, or was replaced before anybody heard that it went."""
+        gateways = {(entry.order.stream.gateway_id, entry.order.stream.incarnation): None for entry in self._requests}
+        gone = [gateway for gateway in gateways if self._gone_gateways.is_gone(*gateway, now)]
+        for entry in list(self._requests) if gone else ():
+            stream = entry.order.stream
+            if (stream.gateway_id, stream.incarnation) in gone:
+                self._assigner.drop(entry, cancel=True)

@@ -15,7 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import structlog
 
 from spotwise.core.members import NEWS_INTERVAL_S
-from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message
+from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message, Tick
+from spotwise.mesh.attention import Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import EventEdge
@@ -60,6 +61,7 @@ class ServiceHost:
         self._describe: Callable[[Member], Member] = lambda member: member
         self._stopping = asyncio.Event()
         self._has_news = asyncio.Event()
+        self._attentions: list[Attention] = []
         self._ledger: list[LedgerEntry] = []
         self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self._registered_s = 0.0
@@ -159,9 +161,9 @@ class ServiceHost:
             )
         self._outbox.put_nowait((subject, payload))
 
-    def send(self, recipient_id: str, message: Message) -> None:
-        """Put a message into a member's inbox, soon."""
-        self.post(subjects.inbox(recipient_id), message)
+    def send(self, recipient_id: str, message: Message, incarnation: int | None = None) -> None:
+        """Put a message into a member's inbox, soon; a gateway's inbox is that of one incarnation."""
+        self.post(subjects.inbox(recipient_id, incarnation), message)
 
     async def _empty_outbox(self) -> None:
         while True:
@@ -211,6 +213,16 @@ class ServiceHost:
         """Call `work` again and again; a broker or store that is away for a moment is logged and waited for."""
         self._again_and_again(lambda: asyncio.sleep(interval_s), work, name)
 
+    def keep_time(self, tick_s: float, look: Callable[[Tick], None]) -> None:
+        """Call `look` again and again: a role looks at its deadlines, less the time in which nobody could be heard."""
+        attention = Attention(self.settings.heartbeat_s, tick_s)
+        self._attentions.append(attention)
+
+        async def tick() -> None:
+            look(Tick(attention.away_s()))
+
+        self.every(tick_s, tick, "tick")
+
     def _again_and_again(
         self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str
     ) -> None:
@@ -254,6 +266,8 @@ class ServiceHost:
             raise self._failure
 
     async def _heard_own_id(self, member: Member, _raw: BusMessage) -> None:
+        for attention in self._attentions:
+            attention.heard_itself()
         if member.incarnation > self._member.incarnation and not self._replaced:
             self._replaced = True
             self._failure = MeshError(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")

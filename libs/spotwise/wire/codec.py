@@ -58,11 +58,11 @@ def decode(payload: bytes) -> Message:
 
 
 def _stream_to(stream: m.StreamRef) -> cluster.StreamRef:
-    return cluster.StreamRef(gateway_id=stream.gateway_id, stream_id=stream.stream_id)
+    return cluster.StreamRef(gateway_id=stream.gateway_id, stream_id=stream.stream_id, incarnation=stream.incarnation)
 
 
 def _stream_from(stream: cluster.StreamRef) -> m.StreamRef:
-    return m.StreamRef(stream.gateway_id, stream.stream_id)
+    return m.StreamRef(stream.gateway_id, stream.stream_id, stream.incarnation)
 
 
 def _target_to(target: KvTarget) -> worker.KvTarget:
@@ -83,13 +83,19 @@ def _load_to(load: m.WorkerLoad) -> cluster.WorkerLoad:
     figures = {name: getattr(load, name) for name in _LOAD_OPTIONAL}
     proto = cluster.WorkerLoad(**counts, **figures)
     proto.assignments_seen.update(dict(load.assignments_seen))
+    proto.gateways.extend(_GATEWAY_TO(streams) for streams in load.gateways)
     return proto
 
 
 def _load_from(proto: cluster.WorkerLoad) -> m.WorkerLoad:
     counts = {name: getattr(proto, name) for name in _LOAD_COUNTS}
     figures: dict[str, Any] = {name: getattr(proto, name) if proto.HasField(name) else None for name in _LOAD_OPTIONAL}
-    return m.WorkerLoad(**counts, **figures, assignments_seen=tuple(sorted(proto.assignments_seen.items())))
+    return m.WorkerLoad(
+        **counts,
+        **figures,
+        assignments_seen=tuple(sorted(proto.assignments_seen.items())),
+        gateways=tuple(_GATEWAY_FROM(streams) for streams in proto.gateways),
+    )
 
 
 _LOAD_COUNTS = (
@@ -242,6 +248,9 @@ def _home_from(proto: worker.ChangeHome) -> m.ChangeHome:
     return m.ChangeHome(proto.worker_id, m.Pool(proto.pool))
 
 
+_GATEWAY_TO, _GATEWAY_FROM = _plain(
+    m.GatewayStreams, cluster.GatewayStreams, "gateway_id", "incarnation", "batches_sent"
+)
 _ATTEMPT = ("request_id", "epoch")
 _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
 _Row = tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]]
@@ -272,6 +281,7 @@ _ROWS: tuple[_Row, ...] = (
     (m.KvRefused, "kv_refused", *_plain(m.KvRefused, worker.KvRefused, *_ATTEMPT, "assignment", "worker_id", "reason")),
     (m.RenewLeases, "renew_leases", _leases_to, _leases_from),
     (m.ChangeHome, "change_home", _home_to, _home_from),
+    (m.ForgetGateway, "forget_gateway", *_plain(m.ForgetGateway, worker.ForgetGateway, "gateway_id", "incarnation")),
     (m.Member, "member", member_to, member_from),
     (m.Drain, "drain", codec_spot.drain_to, codec_spot.drain_from),
     (m.InterruptionReported, "interruption_reported", codec_spot.interruption_to, codec_spot.interruption_from),

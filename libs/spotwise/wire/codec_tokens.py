@@ -106,6 +106,8 @@ def batch_to(batch: TokenBatch) -> pb.TokenBatch:
         token_indexes=[delta.token_index for delta in batch.deltas],
         token_ids=[delta.token_id or 0 for delta in batch.deltas],
         extras=[_extra_to(position, delta) for position, delta in enumerate(batch.deltas) if _has_extra(delta)],
+        incarnation=batch.incarnation,
+        number=batch.number,
     )
 
 
@@ -129,7 +131,8 @@ def batch_from(proto: pb.TokenBatch) -> TokenBatch:
             if extra.has_prompt_logprobs
             else None,
         )
-    return TokenBatch(proto.worker_id, tuple(deltas))
+    number = proto.number if proto.HasField("number") else None
+    return TokenBatch(proto.worker_id, tuple(deltas), proto.incarnation, number)
 
 
 def _has_extra(delta: TokenDelta) -> bool:

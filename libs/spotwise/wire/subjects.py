@@ -1,7 +1,7 @@
 """Every NATS subject of the mesh, and every Redis key, in one place.
 
-An inbox is one subject per member, so that what one sender tells one receiver stays in order. `SUBMIT` is shared: schedulers
-form a queue group, and a gateway learns at once (no responders) that there is none.
+An inbox is one subject per member (of a gateway, per incarnation), so that what one sender tells one receiver stays in order.
+`SUBMIT` is shared: schedulers form a queue group, and a gateway learns at once (no responders) that there is none.
 """
 
 _ROOT = "spotwise.v1"
@@ -16,9 +16,12 @@ DRAIN = f"{_ROOT}.spot.drain"  #: asks the spot watcher to raise a notice
 WATCHERS = "watchers"  #: queue group of `DRAIN`
 
 
-def inbox(member_id: str) -> str:
-    """Return the subject on which a member hears its messages."""
-    return f"{_ROOT}.inbox.{member_id}"
+def inbox(member_id: str, incarnation: int | None = None) -> str:
+    """Return the subject on which a member hears its messages.
+
+    A gateway's is that of one incarnation: what was meant for the one before it, tokens above all, must reach nobody else.
+    """
+    return f"{_ROOT}.inbox.{member_id}" if incarnation is None else f"{_ROOT}.inbox.{member_id}.{incarnation}"
 
 
 def heartbeat(member_id: str) -> str:

@@ -9,7 +9,7 @@ import psutil
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.messages import Member, RecordLedger, Send, Tick, TokenBatch, TokenDelta
+from spotwise.core.messages import Member, RecordLedger, Send, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken
@@ -85,13 +85,10 @@ class WorkerRuntime:
         self._host.describe_with(self._describe)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.NOTICES, self._on_message)
-        self._host.every(TICK_S, self._tick, "tick")
+        self._host.keep_time(TICK_S, self._loop.feed)
 
     async def _on_message(self, message: c.WorkerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
-
-    async def _tick(self) -> None:
-        self._loop.feed(Tick())
 
     def _describe(self, member: Member) -> Member:
         return replace(member, state=self.role.state, load=self.role.load())
@@ -102,11 +99,12 @@ class WorkerRuntime:
 
     def _send(self, command: Send) -> None:
         try:
-            self._host.send(command.recipient_id, command.message)
+            self._host.send(command.recipient_id, command.message, command.incarnation)
         except PayloadTooLargeError as error:
             if not isinstance(command.message, TokenBatch):
                 raise
-            self._host.send(command.recipient_id, _without_scores(command.message, str(error)))
+            batch = _without_scores(command.message, str(error))
+            self._host.send(command.recipient_id, batch, command.incarnation)
 
     async def _load_record(self, command: c.LoadRecord) -> None:
         try:

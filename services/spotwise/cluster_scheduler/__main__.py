@@ -4,7 +4,7 @@ import sys
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
+from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest
 from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
@@ -47,13 +47,10 @@ class SchedulerService:
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.CLOSE, self._on_message)
         await self._host.listen(subjects.SUBMIT, self._on_submit, queue=subjects.SCHEDULERS)
-        self._host.every(TICK_S, self._tick, "tick")
+        self._host.keep_time(TICK_S, self._loop.feed)
 
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
-
-    async def _tick(self) -> None:
-        self._loop.feed(Tick())
 
     async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
         """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""
@@ -69,7 +66,7 @@ class SchedulerService:
         if self._answering and isinstance(command.message, RequestAccepted | RequestRejected):
             self._answers.append(command.message)
         else:
-            self._host.send(command.recipient_id, command.message)
+            self._host.send(command.recipient_id, command.message, command.incarnation)
 
 
 async def serve(settings: SchedulerSettings) -> None:

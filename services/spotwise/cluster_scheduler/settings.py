@@ -17,6 +17,10 @@ class SchedulerSettings(ServiceSettings):
     reservation_timeout_s: float = Field(2.0, gt=0)
     lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
 
+    gateway_timeout_s: float = Field(
+        10.0, gt=0, description="silence after which a gateway counts as lost, and its requests are cancelled"
+    )
+
     max_pending_prompt_tokens: int = Field(
         8192, ge=0, description="a prompt queue in which a prompt waits spills over if it would be longer than this"
     )
@@ -58,4 +62,5 @@ class SchedulerSettings(ServiceSettings):
             reservation_timeout_s=self.reservation_timeout_s,
             lease_s=self.lease_s,
             member_timeout_s=self.member_timeout_s,
+            gateway_timeout_s=self.gateway_timeout_s,
         )

@@ -85,7 +85,7 @@ class MeshGeneration:
         self._host = host
         self._metrics = metrics
         self._settings = settings
-        self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery)
+        self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery, host.member.incarnation)
         self._streams: dict[str, _Stream] = {}
         self._loop = RoleLoop(
             self._role,
@@ -103,10 +103,10 @@ class MeshGeneration:
 
     async def start(self) -> None:
         """Hear workers, schedulers and heartbeats, and keep time."""
-        await self._host.listen(subjects.inbox(self._host.id), self._on_message)
+        await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
-        self._host.every(TICK_S, self._tick, "tick")
+        self._host.keep_time(TICK_S, self._tick)
 
     async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence; closing the generator cancels its work."""
@@ -151,8 +151,8 @@ class MeshGeneration:
     async def _on_message(self, message: g.GatewayEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
 
-    async def _tick(self) -> None:
-        self._loop.feed(Tick())
+    def _tick(self, tick: Tick) -> None:
+        self._loop.feed(tick)
         self._metrics.observe_workers(self._role.membership.workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class MeshGeneration:
         return SubmitRequest(
             request_id=stream.request_id,
             epoch=command.epoch,
-            stream=StreamRef(self._host.id, command.stream_id),
+            stream=StreamRef(self._host.id, command.stream_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
             prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),

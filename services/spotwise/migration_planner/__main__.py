@@ -5,7 +5,7 @@ import sys
 import structlog
 
 from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
-from spotwise.core.messages import Member, MemberKind
+from spotwise.core.messages import Member, MemberKind, Tick
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
@@ -28,11 +28,12 @@ async def serve(settings: ServiceSettings) -> None:
         async def heard(member: Member, raw: BusMessage) -> None:
             tell(membership.observe(member, host.clock.now()))
 
-        async def tick() -> None:
+        def look(tick: Tick) -> None:
+            membership.was_away(tick.away_s)
             tell(membership.expire(host.clock.now()))
 
         await host.listen(subjects.HEARTBEATS, heard)
-        host.every(settings.member_timeout_s / 2, tick, "tick")
+        host.keep_time(settings.member_timeout_s / 2, look)
         await host.run()
 
 

@@ -9,7 +9,7 @@ import structlog
 
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.http_door import HttpDoor
-from spotwise.core.messages import Drain, DrainReply, Member, Tick
+from spotwise.core.messages import Drain, DrainReply, Member
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.mesh.ports import BusMessage, MeshError
@@ -53,7 +53,7 @@ class SpotWatcher:
         """Hear heartbeats and operators, and keep time."""
         await self._host.listen(subjects.HEARTBEATS, self._heard)
         await self._host.listen(subjects.DRAIN, self._drain, queue=subjects.WATCHERS)
-        self._host.every(self._tick_s, self._tick, "tick")
+        self._host.keep_time(self._tick_s, self._loop.feed)
 
     async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpDoor] | None]) -> None:
         """Ask the machine's cloud whenever the role says so; returns at once where there is none.
@@ -77,9 +77,6 @@ class SpotWatcher:
 
     async def _heard(self, member: Member, raw: BusMessage) -> None:
         self._loop.feed(member)
-
-    async def _tick(self) -> None:
-        self._loop.feed(Tick())
 
     async def _drain(self, order: Drain, raw: BusMessage) -> None:
         self._loop.feed(order)

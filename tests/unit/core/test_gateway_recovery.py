@@ -238,14 +238,22 @@ class TestLostScheduler:
 
 
 class TestBroker:
-    """Which messages an outage of the broker cost, nobody can tell."""
+    """What an outage of the broker cost: the scheduler's words are not numbered, the workers' are."""
 
-    def test_after_an_outage_every_attempt_starts_anew(self) -> None:
-        """From what was delivered; an attempt that waits for its next try is left to it."""
+    def test_after_an_outage_those_start_anew_whose_workers_are_unknown(self) -> None:
+        """The scheduler's word may be lost; an attempt that waits for its next try is left to it."""
+        bench = bench_with_members()
+        bench.open("queued", workers=None)
+        assert submitted(bench.feed(g.BusReconnected())) == [(2, 3, ())]
+        assert submitted(bench.feed(g.BusReconnected())) == []
+        assert submitted(bench.tick(after_s=0.6)) == [(3, 4, ())]
+
+    def test_an_assigned_attempt_goes_on_unless_tokens_are_missing(self) -> None:
+        """A gap in its worker's batches would say so."""
         bench = bench_with_members()
         bench.tokens((0, 50), (1, 51))
-        assert submitted(bench.feed(g.BusReconnected())) == [(2, 2, (50, 51))]
-        assert submitted(bench.feed(g.BusReconnected())) == []
+        assert bench.feed(g.BusReconnected()) == []
+        assert delivered(bench.tokens((2, 52))) == [52]
 
 
 class TestStall:

@@ -264,7 +264,8 @@ class TestOtherMembers:
 
     def test_a_gateway_that_was_only_silent_is_asked_for_another_attempt(self) -> None:
         """Assigned, reserving or queued; it would else wait for tokens that were cancelled."""
-        bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9))
+        limits = SchedulerLimits(gateway_timeout_s=2.0)
+        bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9), limits=limits)
         bench.feed(GATEWAY)
         bench.assign("assigned")
         for request_id in ("reserving", "second", "queued"):
@@ -290,7 +291,7 @@ class TestOtherMembers:
 
     def test_a_silent_gateway_is_a_lost_one(self) -> None:
         """Nobody would take the tokens."""
-        bench = SchedulerBench(limits=SchedulerLimits(member_timeout_s=2.0))
+        bench = SchedulerBench(limits=SchedulerLimits(member_timeout_s=2.0, gateway_timeout_s=2.0))
         bench.feed(GATEWAY)
         bench.assign()
         for worker in (PROMPT, TOKEN):

@@ -57,7 +57,7 @@ class TwinMesh:
         async def heard(raw: BusMessage) -> None:
             self.heard.append(decode(raw.payload))
 
-        for subject in (subjects.inbox("gateway"), subjects.inbox("scheduler"), subjects.HEARTBEATS):
+        for subject in (subjects.inbox("gateway", 0), subjects.inbox("scheduler"), subjects.HEARTBEATS):
             await self.bus.subscribe(subject, heard)
 
     @asynccontextmanager

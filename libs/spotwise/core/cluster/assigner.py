@@ -192,9 +192,7 @@ class Assigner:
         """Tell the gateway and the ledger, and remember who has the prompt's beginning."""
         order = entry.order
         self._requests.assigned(entry)
-        self._say(
-            m.Send(order.stream.gateway_id, m.RequestAssigned(order.request_id, order.epoch, prompt_id, token_id))
-        )
+        self._say(m.to_gateway(order.stream, m.RequestAssigned(order.request_id, order.epoch, prompt_id, token_id)))
         for worker_id in dict.fromkeys((token_id, prompt_id)):
             self._prefixes.sent(order.prefix_spans, worker_id, self._pools[worker_id].member.incarnation)
         facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
@@ -229,7 +227,7 @@ class Assigner:
     def tell_dropped(self, stream: m.StreamRef, error: str) -> None:
         """Ask a gateway for another attempt; it would else wait for tokens that perhaps nobody computes."""
         delta = m.TokenDelta(stream.stream_id, 0, None, FinishReason.ERROR, error, retryable=True)
-        self._say(m.Send(stream.gateway_id, m.TokenBatch(self._scheduler_id, (delta,))))
+        self._say(m.to_gateway(stream, m.TokenBatch(self._scheduler_id, (delta,))))
 
     def _requeue(self, entry: Entry) -> None:
         self._forget_intent(entry)

@@ -118,6 +118,12 @@ class Requests:
         """Those that a worker was asked to take and has not answered for, in order of asking."""
         return [self._entries[request_id] for request_id in self._asked]
 
+    def was_away(self, seconds: float) -> None:
+        """Give those that were asked so much longer to answer: no answer could be heard."""
+        for entry in self.asked:
+            if entry.asked_s is not None:
+                entry.asked_s += seconds
+
     def is_asked(self, entry: Entry) -> bool:
         """Tell whether the worker that was asked has not answered yet."""
         return entry.request_id in self._asked

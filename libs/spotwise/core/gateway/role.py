@@ -7,6 +7,10 @@ when recovery has failed for `recovery_s`, or the first attempt is rejected, doe
 Source: stateful inference recovery at token granularity, SpotServe section 4; the stateless sampler (`sampling.py`) makes
 the committed tokens sufficient.
 
+A token counts only from a worker that the attempt was assigned to; where the scheduler's word of that was lost, the first
+tokens name their worker. Tokens that never came are noticed by the gap they leave, in a stream or in their worker's batches
+(`received_batches.py`): an attempt that brings nothing more for `gap_s` after that is lost.
+
 Invariants: token indexes delivered are 0, 1, 2, … without gap or repeat; nothing is delivered after the end; messages of
 earlier attempts change nothing (each attempt has a stream id of its own); every request ends in exactly one of `Deliver` with
 a finish reason, `Fail`, or `RequestClosed`.
@@ -20,6 +24,7 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, RequestState, advance, is_terminal
 
@@ -33,16 +38,33 @@ class RecoveryLimits:
         retry_pause_s: between an attempt that found nobody and the next.
         stall_s: an attempt that brings nothing for so long counts as lost.
         member_timeout_s: silence after which a worker counts as lost.
+        scheduler_timeout_s: the same for a scheduler: one that is only slow has not forgotten what waits in its queue, and
+            one that has started anew says so.
+        gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost if it is not here by then.
     """
 
     recovery_s: float = 30.0
     retry_pause_s: float = 0.3
     stall_s: float = 120.0
     member_timeout_s: float = 2.0
+    scheduler_timeout_s: float = 10.0
+    gap_s: float = 1.0
 
 
 @dataclass(slots=True)
 class _Request:
+    """A request and its newest attempt.
+
+    Attributes:
+        workers: those whose loss would be the attempt's; the prompt worker's part is done with the token worker's first token.
+        senders: those whose tokens count.
+        assigned: the scheduler has said who they are.
+        first_index: index of the attempt's first token.
+        early: tokens that came before the one that is next.
+        gap_since_s: since when a token is missing that a later one has overtaken.
+        doubted_s: workers that lost tokens since they last brought it one, and when they did.
+    """
+
     request_id: str
     prompt_tokens: int
     received_s: float
@@ -52,8 +74,13 @@ class _Request:
     queued: bool = False
     announced: bool = False
     workers: tuple[str, ...] = ()
+    senders: tuple[str, ...] = ()
+    assigned: bool = False
+    first_index: int = 0
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
+    gap_since_s: float | None = None
+    doubted_s: dict[str, float] = field(default_factory=dict)
     first_token_s: float | None = None
     submitted_s: float = 0.0
     progress_s: float = 0.0
@@ -64,10 +91,14 @@ class _Request:
 class GatewayRole:
     """The gateway's state machine: `handle(event, now) -> commands`."""
 
-    def __init__(self, gateway_id: str, limits: RecoveryLimits | None = None) -> None:
+    def __init__(self, gateway_id: str, limits: RecoveryLimits | None = None, incarnation: int = 0) -> None:
         self.gateway_id = gateway_id
+        self.incarnation = incarnation
         self.limits = limits or RecoveryLimits()
-        self.membership = Membership(self.limits.member_timeout_s)
+        self.membership = Membership(
+            self.limits.member_timeout_s, {m.MemberKind.CLUSTER_SCHEDULER: self.limits.scheduler_timeout_s}
+        )
+        self._batches = ReceivedBatches(gateway_id, self.limits.gap_s)
         self._requests: dict[str, _Request] = {}
         self._streams: dict[int, _Request] = {}
         self._next_stream_id = 1
@@ -109,8 +140,11 @@ class GatewayRole:
         request.stream_id = self._next_stream_id
         self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
         self._streams[request.stream_id] = request
-        request.workers, request.queued = (), False
+        request.workers, request.senders, request.assigned, request.queued = (), (), False, False
+        request.first_index = len(request.token_ids)
         request.early.clear()
+        request.doubted_s.clear()
+        request.gap_since_s = None
         request.submitted_s, request.retry_at_s = now, None
         self._commands.append(
             g.SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
@@ -129,7 +163,9 @@ class GatewayRole:
         request = self._current(event.request_id, event.epoch)
         if request is None:
             return
-        request.workers = (event.prompt_worker, event.token_worker)
+        request.assigned, request.senders = True, (event.prompt_worker, event.token_worker)
+        if request.workers[-1:] != (event.token_worker,):  # else its tokens came before this word
+            request.workers = request.senders
         if not request.announced and request.first_token_s is None:
             request.announced = True
             self._commands.append(g.Accept(request.request_id))
@@ -157,9 +193,10 @@ class GatewayRole:
             self._attempt_lost(request, event.reason, now)
 
     def _bus_reconnected(self, event: g.BusReconnected, now: float) -> None:
-        """Start every attempt anew: which messages are missing nobody can tell."""
+        """Start those anew whose workers are not known yet: the scheduler's word may be lost. Lost tokens leave gaps."""
         for request in list(self._requests.values()):
-            self._attempt_lost(request, "the broker was away", now)
+            if not request.workers:
+                self._attempt_lost(request, "the broker was away", now)
 
     def _attempt_lost(self, request: _Request, reason: str, now: float) -> None:
         """Try again soon, or give up when that has gone on for too long."""
@@ -181,26 +218,42 @@ class GatewayRole:
     # --- tokens -------------------------------------------------------------------------------------------------------
 
     def _token_batch(self, batch: m.TokenBatch, now: float) -> None:
+        if self._batches.received(batch, now):
+            self._tokens_missing(batch.worker_id, now)
         for delta in batch.deltas:
             request = self._streams.get(delta.stream_id)
-            if request is not None:
-                if (batch.worker_id,) == request.workers[-1:]:
-                    request.workers = request.workers[-1:]  # the prompt worker's part is done, its fate no matter
-                self._token(request, delta, now)
+            if request is None or not _counts(request, batch, delta):
+                continue
+            if (batch.worker_id,) == request.workers[-1:]:
+                request.workers = request.workers[-1:]  # the prompt worker's part is done, its fate no matter
+            if self._token(request, delta, now):
+                request.doubted_s.pop(batch.worker_id, None)
 
-    def _token(self, request: _Request, delta: m.TokenDelta, now: float) -> None:
+    def _tokens_missing(self, worker_id: str, since_s: float) -> None:
+        """Note that tokens of a worker are lost, whose nobody knows: the next ones of each attempt will tell.
+
+        An attempt whose workers are not known may be there: the scheduler's word may be lost as well.
+        """
+        for request in self._requests.values():
+            if worker_id in request.workers or not request.assigned:
+                request.doubted_s.setdefault(worker_id, since_s)
+
+    def _token(self, request: _Request, delta: m.TokenDelta, now: float) -> bool:
+        """Take in what a worker says of an attempt; tell whether it was the next token, or the end."""
         if delta.finish_reason is FinishReason.ERROR:
             if delta.retryable:
                 self._attempt_lost(request, delta.error, now)
             else:
                 self._fail(request, g.FAIL_ENGINE, delta.error, None, now)
-            return
+            return True
         expected = len(request.token_ids)
         if delta.token_index > expected:
             request.early[delta.token_index] = delta  # the prompt worker's token is still on its way
-            return
+            if request.gap_since_s is None:
+                request.gap_since_s = now
+            return False
         if delta.token_index < expected or delta.token_id is None:
-            return
+            return False
         ready: list[m.TokenDelta] = []
         next_delta: m.TokenDelta | None = delta
         while next_delta is not None and next_delta.token_id is not None:
@@ -211,10 +264,12 @@ class GatewayRole:
             request.first_token_s = now
             request.state = advance(request.state, RequestEvent.PREFILL_STARTED)
         request.progress_s, request.lost_since_s = now, None
+        request.gap_since_s = now if request.early else None
         finish_reason = ready[-1].finish_reason
         self._commands.append(g.Deliver(request.request_id, tuple(ready), finish_reason))
         if finish_reason is not None:
             self._end(request, FINISH_EVENT[finish_reason], now, finished=True)
+        return True
 
     # --- endings ------------------------------------------------------------------------------------------------------
 
@@ -254,6 +309,7 @@ class GatewayRole:
     # --- members and time ---------------------------------------------------------------------------------------------
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
+        self._batches.reported(member, self.incarnation, now)
         for event in self.membership.observe(member, now):
             if isinstance(event, MemberLost):
                 self._member_lost(event, now)
@@ -267,7 +323,21 @@ class GatewayRole:
             if waits or member.id in request.workers:
                 self._attempt_lost(request, f"{member.kind.value} {member.id} {event.reason}", now)
 
+    def _was_away(self, seconds: float) -> None:
+        """Put off what silence would end: nobody could be heard."""
+        self.membership.was_away(seconds)
+        self._batches.was_away(seconds)
+        for request in self._requests.values():
+            request.submitted_s += seconds
+            request.doubted_s = {worker_id: since + seconds for worker_id, since in request.doubted_s.items()}
+            if request.gap_since_s is not None:
+                request.gap_since_s += seconds
+
     def _tick(self, event: m.Tick, now: float) -> None:
+        if event.away_s:
+            self._was_away(event.away_s)
+        for worker_id, since_s in self._batches.overdue(now):
+            self._tokens_missing(worker_id, since_s)
         for change in self.membership.expire(now):
             if isinstance(change, MemberLost):
                 self._member_lost(change, now)
@@ -275,5 +345,30 @@ class GatewayRole:
             if request.retry_at_s is not None:
                 if request.retry_at_s <= now:
                     self._submit(request, now)
+            elif any(now - since_s > self.limits.gap_s for since_s in _missing_s(request)):
+                self._attempt_lost(request, "tokens were lost on their way", now)
             elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)
+
+
+def _missing_s(request: _Request) -> list[float]:
+    """Return since when tokens of the attempt are missing, or may be."""
+    doubted = [
+        since for worker, since in request.doubted_s.items() if worker in request.workers or not request.assigned
+    ]
+    return doubted if request.gap_since_s is None else [request.gap_since_s, *doubted]
+
+
+def _counts(request: _Request, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
+    """Tell whether the attempt is this sender's; one that was not named yet names itself.
+
+    A scheduler ends attempts, and brings no tokens.
+    """
+    if batch.worker_id in request.senders or (batch.number is None and delta.finish_reason is FinishReason.ERROR):
+        return True
+    if request.assigned:
+        return False
+    others, sender = request.workers, (batch.worker_id,)
+    is_token_worker = delta.token_index > request.first_index
+    request.workers = request.senders = (*others, *sender) if is_token_worker else (*sender, *others)
+    return True

@@ -114,6 +114,7 @@ class SpotWatcherRole:
                 self._report(sign, InterruptionKind.NOTICE, deadline_s, (member.id,))
 
     def _tick(self, event: Tick, now: float) -> None:
+        self._membership.was_away(event.away_s)
         for change in self._membership.expire(now):
             if isinstance(change, MemberLost):
                 self._report_lost(change, now)

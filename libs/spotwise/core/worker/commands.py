@@ -12,6 +12,7 @@ from spotwise.core.messages import (
     CancelRequest,
     ChangeHome,
     Drain,
+    ForgetGateway,
     Pool,
     RecordLedger,
     RenewLeases,
@@ -138,6 +139,7 @@ WorkerEvent = (
     | CancelRequest
     | RenewLeases
     | ChangeHome
+    | ForgetGateway
     | Drain
     | RecordLoaded
     | RecordUnavailable

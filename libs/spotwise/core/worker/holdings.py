@@ -26,14 +26,15 @@ class Holdings:
     """Sequences in order of arrival, and the commands that their fates cause.
 
     Attributes:
-        worker_id: whose.
+        worker_id, incarnation: whose.
         pool: blocks of the device.
         host: blocks of the host's memory; `None` where nothing is swapped.
         lost_a_member: a sequence in the newest iteration ordered was condemned since.
     """
 
-    def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None) -> None:
+    def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None, incarnation: int = 0) -> None:
         self.worker_id = worker_id
+        self.incarnation = incarnation
         self.pool = pool
         self.host = host
         self.lost_a_member = False
@@ -41,7 +42,9 @@ class Holdings:
         self._sequences: dict[str, Sequence] = {}
         self._attempts: Counter[str] = Counter()  #: sequences by request
         self._commands: list[c.WorkerCommand] = []
-        self._deltas: dict[str, list[m.TokenDelta]] = {}
+        self._deltas: dict[tuple[str, int], list[m.TokenDelta]] = {}
+        self._batches_sent: dict[tuple[str, int], int] = {}
+        self._gone_gateways: list[tuple[str, int]] = []
         self._loading: set[str] = set()
 
     # --- who is here --------------------------------------------------------------------------------------------------
@@ -137,9 +140,14 @@ class Holdings:
         """Add a command to the answer."""
         self._commands.append(command)
 
-    def publish(self, gateway_id: str, delta: m.TokenDelta) -> None:
-        """Add to the one message that this event sends to a gateway."""
-        self._deltas.setdefault(gateway_id, []).append(delta)
+    def publish(self, stream: m.StreamRef, delta: m.TokenDelta) -> None:
+        """Add to the one message that this event sends to the stream's gateway."""
+        self._deltas.setdefault((stream.gateway_id, stream.incarnation), []).append(delta)
+
+    @property
+    def gateways(self) -> tuple[m.GatewayStreams, ...]:
+        """The gateways that tokens were sent to, in order of id and incarnation."""
+        return tuple(m.GatewayStreams(*gateway, sent) for gateway, sent in sorted(self._batches_sent.items()))
 
     def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
         """Add a line to the request's ledger."""
@@ -149,14 +157,22 @@ class Holdings:
     def answer(self) -> list[c.WorkerCommand]:
         """Return what was said since the last answer: tokens first, because a client waits for them."""
         commands, self._commands = self._commands, []
-        if not self._deltas:
-            return commands
-        tokens = [
-            m.Send(gateway_id, m.TokenBatch(self.worker_id, tuple(deltas)))
-            for gateway_id, deltas in self._deltas.items()
-        ]
+        if self._deltas:
+            commands = [*self._batches(), *commands]
+        while self._gone_gateways:
+            self._batches_sent.pop(self._gone_gateways.pop(), None)
+        return commands
+
+    def _batches(self) -> list[m.Send]:
+        """Return what is published since the last answer, a numbered batch for each gateway."""
+        batches = []
+        for gateway, deltas in self._deltas.items():
+            gateway_id, incarnation = gateway
+            self._batches_sent[gateway] = number = self._batches_sent.get(gateway, 0) + 1
+            batch = m.TokenBatch(self.worker_id, tuple(deltas), self.incarnation, number)
+            batches.append(m.Send(gateway_id, batch, incarnation))
         self._deltas.clear()
-        return [*tokens, *commands]
+        return batches
 
     def tell_failure(self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool) -> None:
         """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""
@@ -168,7 +184,7 @@ class Holdings:
             error=reason,
             retryable=retryable,
         )
-        self.publish(stream.gateway_id, delta)
+        self.publish(stream, delta)
 
     # --- ways out -----------------------------------------------------------------------------------------------------
 
@@ -186,6 +202,13 @@ class Holdings:
         for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.condemned]:
             self.cancel_target(sequence)
             self.end(sequence, FinishReason.ABORT)
+
+    def forget_gateway(self, order: m.ForgetGateway, now: float) -> None:
+        """End what is decoded for a gateway that is gone, or was given up; one that is back after all hears of it."""
+        for sequence in [s for s in self if not s.condemned and _goes_to(s.stream, order)]:
+            self.fail(sequence, "the scheduler gave the gateway up", now, retryable=True)
+        gone = [key for key in self._batches_sent if key[0] == order.gateway_id and key[1] <= order.incarnation]
+        self._gone_gateways.extend(gone)
 
     def cancel_target(self, sequence: Sequence) -> None:
         """Give the reservation on the token worker back, where there is one."""
@@ -240,3 +263,7 @@ class Holdings:
             self.release(sequence)
             return None
         return sequence
+
+
+def _goes_to(stream: m.StreamRef, order: m.ForgetGateway) -> bool:
+    return stream.gateway_id == order.gateway_id and stream.incarnation <= order.incarnation

@@ -206,7 +206,7 @@ class Iterations:
             assert sequence.started_s is not None
             queue_s, cached_tokens = sequence.started_s - sequence.arrived_s, sequence.cached_tokens
         self._holdings.publish(
-            sequence.stream.gateway_id,
+            sequence.stream,
             TokenDelta(
                 stream_id=sequence.stream.stream_id,
                 token_index=sequence.output_tokens - (0 if is_ending else 1),

@@ -60,7 +60,7 @@ class WorkerRole:
     ) -> None:
         self.worker_id = worker_id
         self._policy = policy = policy or WorkerPolicy()
-        self._holdings = holdings = Holdings(worker_id, pool, host)
+        self._holdings = holdings = Holdings(worker_id, pool, host, incarnation)
         prefixes = PrefixCache(holdings, enabled=policy.prefix_caching)
         order = order_of(policy, holdings, prefixes)
         self._swaps = _swaps_of(policy, holdings, prefixes)
@@ -82,6 +82,7 @@ class WorkerRole:
             m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHome: self._change_home,
+            m.ForgetGateway: holdings.forget_gateway,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
@@ -157,6 +158,7 @@ class WorkerRole:
             kv_blocks_swapped_in=0 if swaps is None else swaps.swapped_in,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
+            gateways=self._holdings.gateways,
             kv_push_token_s=self._prompt_side.push_token_s,
         )
 
@@ -187,6 +189,8 @@ class WorkerRole:
             self._holdings.fail(sequence, event.reason, now, retryable=event.retryable)
 
     def _tick(self, event: m.Tick, now: float) -> None:
+        if event.away_s:
+            self._token_side.was_away(event.away_s)
         self._token_side.expire_leases(now)
         self._prompt_side.renew_leases(now)
         if self._drain is not None and now >= self._drain.deadline_s:

@@ -18,6 +18,9 @@ from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.sequence import Sequence
 
+#: Terms that a lease lasts at first: the scheduler has yet to tell the prompt worker, which renews it, and may be slow.
+FIRST_TERM = 2
+
 
 class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
@@ -38,7 +41,7 @@ class TokenSide:
         holdings.fence(order.request_id, order.epoch - 1)
         sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.owed_tokens = order.owed_tokens
-        sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + order.lease_s
+        sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
         holdings.allocate(sequence, self._memory.reservation_tokens(order.kv_tokens, order.owed_tokens))
         holdings.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
         target = KvTarget(holdings.worker_id, self._incarnation, self._address, sequence.block_ids)
@@ -61,6 +64,12 @@ class TokenSide:
             sequence = self._holdings.get(request_id, epoch)
             if sequence is not None and sequence.lease_expires_s is not None:
                 sequence.lease_expires_s = now + sequence.lease_s
+
+    def was_away(self, seconds: float) -> None:
+        """Extend all leases by a time in which no renewal could be heard."""
+        for sequence in self._holdings:
+            if sequence.lease_expires_s is not None:
+                sequence.lease_expires_s += seconds
 
     def expire_leases(self, now: float) -> None:
         """Give back what nobody renewed."""

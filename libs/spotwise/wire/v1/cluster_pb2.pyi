@@ -24,17 +24,21 @@ class StreamRef(_message.Message):
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
     stream_id: _builtins.int
+    incarnation: _builtins.int
+    """of the gateway"""
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
         stream_id: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,6 +192,31 @@ class RequestAssigned(_message.Message):
 Global___RequestAssigned: _TypeAlias = RequestAssigned  # noqa: Y015
 
 @_typing.final
+class GatewayStreams(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BATCHES_SENT_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    incarnation: _builtins.int
+    batches_sent: _builtins.int
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        batches_sent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches_sent", b"batches_sent", "gateway_id", b"gateway_id", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatewayStreams: _TypeAlias = GatewayStreams  # noqa: Y015
+
+@_typing.final
 class WorkerLoad(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -236,6 +265,7 @@ class WorkerLoad(_message.Message):
     KV_HOST_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_SWAPPED_OUT_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_SWAPPED_IN_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
     owed_tokens: _builtins.int
     kv_blocks_total: _builtins.int
@@ -262,6 +292,8 @@ class WorkerLoad(_message.Message):
     kv_blocks_swapped_in: _builtins.int
     @_builtins.property
     def assignments_seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayStreams]: ...
     def __init__(
         self,
         *,
@@ -290,10 +322,11 @@ class WorkerLoad(_message.Message):
         kv_host_blocks_free: _builtins.int = ...,
         kv_blocks_swapped_out: _builtins.int = ...,
         kv_blocks_swapped_in: _builtins.int = ...,
+        gateways: _abc.Iterable[Global___GatewayStreams] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "prompt_token_s", b"prompt_token_s", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_push_token_s: _TypeAlias = _typing.Literal["kv_push_token_s"]  # noqa: Y015
     _WhichOneofArgType__kv_push_token_s: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s"]  # noqa: Y015

@@ -269,6 +269,28 @@ class RenewLeases(_message.Message):
 Global___RenewLeases: _TypeAlias = RenewLeases  # noqa: Y015
 
 @_typing.final
+class ForgetGateway(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetGateway: _TypeAlias = ForgetGateway  # noqa: Y015
+
+@_typing.final
 class ChangeHome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

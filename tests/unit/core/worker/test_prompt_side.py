@@ -83,7 +83,7 @@ class TestHandoff:
         bench.load("r")
         commands = bench.iterate(after_s=0.5, r=50)
         delta = m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=2.0, cached_tokens=0)
-        assert commands[0] == m.Send("g", m.TokenBatch("w", (delta,)))
+        assert commands[0] == m.Send("g", m.TokenBatch("w", (delta,), incarnation=9, number=1), incarnation=0)
         assert only(commands, c.PushKv) == [c.PushKv(KvHandoff("r", 1, 30, 50), TARGET, (0, 1))]
         assert rows(commands) == []
         load = bench.role.load()

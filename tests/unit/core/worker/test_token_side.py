@@ -6,8 +6,9 @@ from spotwise.core import messages as m
 from spotwise.core.record import KvTarget
 from spotwise.core.request import FinishReason
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.token_side import FIRST_TERM
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of
+from tests.unit.core.worker.bench import LEASE_S, WorkerBench, deltas, error_delta, rows, stream_of
 
 
 class TestReservation:
@@ -69,7 +70,7 @@ class TestLeases:
         """The transfer is shut first: nothing may be written into blocks that have another owner."""
         bench = WorkerBench()
         bench.reserve("r")
-        assert bench.tick(after_s=2.9) == []
+        assert bench.tick(after_s=FIRST_TERM * LEASE_S - 0.1) == []
         commands = bench.tick(after_s=0.1)
         delta = error_delta(commands)
         assert (delta.stream_id, delta.retryable) == (stream_of("r").stream_id, True)
@@ -92,7 +93,15 @@ class TestLeases:
         bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.RenewLeases((("r", 2), ("gone", 1))), after_s=2.0) == []
-        assert error_delta(bench.tick(after_s=1.0)).retryable
+        assert error_delta(bench.tick(after_s=FIRST_TERM * LEASE_S - 2.0)).retryable
+
+    def test_the_first_term_is_longer(self) -> None:
+        """The prompt worker, which renews it, is yet to be told by a scheduler that may be slow; renewals are for one term."""
+        bench = WorkerBench()
+        bench.reserve("r")
+        assert bench.feed(m.RenewLeases((("r", 1),)), after_s=FIRST_TERM * LEASE_S - 0.1) == []
+        assert bench.tick(after_s=LEASE_S - 0.1) == []
+        assert error_delta(bench.tick(after_s=0.1)).retryable
 
     def test_a_sequence_whose_kv_arrived_has_no_lease(self) -> None:
         """It is this worker's own; a late renewal does not give it one."""
@@ -283,6 +292,6 @@ def test_one_message_goes_to_each_recipient_however_many_leases_expire() -> None
     bench.reserve("a")
     bench.reserve("b")
     bench.reserve("c", gateway="g2")
-    commands = bench.tick(after_s=3.0)
+    commands = bench.tick(after_s=FIRST_TERM * LEASE_S)
     assert len(sent(commands, "g")) == len(sent(commands, "g2")) == 1
     assert len(deltas(commands)) == 2

@@ -1,0 +1,54 @@
+"""Which gateways are gone, that workers still send tokens to.
+
+Law: a worker reports to whom its tokens go. An incarnation of a gateway is gone once a later one was heard, or once nothing was
+heard of it for `patience_s` while the scheduler listened; then each worker that reports it is told to forget it, again with
+every report until it has. So a gateway's requests end with it, whatever was lost on the way: its last word, the scheduler that
+knew its requests, or an earlier order to forget it.
+"""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.membership import Membership
+
+
+class GoneGateways:
+    """Compares what workers report with the gateways present.
+
+    Args:
+        membership: who is present.
+        patience_s: listening time after which an absent gateway counts as gone; a scheduler that has just started knows none.
+    """
+
+    def __init__(self, membership: Membership, patience_s: float) -> None:
+        self._membership = membership
+        self._patience_s = patience_s
+        self._absent_s: dict[tuple[str, int], float] = {}
+
+    def was_away(self, seconds: float) -> None:
+        """Put off by a time in which nobody could be heard."""
+        self._absent_s = {gateway: since_s + seconds for gateway, since_s in self._absent_s.items()}
+
+    def among(self, worker: m.Member, now: float) -> list[m.ForgetGateway]:
+        """Return what a worker is to forget of those that its heartbeat names."""
+        streams = worker.load.gateways if worker.load is not None else ()
+        return [
+            m.ForgetGateway(each.gateway_id, each.incarnation)
+            for each in streams
+            if self.is_gone(each.gateway_id, each.incarnation, now)
+        ]
+
+    def forget_old(self, now: float) -> None:
+        """Drop what no worker has named for long."""
+        keep_s = 10 * self._patience_s
+        self._absent_s = {gateway: since for gateway, since in self._absent_s.items() if now - since < keep_s}
+
+    def is_gone(self, gateway_id: str, incarnation: int, now: float) -> bool:
+        """Tell whether nobody waits any more for what that incarnation asked for."""
+        if self._membership.is_gone(gateway_id, incarnation):
+            return True
+        key = gateway_id, incarnation
+        if self._membership.get(gateway_id) is not None:
+            self._absent_s.pop(key, None)
+            return False
+        return now - self._absent_s.setdefault(key, now) > self._patience_s

@@ -1,0 +1,62 @@
+"""Processes that stand still for three seconds under running streams: nobody computes anything again for it.
+
+A worker that stands still is another matter: who waits for its tokens is served by another, and gets the same ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.live.mesh import wait_for
+from tests.live.simulated_mesh import SimulatedMesh
+
+PAUSE_S = 3.0
+SEEDS = range(6)
+TOKENS = 160
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
+    """A worker of each kind, either of which can serve alone; a token takes some 30 ms."""
+    live = SimulatedMesh(tmp_path_factory.mktemp("pauses"), "--prompt-workers", "1", "--token-workers", "1")
+    live.up()
+    yield live
+    live.down()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mesh: SimulatedMesh) -> list[list[int]]:
+    """The tokens of each stream as they should be."""
+    return [stream.tokens for stream in mesh.streams(SEEDS, TOKENS)]
+
+
+def pause(mesh: SimulatedMesh, service_id: str) -> None:
+    """Stop a process for a while, whatever happens."""
+    pid = mesh.pid(service_id)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(PAUSE_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    "service_id",
+    ["gateway-0", "scheduler-0", "planner-0", "watcher-0", "nats-server", "redis-server", "prompt-0", "token-0"],
+)
+def test_a_pause_loses_no_attempt(
+    mesh: SimulatedMesh, undisturbed: list[list[int]], service_id: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Tokens are the same; only streams of a worker that stood still took another attempt."""
+    streams = mesh.streams(SEEDS, TOKENS, after_tokens=20, disturb=lambda: pause(mesh, service_id))
+    assert [stream.tokens for stream in streams] == undisturbed
+    record_property("longest_gap_s", max(max(stream.gaps_s) for stream in streams))
+    if service_id not in ("prompt-0", "token-0"):
+        assert [mesh.attempts(stream) for stream in streams] == [1] * len(SEEDS)
+    wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
+    mesh.wait_until_idle()

@@ -1,0 +1,92 @@
+"""What the scheduler does about gateways that are gone, or only slow."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.messages import MemberKind, MemberState
+from spotwise.core.scheduler import SchedulerLimits
+from tests.unit.core.builders import plain_member, sent, worker_member
+from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, reserved, submission
+
+LIMITS = SchedulerLimits(member_timeout_s=2.0, gateway_timeout_s=10.0, reservation_timeout_s=2.0)
+FORGET = m.ForgetGateway("g", 1)
+
+
+def gateway(incarnation: int = 1) -> m.Member:
+    return plain_member("g", MemberKind.GATEWAY, incarnation=incarnation)
+
+
+def serving(incarnation: int = 1) -> m.Member:
+    """The heartbeat of a worker whose tokens go to that incarnation of the gateway."""
+    return worker_member("t", gateways=(m.GatewayStreams("g", incarnation, 5),))
+
+
+class TestForgetting:
+    """Workers drop what they decode for a gateway that is gone."""
+
+    def test_of_an_incarnation_that_was_replaced(self) -> None:
+        """With each report until it has; also where the scheduler never knew the requests."""
+        bench = SchedulerBench(limits=LIMITS)
+        bench.feed(gateway(2))
+        for _ in range(2):
+            assert sent(bench.feed(serving(1)), "t") == [FORGET]
+        assert sent(bench.feed(serving(2)), "t") == []
+
+    def test_of_one_that_is_absent_for_long(self) -> None:
+        """A scheduler that has just started knows nobody yet, and waits."""
+        bench = SchedulerBench(limits=LIMITS)
+        assert sent(bench.feed(serving()), "t") == []
+        assert sent(bench.feed(serving(), after_s=9.9), "t") == []
+        assert sent(bench.feed(serving(), after_s=0.2), "t") == [FORGET]
+
+    def test_not_of_one_that_was_heard_in_time(self) -> None:
+        """Its absence is counted anew."""
+        bench = SchedulerBench(limits=LIMITS)
+        bench.feed(serving())
+        bench.feed(gateway(), after_s=9.0)
+        assert sent(bench.feed(serving(), after_s=2.0), "t") == []
+
+    def test_not_in_time_that_the_scheduler_was_away(self) -> None:
+        """It could have heard nobody."""
+        bench = SchedulerBench(limits=LIMITS)
+        bench.feed(serving())
+        bench.feed(m.Tick(away_s=30.0), after_s=30.0)
+        assert sent(bench.feed(serving(), after_s=1.0), "t") == []
+
+
+class TestSlowGateways:
+    """A gateway that is only slow loses nothing."""
+
+    def test_is_silent_longer_than_a_worker_may_be(self) -> None:
+        """What is computed for it meanwhile is not computed again."""
+        bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
+        bench.assign()
+        for _ in range(5):
+            bench.feed(worker_member("t"), after_s=1.0)
+            assert cancels(bench.feed(m.Tick(), after_s=0.9)) == []
+        assert len(cancels(bench.feed(m.Tick(), after_s=1.0))) == 2
+
+    def test_one_that_leaves_is_gone_at_once(self) -> None:
+        """It said so."""
+        bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
+        bench.assign()
+        left = plain_member("g", MemberKind.GATEWAY, state=MemberState.LEFT)
+        assert len(cancels(bench.feed(left))) == 2
+
+
+class TestTimeAway:
+    """A scheduler that could hear nobody gives nobody up."""
+
+    def test_neither_workers_nor_gateways_nor_orders(self) -> None:
+        """The tick that comes before all that waited in its inbox finds everyone silent."""
+        bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
+        bench.feed(submission())
+        assert bench.feed(m.Tick(away_s=60.0), after_s=60.0) == []
+        assert sent(bench.feed(reserved()), "p") != []
+
+    def test_silence_counts_again_afterwards(self) -> None:
+        """An order that is still unanswered is given up then."""
+        bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
+        bench.feed(submission())
+        bench.feed(m.Tick(away_s=60.0), after_s=60.0)
+        assert cancels(bench.feed(m.Tick(), after_s=2.1)) != []

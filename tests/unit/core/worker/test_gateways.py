@@ -1,0 +1,102 @@
+"""What a worker counts for its gateways, and how it forgets one."""
+
+from __future__ import annotations
+
+from spotwise.core import messages as m
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.token_side import FIRST_TERM
+from tests.unit.core.builders import sent
+from tests.unit.core.worker.bench import HERE, LEASE_S, WorkerBench
+
+REPLACED = m.ForgetGateway("g", 0)
+
+
+def batches(commands: list[c.WorkerCommand], gateway: str = "g") -> list[m.TokenBatch]:
+    return [message for message in sent(commands, gateway) if isinstance(message, m.TokenBatch)]
+
+
+def decoding(*request_ids: str, gateway: str = "g") -> WorkerBench:
+    """Requests whose prompts were computed here."""
+    bench = WorkerBench()
+    for request_id in request_ids:
+        bench.start(request_id, target=HERE, gateway=gateway)
+        bench.load(request_id)
+        bench.iterate(**{request_id: 50})
+    return bench
+
+
+class TestCounting:
+    """A gateway can tell that a batch is missing."""
+
+    def test_batches_are_numbered_and_say_who_sent_them(self) -> None:
+        """From 1 on."""
+        bench = decoding("r")
+        (batch,) = batches(bench.iterate(r=51))
+        assert (batch.worker_id, batch.incarnation, batch.number) == ("w", 9, 2)
+
+    def test_each_gateway_has_a_count_of_its_own(self) -> None:
+        """And so has each incarnation of one."""
+        bench = decoding("a")
+        bench.start("b", target=HERE, gateway="h")
+        bench.load("b")
+        commands = bench.iterate(a=51, b=50)
+        assert [batch.number for batch in batches(commands)] == [2]
+        assert [batch.number for batch in batches(commands, "h")] == [1]
+
+    def test_heartbeats_say_how_many_were_sent(self) -> None:
+        """So that the last one is missed, too."""
+        bench = decoding("r")
+        bench.iterate(r=51)
+        assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 2),)
+
+    def test_only_the_incarnation_that_asked_is_told(self) -> None:
+        """Its successor has another inbox."""
+        bench = WorkerBench()
+        stream = m.StreamRef("g", 1, incarnation=7)
+        bench.prompt_tokens["r"] = 30
+        bench.feed(m.StartPrefill("r", 1, stream, "s", 1, 30, HERE, LEASE_S, 10))
+        bench.load("r")
+        told = [command for command in bench.iterate(r=50) if isinstance(command, m.Send)]
+        assert [(command.recipient_id, command.incarnation) for command in told] == [("g", 7)]
+
+
+class TestForgetting:
+    """A gateway that is gone gets nothing more computed."""
+
+    def test_its_sequences_end_and_their_blocks_come_free(self) -> None:
+        """Those of other gateways go on."""
+        bench = decoding("r")
+        bench.start("other", target=HERE, gateway="h")
+        bench.load("other")
+        bench.iterate(r=51, other=50)
+        bench.feed(REPLACED)
+        bench.iterate(other=51)
+        assert [streams.gateway_id for streams in bench.role.load().gateways] == ["h"]
+        assert bench.role.load().running == 1
+
+    def test_a_gateway_that_is_back_after_all_hears_of_it(self) -> None:
+        """It was only away for long; its next batch is number 1 again."""
+        bench = decoding("r")
+        (batch,) = batches(bench.feed(REPLACED))
+        assert (batch.deltas[0].retryable, batch.number) == (True, 2)
+        assert bench.role.load().gateways == ()
+
+    def test_a_later_incarnation_keeps_its_requests(self) -> None:
+        """The order names which one is gone."""
+        bench = WorkerBench()
+        bench.prompt_tokens["r"] = 30
+        bench.feed(m.StartPrefill("r", 1, m.StreamRef("g", 1, incarnation=7), "s", 1, 30, HERE, LEASE_S, 10))
+        assert bench.feed(m.ForgetGateway("g", 6)) == []
+        assert bench.role.load().waiting == 1
+
+
+class TestTimeAway:
+    """A lease does not run out while nobody can be heard."""
+
+    def test_a_lease_is_put_off(self) -> None:
+        """By as much as the worker was away."""
+        bench = WorkerBench()
+        bench.reserve("r")
+        assert bench.feed(m.Tick(away_s=30.0), after_s=30.0) == []
+        assert bench.tick(after_s=FIRST_TERM * LEASE_S - 0.1) == []
+        assert batches(bench.tick(after_s=0.2)) != []

@@ -1,0 +1,53 @@
+"""How long a member could hear nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from spotwise.mesh.attention import Attention
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestAttention:
+    """Ticks every 0.2 s, heartbeats every 0.25 s."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def attention(self, clock: Clock) -> Attention:
+        return Attention(0.25, 0.2, clock)
+
+    def test_in_time_and_hearing_itself_it_is_never_away(self, clock: Clock, attention: Attention) -> None:
+        """A little late is in time."""
+        for _ in range(20):
+            clock.now += 0.6
+            attention.heard_itself()
+            assert attention.away_s() == 0.0
+
+    def test_a_process_that_stood_still_was_away(self, clock: Clock, attention: Attention) -> None:
+        """For all of it, and not for what follows."""
+        clock.now += 3.0
+        assert attention.away_s() == pytest.approx(3.0)
+        attention.heard_itself()
+        clock.now += 0.2
+        assert attention.away_s() == 0.0
+
+    def test_a_broker_that_stands_still_is_time_away(self, clock: Clock, attention: Attention) -> None:
+        """From the third heartbeat on that does not come back, tick by tick, until one does."""
+        away_s = 0.0
+        for _ in range(15):
+            clock.now += 0.2
+            away_s += attention.away_s()
+        assert away_s == pytest.approx(3.0 - 0.6)
+        attention.heard_itself()
+        clock.now += 0.2
+        assert attention.away_s() == 0.0
