@@ -72,7 +72,7 @@ class BrokerProxy:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._copy(from_broker, writer))
                 group.create_task(self._listen(reader, to_broker, writer))
-        except* (OSError, _Ended):
+        except* (OSError, _EndedError):
             pass
         finally:
             for each in (writer, to_broker):
@@ -91,15 +91,15 @@ class BrokerProxy:
             if name not in self._deaf:
                 to_broker.write(data)
                 await to_broker.drain()
-        raise _Ended
+        raise _EndedError
 
     @staticmethod
     async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
-        raise _Ended
+        raise _EndedError
 
 
-class _Ended(Exception):
+class _EndedError(Exception):
     """One side is done, and so is the other."""
