@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest, StrictBody
 from spotwise.gateway.text import ChatMessage
 
@@ -57,6 +58,8 @@ class Message(StrictBody):
 
 class ChatRequest(GenerationRequest):
     """OpenAI's chat completion parameters; `add_generation_prompt` and `continue_final_message` are vLLM's."""
+
+    endpoint: ClassVar = Endpoint.CHAT
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
