@@ -103,3 +103,36 @@ def test_earlier_tool_calls_are_refused_where_the_template_drops_them(mesh: Live
         with pytest.raises(openai.BadRequestError) as raised:
             mesh.client().chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
         assert (raised.value.code, raised.value.param) == ("chat_template_error", "messages.1.tool_calls")
+
+
+def test_the_series_of_vllms_dashboard(mesh: LiveMesh) -> None:
+    """A request is in all of them, and prefill and decode make up the time of its inference."""
+    names = (
+        *("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"),
+        *("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"),
+        *("request_params_n", "request_params_max_tokens", "request_time_per_output_token_seconds"),
+    )
+
+    def shown() -> dict[str, tuple[float, float]]:
+        lines = dict(line.rsplit(" ", 1) for line in mesh.get("/metrics").text.splitlines() if line[:1] != "#")
+        label = f'{{model_name="{MODEL}"}}'
+        return {
+            name: (float(lines[f"vllm:{name}_count{label}"]), float(lines[f"vllm:{name}_sum{label}"])) for name in names
+        }
+
+    before = shown()
+    answer = mesh.client().chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=5, n=2, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+    after = shown()
+    counts = {name: after[name][0] - before[name][0] for name in names}
+    sums = {name: after[name][1] - before[name][1] for name in names}
+    of_requests = ("request_params_n", "request_max_num_generation_tokens")
+    assert counts == {name: 1 if name in of_requests else 2 for name in names}
+    assert sums["request_prompt_tokens"] == 2 * answer.usage.prompt_tokens
+    assert (sums["request_generation_tokens"], sums["request_max_num_generation_tokens"]) == (10, 5)
+    assert (sums["request_params_n"], sums["request_params_max_tokens"]) == (2, 10)
+    phases = sums["request_prefill_time_seconds"] + sums["request_decode_time_seconds"]
+    assert sums["request_prefill_time_seconds"] > 0
+    assert sums["request_inference_time_seconds"] == pytest.approx(phases)

@@ -53,6 +53,7 @@ class _Stream:
         self.spec = spec
         self.received_s = received_s
         self.assigned_s: float | None = None
+        self.attempts = 0
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
@@ -70,7 +71,10 @@ class _Stream:
             if isinstance(following, GenerationError):
                 break
             item = GeneratedTokens(
-                item.tokens + following.tokens, following.finish_reason, item.cached_tokens or following.cached_tokens
+                item.tokens + following.tokens,
+                following.finish_reason,
+                item.cached_tokens or following.cached_tokens,
+                following.prefill_s if item.prefill_s is None else item.prefill_s,
             )
             self._items.popleft()
         if not self._items:
@@ -161,6 +165,7 @@ class MeshGeneration:
         stream = self._streams.get(command.request_id)
         if stream is None:
             return  # closed in the meantime
+        stream.attempts += 1
         try:
             await self._host.store.put_record(self._record(stream, command))
             reply = await self._host.bus.request(
@@ -226,7 +231,8 @@ class MeshGeneration:
             for delta in command.tokens
             if delta.token_id is not None
         )
-        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason, self._cached_tokens(command)))
+        cached_tokens, prefill_s = self._cached_tokens(command), self._prefill_s(command)
+        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason, cached_tokens, prefill_s))
 
     def _cached_tokens(self, command: g.Deliver) -> int:
         """Prompt tokens that needed no computing; later attempts compute tokens that the client has, and do not count."""
@@ -242,6 +248,14 @@ class MeshGeneration:
         if stream is not None and waited_s is not None:
             assigned_s = stream.assigned_s or stream.received_s
             self._metrics.queue_time_s.observe(assigned_s - stream.received_s + waited_s)
+
+    def _prefill_s(self, command: g.Deliver) -> float | None:
+        """From the end of the queue time to the first token; unknown where that came from a later attempt."""
+        stream, first = self._streams.get(command.request_id), command.tokens[0]
+        if stream is None or stream.attempts > 1 or first.token_index > 0 or first.queue_s is None:
+            return None
+        started_s = (stream.assigned_s or stream.received_s) + first.queue_s
+        return max(0.0, self._host.clock.now() - started_s)
 
     def _fail(self, command: g.Fail) -> None:
         status = _STATUS[command.code]
