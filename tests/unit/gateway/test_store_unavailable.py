@@ -13,7 +13,7 @@ from fake_mesh import MODEL
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.messages import Member, MemberKind, MemberState, RejectCode, RequestRejected
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
@@ -25,8 +25,10 @@ from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.service import ServiceHost
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
 
 SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))
 
@@ -87,6 +89,22 @@ async def test_a_scheduler_that_is_away_has_its_own(model_dir: Path) -> None:
         error = await failure(generation)
     assert (error.status, error.code) == (503, g.FAIL_NO_SCHEDULER)
     assert "spotwise." not in error.message
+
+
+async def test_whatever_says_an_address_the_client_does_not_hear_it(model_dir: Path) -> None:
+    """A scheduler's or a worker's reason, too; the log has it whole."""
+    reason = "token-0 at 10.0.0.7:4000 is full"
+    with structlog.testing.capture_logs() as logs:
+        async with generation_over(MemoryStore(), model_dir) as generation:
+
+            async def refuse(message: BusMessage) -> None:
+                assert message.respond is not None
+                await message.respond(encode(RequestRejected("r", 1, RejectCode.MESH_FULL, reason, 1.0)))
+
+            await generation._host.bus.subscribe(subjects.SUBMIT, refuse)
+            error = await failure(generation)
+    assert (error.status, error.message) == (429, "token-0 at … is full")
+    assert [line["reason"] for line in logs if line["event"] == "request_failed"] == [reason]
 
 
 @pytest.mark.parametrize(
