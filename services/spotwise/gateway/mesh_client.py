@@ -178,7 +178,7 @@ class MeshGeneration:
             async with asyncio.timeout(self._settings.store_timeout_s):
                 await self._host.store.put_record(self._record(stream, command))
         except (MeshError, TimeoutError) as error:
-            failed("the request store does not take the request", error, store_is_away=True)
+            failed("the request store does not take the request; ask again shortly", error, store_is_away=True)
             return
         except ValueError as error:  # a bug, which is to end this request and not the gateway
             failed("the request cannot be written down", error)
@@ -189,7 +189,7 @@ class MeshGeneration:
             )
             answer: Message = decode(reply)
         except (MeshError, ValueError) as error:
-            failed("no cluster scheduler takes the request", error)
+            failed("no cluster scheduler takes the request; ask again shortly", error)
             return
         self._loop.feed(answer)
 
