@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+#: Below it a temperature is 0: the division by it would leave the range of float32, or leave the likeliest token alone anyway.
+GREEDY_BELOW = 1e-5
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -35,7 +38,7 @@ class SamplingParams:
     """Sampling parameters of one sequence, with the OpenAI API's meanings and vLLM's extensions.
 
     Attributes:
-        temperature: 0 means greedy.
+        temperature: below `GREEDY_BELOW` it means greedy, as 0 does.
         top_p: nucleus mass in (0, 1].
         top_k: keep the k likeliest tokens; `None` keeps all.
         min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1].
@@ -63,7 +66,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken; no random number is then used."""
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:

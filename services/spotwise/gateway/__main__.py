@@ -53,7 +53,7 @@ async def serve(settings: GatewaySettings) -> None:
         text = ChatText.load(settings.model_dir)
     except ModelTextError as error:
         raise MeshError(str(error)) from error
-    metrics = GatewayMetrics(CollectorRegistry(), settings.served_name)
+    metrics = GatewayMetrics(CollectorRegistry(), settings.served_name, text.context_length)
     options = ApiOptions(
         settings.served_name,
         api_keys=settings.bearer_keys,

@@ -110,14 +110,14 @@ class GenerationResponse(Response):
         )
 
     async def _run(self, sequence: PlannedSequence, choice: Choice) -> AsyncGenerator[Piece, None]:
-        timeline = self._metrics.sequence(self._arrived_s)
+        timeline = self._metrics.sequence(self._arrived_s, sequence.spec)
         ended = "error"
         try:
             async with aclosing(self._generation.generate(sequence.request_id, sequence.spec)) as batches:
                 async for batch in batches:
                     piece = choice.advance(batch)
                     if piece.token_ids:
-                        timeline.received(len(piece.token_ids))
+                        timeline.received(len(piece.token_ids), batch.prefill_s)
                     if piece.finish_reason is not None:
                         ended = piece.finish_reason
                         break
@@ -136,6 +136,7 @@ class GenerationResponse(Response):
         async with self._pieces() as pieces:
             async for index, piece in pieces:
                 choices[index].add(piece)
+        self._count_requests()
         body = self._wording.whole(choices, self._usage())
         await Response(body, headers=self._answer_headers(), media_type="application/json")(scope, receive, send)
 
@@ -153,6 +154,7 @@ class GenerationResponse(Response):
                 self._metrics.count_error(described.code or str(described.status))
                 await _send_part(send, event(described.body()))
             else:
+                self._count_requests()
                 if self._plan.include_usage:
                     await _send_part(send, self._wording.usage(self._usage()))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
@@ -160,6 +162,14 @@ class GenerationResponse(Response):
     async def _send_piece(self, send: Send, index: int, piece: Piece) -> None:
         if not piece.is_silent or (self._plan.return_token_ids and piece.token_ids):
             await send({"type": "http.response.body", "body": self._wording.delta(index, piece), "more_body": True})
+
+    def _count_requests(self) -> None:
+        """Count what has been answered whole: a request a prompt, with all its choices."""
+        output_tokens: dict[int, list[int]] = {}
+        for choice in self._choices:
+            output_tokens.setdefault(id(choice.prompt), []).append(choice.output_tokens)
+        for of_choices in output_tokens.values():
+            self._metrics.ended.request_ended(of_choices)
 
     def _answer_headers(self) -> dict[str, str]:
         return {"X-Request-Id": self._plan.api_id}

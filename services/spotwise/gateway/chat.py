@@ -49,7 +49,7 @@ async def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions
     try:
         token_ids = await text.encode_chat(messages, add_generation_prompt, continue_final_message)
     except ChatTemplateError as error:
-        raise bad_request(str(error), "messages", "chat_template_error") from error
+        raise bad_request(str(error), error.param, "chat_template_error") from error
     if not token_ids:
         raise bad_request("Invalid value for 'messages': they render to nothing.", "messages", "invalid_value")
     return plan_generation(

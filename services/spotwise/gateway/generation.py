@@ -44,11 +44,13 @@ class GeneratedTokens:
         tokens: one or more; none in a first item that only says that the mesh accepted the sequence.
         finish_reason: set on the last item.
         cached_tokens: with the first token: prompt tokens whose KV was there already.
+        prefill_s: with the first token: what its prefill took; `None` where an earlier attempt was lost.
     """
 
     tokens: tuple[SampledToken, ...]
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    prefill_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
+
+import structlog
 
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
@@ -22,6 +25,7 @@ from spotwise.core.messages import (
 from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.gateway.addresses import without_addresses
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
@@ -30,6 +34,8 @@ from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+
+_log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
 
@@ -42,6 +48,7 @@ _STATUS = {
     g.FAIL_NO_SCHEDULER: 503,
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
+    g.FAIL_STORE: 503,
 }
 
 
@@ -53,6 +60,7 @@ class _Stream:
         self.spec = spec
         self.received_s = received_s
         self.assigned_s: float | None = None
+        self.attempts = 0
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
@@ -70,7 +78,10 @@ class _Stream:
             if isinstance(following, GenerationError):
                 break
             item = GeneratedTokens(
-                item.tokens + following.tokens, following.finish_reason, item.cached_tokens or following.cached_tokens
+                item.tokens + following.tokens,
+                following.finish_reason,
+                item.cached_tokens or following.cached_tokens,
+                following.prefill_s if item.prefill_s is None else item.prefill_s,
             )
             self._items.popleft()
         if not self._items:
@@ -161,17 +172,33 @@ class MeshGeneration:
         stream = self._streams.get(command.request_id)
         if stream is None:
             return  # closed in the meantime
+        stream.attempts += 1
+        failed = partial(self._submit_failed, command)
         try:
-            await self._host.store.put_record(self._record(stream, command))
+            async with asyncio.timeout(self._settings.store_timeout_s):
+                await self._host.store.put_record(self._record(stream, command))
+        except (MeshError, TimeoutError) as error:
+            failed("the request store does not take the request; ask again shortly", error, store_is_away=True)
+            return
+        except ValueError as error:  # a bug, which is to end this request and not the gateway
+            failed("the request cannot be written down", error)
+            return
+        try:
             reply = await self._host.bus.request(
                 subjects.SUBMIT, encode(self._order(stream, command)), self._settings.submit_timeout_s
             )
             answer: Message = decode(reply)
         except (MeshError, ValueError) as error:
-            reason = f"the cluster scheduler cannot be reached: {error}"
-            self._loop.feed(g.SubmitFailed(command.request_id, command.epoch, reason))
+            failed("no cluster scheduler takes the request; ask again shortly", error)
             return
         self._loop.feed(answer)
+
+    def _submit_failed(
+        self, command: g.SubmitAttempt, reason: str, error: Exception, *, store_is_away: bool = False
+    ) -> None:
+        """Tell the role, and with it maybe the client, without what the error says of servers and subjects."""
+        _log.warning("submit_failed", request_id=command.request_id, reason=str(error) or type(error).__name__)
+        self._loop.feed(g.SubmitFailed(command.request_id, command.epoch, reason, store_is_away))
 
     def _record(self, stream: _Stream, command: g.SubmitAttempt) -> RequestRecord:
         return RequestRecord(
@@ -226,7 +253,8 @@ class MeshGeneration:
             for delta in command.tokens
             if delta.token_id is not None
         )
-        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason, self._cached_tokens(command)))
+        cached_tokens, prefill_s = self._cached_tokens(command), self._prefill_s(command)
+        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason, cached_tokens, prefill_s))
 
     def _cached_tokens(self, command: g.Deliver) -> int:
         """Prompt tokens that needed no computing; later attempts compute tokens that the client has, and do not count."""
@@ -243,9 +271,21 @@ class MeshGeneration:
             assigned_s = stream.assigned_s or stream.received_s
             self._metrics.queue_time_s.observe(assigned_s - stream.received_s + waited_s)
 
+    def _prefill_s(self, command: g.Deliver) -> float | None:
+        """From the end of the queue time to the first token; unknown where that came from a later attempt."""
+        stream, first = self._streams.get(command.request_id), command.tokens[0]
+        if stream is None or stream.attempts > 1 or first.token_index > 0 or first.queue_s is None:
+            return None
+        started_s = (stream.assigned_s or stream.received_s) + first.queue_s
+        return max(0.0, self._host.clock.now() - started_s)
+
     def _fail(self, command: g.Fail) -> None:
-        status = _STATUS[command.code]
-        self._put(command.request_id, GenerationError(status, command.code, command.message, command.retry_after_s))
+        status, message = _STATUS[command.code], without_addresses(command.message)
+        if status == 500 or message != command.message:
+            _log.warning(
+                "request_failed", request_id=command.request_id, code=str(command.code), reason=command.message
+            )
+        self._put(command.request_id, GenerationError(status, command.code, message, command.retry_after_s))
 
     def _put(self, request_id: str, item: GeneratedTokens | GenerationError) -> None:
         stream = self._streams.get(request_id)

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from spotwise.core.messages import Member
+from spotwise.gateway.generation import SequenceSpec
+from spotwise.gateway.request_series import EndedSequence, RequestSeries
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -34,14 +36,17 @@ class GatewayMetrics:
     Args:
         registry: where they are registered.
         model_name: value of their label `model_name`.
+        context_length: most tokens of prompt and output together.
 
     Attributes:
         registry: as given.
         queue_time_s: histogram; seconds that a sequence waited before its prefill began.
+        ended: of what is over.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    def __init__(self, registry: CollectorRegistry, model_name: str, context_length: int = 131_072) -> None:
         self.registry = registry
+        self.ended = RequestSeries(registry, model_name, context_length)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             series = Histogram(name, text, ("model_name",), registry=registry, buckets=buckets)
@@ -113,27 +118,33 @@ class GatewayMetrics:
         """Count an error that a client was told."""
         self._errors.labels(self._model_name, code).inc()
 
-    def sequence(self, arrived_s: float) -> SequenceTimeline:
+    def sequence(self, arrived_s: float, spec: SequenceSpec) -> SequenceTimeline:
         """Begin the measures of a sequence; `arrived_s` is `time.monotonic()` when its request came."""
-        return SequenceTimeline(self, arrived_s)
+        return SequenceTimeline(self, arrived_s, spec)
 
 
 class SequenceTimeline:
     """Measures of one sequence, from its submission to its end."""
 
-    __slots__ = ("_arrived_s", "_last_s", "_metrics")
+    __slots__ = ("_arrived_s", "_first_s", "_last_s", "_metrics", "_output_tokens", "_prefill_s", "_spec")
 
-    def __init__(self, metrics: GatewayMetrics, arrived_s: float) -> None:
+    def __init__(self, metrics: GatewayMetrics, arrived_s: float, spec: SequenceSpec) -> None:
         self._metrics = metrics
         self._arrived_s = arrived_s
+        self._spec = spec
+        self._output_tokens = 0
+        self._prefill_s: float | None = None
+        self._first_s: float | None = None
         self._last_s: float | None = None
         metrics._waiting.inc()
 
-    def received(self, num_tokens: int) -> None:
-        """Note that tokens came, one or more."""
+    def received(self, num_tokens: int, prefill_s: float | None = None) -> None:
+        """Note that tokens came, one or more, the first with the time that its prefill took."""
         metrics, now_s = self._metrics, time.monotonic()
         metrics._generation_tokens.inc(num_tokens)
+        self._output_tokens += num_tokens
         if self._last_s is None:
+            self._first_s, self._prefill_s = now_s, prefill_s
             metrics._ttft_s.observe(now_s - self._arrived_s)
             metrics._waiting.dec()
             metrics._running.inc()
@@ -147,5 +158,11 @@ class SequenceTimeline:
         metrics = self._metrics
         (metrics._waiting if self._last_s is None else metrics._running).dec()
         metrics._success.labels(metrics._model_name, finished_reason).inc()
-        if self._last_s is not None:
+        if self._first_s is not None and self._last_s is not None:
             metrics._e2e_s.observe(time.monotonic() - self._arrived_s)
+            spec, decode_s = self._spec, self._last_s - self._first_s
+            metrics.ended.sequence_ended(
+                EndedSequence(
+                    len(spec.prompt_token_ids), spec.stop.max_new_tokens, self._output_tokens, self._prefill_s, decode_s
+                )
+            )

@@ -178,7 +178,9 @@ def plan_generation(
         max_new_tokens = _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
         stop = _stop_criteria(request, max_new_tokens, text, max_tokens_param)
         for choice in range(choices):
-            sampling = _sampling(request, choice, logit_bias, logprobs, prompt_scores=prompt.echo is not None)
+            sampling = _sampling(
+                request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
+            )
             request_id = f"{api_id}#{len(sequences)}" if several else api_id
             spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant)
             sequences.append(PlannedSequence(request_id, spec, prompt))
@@ -205,13 +207,15 @@ def _sampling(
     choice: int,
     logit_bias: tuple[tuple[int, float], ...],
     logprobs: int | None,
+    vocab_size: int,
     *,
     prompt_scores: bool,
 ) -> SamplingParams:
+    top_k = request.top_k or 0
     return SamplingParams(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=request.top_k if request.top_k is not None and request.top_k > 0 else None,
+        top_k=top_k if 0 < top_k < vocab_size else None,  # more than there are keeps them all
         min_p=request.min_p or 0.0,
         seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
         presence_penalty=request.presence_penalty or 0.0,

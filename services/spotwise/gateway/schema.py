@@ -1,39 +1,24 @@
 """Request bodies: what the parameters of both endpoints may be.
 
 Law: types are strict (a number in quotes is not a number) and ranges are checked here; what needs the model's facts
-(context, vocabulary) is checked in `plan.py`. A parameter that would change the answer and that we do not support is
-refused, never ignored; one that would not is ignored. `null` means the default everywhere.
+(context, vocabulary) is checked in `plan.py`. What becomes of parameters that are no field here is said in `parameters.py`.
+`null` means the default everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from spotwise.gateway.errors import ApiError, bad_request, from_validation
+from spotwise.gateway.errors import bad_request, from_validation
+from spotwise.gateway.parameters import Endpoint, refuse_unsupported
 
 MAX_STOP_STRINGS = 16
 
-#: Parameters that change what is generated and that no part of the mesh honours.
-_UNSUPPORTED = (
-    "audio",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "functions",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "prompt_embeds",
-    "structured_outputs",
-    "suffix",
-    "tools",
-    "use_beam_search",
-    "web_search_options",
-)
+#: A repetition penalty near 0 makes infinities of logits, and a draw among infinities is no draw.
+MIN_REPETITION_PENALTY = 0.01
 
 
 def _as_stop_strings(value: Any) -> Any:
@@ -69,7 +54,12 @@ class GenerationRequest(StrictBody):
     """What both endpoints share; OpenAI's names, then vLLM's extensions, with their meanings.
 
     Attributes are the API's parameters under their documented names; `None` is the documented default.
+
+    Class attributes:
+        endpoint: where such a body is sent.
     """
+
+    endpoint: ClassVar[Endpoint]
 
     model: str
     max_tokens: int | None = None
@@ -87,7 +77,7 @@ class GenerationRequest(StrictBody):
 
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=10)
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
@@ -106,7 +96,7 @@ def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     Raises:
         ApiError: 400, naming the first parameter that is wrong or not supported.
     """
-    _refuse_unsupported(body)
+    refuse_unsupported(kind.endpoint, body)
     try:
         request = kind.model_validate(body)
     except ValidationError as error:
@@ -114,23 +104,3 @@ def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' is allowed only when 'stream' is true.", "stream_options", "invalid_value")
     return request
-
-
-def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in _UNSUPPORTED:
-        if body.get(name):
-            raise _unsupported(name)
-    for name in ("tool_choice", "function_call"):
-        if body.get(name) not in (None, "none", "auto"):
-            raise _unsupported(name)
-    if body.get("modalities") not in (None, [], ["text"]):
-        raise _unsupported("modalities", "only text is generated")
-    response_format = body.get("response_format")
-    if response_format is not None and response_format != {"type": "text"}:
-        raise _unsupported("response_format", "only the text format is generated")
-
-
-def _unsupported(name: str, hint: str = "leave it out") -> ApiError:
-    return bad_request(
-        f"The parameter '{name}' is not supported by this server; {hint}.", name, "unsupported_parameter"
-    )

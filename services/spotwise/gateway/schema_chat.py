@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest, StrictBody
 from spotwise.gateway.text import ChatMessage
 
@@ -27,6 +28,35 @@ def _as_text(value: Any) -> Any:
     return "\n".join(texts)
 
 
+def _as_arguments(value: Any) -> Any:
+    """Read the JSON that the model wrote as arguments, for templates that want an object; what is no JSON stays as it is."""
+    if value is not None and not isinstance(value, str | dict):
+        raise ValueError("must be a string of JSON")
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value or "{}")
+    except orjson.JSONDecodeError:
+        return value
+
+
+class FunctionCall(StrictBody):
+    """A function that the model called."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    arguments: Annotated[Any, BeforeValidator(_as_arguments)] = None
+
+
+class ToolCall(StrictBody):
+    """A tool that the model called."""
+
+    model_config = ConfigDict(extra="allow")
+
+    function: FunctionCall
+
+
 class Message(StrictBody):
     """One message of a chat. Fields that only some templates know (`name`, `tool_call_id`, ...) reach the template."""
 
@@ -34,29 +64,27 @@ class Message(StrictBody):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_as_text)] = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.function_call)):
             raise ValueError("a message needs 'content'")
         return self
 
     def for_template(self) -> ChatMessage:
-        """Return the message as templates want it: no nulls, arguments of tool calls as objects instead of JSON text."""
+        """Return the message as templates want it: no nulls, no empty list of calls."""
         message: ChatMessage = self.model_dump(exclude_none=True)
-        for call in message.get("tool_calls", ()):
-            function = call.get("function")
-            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                try:
-                    function["arguments"] = orjson.loads(function["arguments"])
-                except orjson.JSONDecodeError:
-                    continue  # the model wrote no valid JSON then; it shall see what it wrote
+        if not self.tool_calls:
+            message.pop("tool_calls", None)
         return message
 
 
 class ChatRequest(GenerationRequest):
     """OpenAI's chat completion parameters; `add_generation_prompt` and `continue_final_message` are vLLM's."""
+
+    endpoint: ClassVar = Endpoint.CHAT
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from spotwise.gateway.errors import ApiError, bad_request
+from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest
 
 #: One prompt, as text or as token ids.
@@ -15,6 +16,8 @@ Prompt = str | list[int]
 
 class CompletionRequest(GenerationRequest):
     """OpenAI's completion parameters."""
+
+    endpoint: ClassVar = Endpoint.COMPLETIONS
 
     prompt: Any = None
     best_of: int | None = Field(None, ge=1)

@@ -29,6 +29,9 @@ class GatewaySettings(ModelServiceSettings):
     )
     default_max_tokens: int | None = Field(None, ge=1, description="of a chat that names none; else the context's rest")
     submit_timeout_s: float = Field(5.0, gt=0, description="a scheduler that does not answer by then is not there")
+    store_timeout_s: float = Field(
+        5.0, gt=0, description="a store that has not taken a request's record by then is away; the client gets 503"
+    )
     recovery_s: float = Field(
         30.0, ge=0, description="how long a lost attempt is tried again before the client hears of it"
     )

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
+from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, DroppedCallError, render_with_calls
 
 #: Shorter prompts are tokenized on the event loop: about 2 ms of work, less trouble than a thread.
 _INLINE_CHARACTERS = 4096
@@ -36,7 +36,15 @@ class ModelTextError(Exception):
 
 
 class ChatTemplateError(Exception):
-    """The chat template cannot render these messages, or there is none."""
+    """The chat template cannot render these messages, or there is none.
+
+    Attributes:
+        param: dotted path of what it cannot render.
+    """
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +136,22 @@ class ChatText:
         if "developer" not in str(self._tokenizer.chat_template):
             # OpenAI's newer name for the system's voice, which most templates have never heard of.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        try:
+
+        def render(conversation: list[ChatMessage]) -> str:
             rendered = self._tokenizer.apply_chat_template(
-                list(messages),
+                conversation,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
-        except (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            return cast(str, rendered)
+
+        try:
+            return render_with_calls(messages, render)
+        except DroppedCallError as error:
+            raise ChatTemplateError(str(error), error.param) from error
+        except TEMPLATE_ERRORS as error:
             raise ChatTemplateError(f"The model's chat template cannot render these messages: {error}") from error
-        return cast(str, rendered)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Start the text of one sequence."""

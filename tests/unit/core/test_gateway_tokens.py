@@ -210,6 +210,13 @@ class TestEnds:
         commands = bench.feed(g.SubmitFailed("r", 1, "nobody listens"))
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "nobody listens", 1.0)
 
+    def test_without_a_store_it_fails_with_a_code_of_its_own(self) -> None:
+        """Nothing is wrong with the scheduler then."""
+        bench = GatewayBench()
+        bench.open(workers=None)
+        commands = bench.feed(g.SubmitFailed("r", 1, "no answer", store_is_away=True))
+        assert spoken(commands)[0] == g.Fail("r", g.FAIL_STORE, "no answer", 1.0)
+
     def test_news_of_earlier_attempts_ends_nothing(self) -> None:
         """Nor do rejections and failures of requests that are over."""
         bench = GatewayBench()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from spotwise.cli.__main__ import app
 from spotwise.core.gateway import commands as g
 from spotwise.core.messages import MemberKind, RejectCode
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_STREAM_OPTIONS, Endpoint, Ignored, Refused
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
 
@@ -118,6 +120,22 @@ def test_every_api_parameter_is_listed() -> None:
     assert listed == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
 
 
+def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
+    """Name, endpoint and the values that ask for nothing; the second table has those that are ignored."""
+
+    def where(rule: Refused | Ignored) -> str:
+        return "both" if len(rule.at) == len(Endpoint) else rule.at[0].value
+
+    told = {(rule.name, where(rule), *map(json.dumps, rule.off)) for rule in REFUSED}
+    told |= {
+        (f"stream_options.{rule.name}", where(rule), *map(json.dumps, rule.off)) for rule in REFUSED_STREAM_OPTIONS
+    }
+    refused, ignored = section(README.read_text(), "Parameters that are not honoured").split("are ignored", 1)
+    assert told == {(name, at, *quoted(off)) for names, at, off in table(refused) for name in quoted(names)}
+    listed = {(name, at) for names, at in table(ignored.split("###")[0]) for name in quoted(names)}
+    assert listed == {(rule.name, where(rule)) for rule in IGNORED}
+
+
 def test_every_error_code_is_listed() -> None:
     """The README's table has every code that a client may be told, and no others."""
     listed = {code for row in table(section(README.read_text(), "Errors")) for code in quoted(row[1])}
@@ -125,7 +143,7 @@ def test_every_error_code_is_listed() -> None:
     source = "\n".join(path.read_text() for path in gateway.glob("*.py"))
     told = set(re.findall(r'code="(\w+)"', source))
     told |= {RejectCode(code).value for code in RejectCode}
-    told |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE}
+    told |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE, g.FAIL_STORE}
     assert told <= listed
     assert all(f'"{code}"' in source or code in told for code in listed)
 

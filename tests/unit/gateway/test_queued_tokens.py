@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,13 @@ async def test_tokens_that_are_here_come_together(stream: _Stream) -> None:
     stream.put(error)
     assert await stream.take() == tokens(4)
     assert await stream.take() is error
+
+
+async def test_what_the_prefill_took_comes_with_the_first_tokens(stream: _Stream) -> None:
+    """Whatever comes together with them."""
+    for item in (tokens(), replace(tokens(1), prefill_s=0.5), tokens(2)):
+        stream.put(item)
+    assert await stream.take() == replace(tokens(1, 2), prefill_s=0.5)
 
 
 async def test_who_waits_gets_each_as_it_comes(stream: _Stream) -> None:

@@ -28,11 +28,12 @@ class RequestClosed:
 
 @dataclass(frozen=True, slots=True)
 class SubmitFailed:
-    """The scheduler could not be asked."""
+    """The scheduler could not be asked, or the record before that not be written: then the store is away."""
 
     request_id: str
     epoch: int
     reason: str
+    store_is_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +103,6 @@ class Fail:
 FAIL_NO_SCHEDULER = "no_scheduler"
 FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
+FAIL_STORE = "store_unavailable"
 
 GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger

@@ -188,7 +188,8 @@ class GatewayRole:
         if request is None:
             return
         if event.epoch == 1:
-            self._fail(request, g.FAIL_NO_SCHEDULER, event.reason, 1.0, now)
+            code = g.FAIL_STORE if event.store_is_away else g.FAIL_NO_SCHEDULER
+            self._fail(request, code, event.reason, 1.0, now)
         else:
             self._attempt_lost(request, event.reason, now)
 

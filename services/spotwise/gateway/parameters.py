@@ -1,0 +1,169 @@
+"""What becomes of every parameter that vLLM's and OpenAI's APIs know and ours does not honour: the one table.
+
+Law: a parameter that would change the answer, or what is promised about it, is refused by name unless its value asks for
+nothing; one that changes neither is ignored. An empty object or list asks for something where vLLM takes it for a request
+(`guided_json: {}` is a schema). Parameters that are honoured are the fields of the request models; no parameter is in two
+classes at one endpoint. README shows this table, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from spotwise.gateway.errors import ApiError, bad_request
+
+
+class Endpoint(Enum):
+    """Where a parameter is sent."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+_BOTH = tuple(Endpoint)
+_CHAT = (Endpoint.CHAT,)
+_COMPLETIONS = (Endpoint.COMPLETIONS,)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A parameter that would change the answer.
+
+    Attributes:
+        name: the parameter.
+        off: values beside null that ask for nothing.
+        at: the endpoints that refuse it.
+        hint: what a client can do instead.
+    """
+
+    name: str
+    off: tuple[Any, ...] = ()
+    at: tuple[Endpoint, ...] = _BOTH
+    hint: str = "leave it out"
+
+    def asks(self, value: Any) -> bool:
+        """Whether a value asks for something that is not done."""
+        if isinstance(value, dict):
+            value = {key: member for key, member in value.items() if member is not None}
+        return value is not None and value not in self.off
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A parameter that changes nothing here.
+
+    Attributes:
+        name: the parameter.
+        at: the endpoints that ignore it.
+    """
+
+    name: str
+    at: tuple[Endpoint, ...] = _BOTH
+
+
+_ONLY_TEXT = "only text is generated"
+_USE_COMPLETIONS = "it belongs to /v1/completions"
+_USE_CHAT = "it belongs to /v1/chat/completions"
+
+REFUSED = (
+    # What the text has to look like.
+    Refused("guided_json"),
+    Refused("guided_regex"),
+    Refused("guided_choice"),
+    Refused("guided_grammar"),
+    Refused("guided_json_object", (False,)),
+    Refused("structural_tag"),
+    Refused("structured_outputs"),
+    Refused("response_format", ({"type": "text"},), hint="only the text format is generated"),
+    # Tools, other media, other sources.
+    Refused("tools", ([],), hint="no tool calls are generated"),
+    Refused("tool_choice", ("none", "auto"), hint="no tool calls are generated"),
+    Refused("functions", ([],), hint="no function calls are generated"),
+    Refused("function_call", ("none", "auto"), hint="no function calls are generated"),
+    Refused("audio", hint=_ONLY_TEXT),
+    Refused("modalities", ([], ["text"]), hint=_ONLY_TEXT),
+    Refused("web_search_options"),
+    Refused("moderation"),
+    # How the prompt is made.
+    Refused("chat_template"),
+    Refused("chat_template_kwargs", ({},)),
+    Refused("documents", ([],)),
+    Refused("reasoning_effort"),
+    Refused("verbosity", ("medium",)),
+    Refused("truncate_prompt_tokens", hint="cut the prompt before you send it"),
+    Refused("add_special_tokens", (False,), _CHAT),
+    Refused("add_special_tokens", (True,), _COMPLETIONS),
+    Refused("suffix", ("",)),
+    Refused("prompt_embeds"),
+    # How tokens are drawn, and when that ends.
+    Refused("allowed_token_ids"),
+    Refused("bad_words", ([],)),
+    Refused("logits_processors", ([],)),
+    Refused("use_beam_search", (False,)),
+    Refused("repetition_detection"),
+    Refused("thinking_token_budget", (-1,)),
+    Refused("watermarking", (False,)),
+    Refused("vllm_xargs", ({},)),
+    # What the answer holds besides its text.
+    Refused("prompt_logprobs", hint="on /v1/completions 'echo' with 'logprobs' scores the prompt"),
+    Refused("logprob_token_ids"),
+    Refused("return_tokens_as_token_ids", (False,), hint="'return_token_ids' gives the ids beside the text"),
+    Refused("return_prompt_text", (False,)),
+    Refused("include_reasoning", (True,)),
+    Refused("spaces_between_special_tokens", (True,)),
+    # What is kept of the request, and where.
+    Refused("cache_salt", hint="prompts with the same beginning share their KV"),
+    Refused("kv_transfer_params", ({},)),
+    Refused("ec_transfer_params", ({},)),
+    # Parameters of the other endpoint.
+    Refused("echo", (False,), _CHAT, _USE_COMPLETIONS),
+    Refused("best_of", (1,), _CHAT, _USE_COMPLETIONS),
+    Refused("prompt", (), _CHAT, _USE_COMPLETIONS),
+    Refused("messages", (), _COMPLETIONS, _USE_CHAT),
+    Refused("max_completion_tokens", (), _COMPLETIONS, "use 'max_tokens' here"),
+    Refused("top_logprobs", (0,), _COMPLETIONS, "use 'logprobs' here"),
+    Refused("continue_final_message", (False,), _COMPLETIONS, _USE_CHAT),
+)
+
+IGNORED = (
+    # Labels, bookkeeping and hints about caches and speed.
+    *map(Ignored, ("metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "prediction")),
+    *map(Ignored, ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "stream_interval")),
+    # Details of what is refused, or of what no model here has.
+    *map(Ignored, ("parallel_tool_calls", "guided_decoding_backend", "guided_whitespace_pattern", "truncation_side")),
+    *map(Ignored, ("length_penalty", "early_stopping", "routed_experts_prompt_start")),
+    *map(Ignored, ("mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "return_token_offsets")),
+    Ignored("add_generation_prompt", _COMPLETIONS),
+)
+
+#: Members of `stream_options` that would change the stream; others that are not honoured are ignored.
+REFUSED_STREAM_OPTIONS = (
+    Refused("continuous_usage_stats", (False,), hint="'include_usage' ends the stream with the usage"),
+)
+
+_REFUSED_AT = {endpoint: tuple(rule for rule in REFUSED if endpoint in rule.at) for endpoint in Endpoint}
+
+
+def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    """Refuse a body that asks for something that is not done.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    for rule in _REFUSED_AT[endpoint]:
+        if rule.asks(body.get(rule.name)):
+            raise _unsupported(rule, rule.name)
+    stream_options = body.get("stream_options")
+    if isinstance(stream_options, dict):
+        for rule in REFUSED_STREAM_OPTIONS:
+            if rule.asks(stream_options.get(rule.name)):
+                raise _unsupported(rule, f"stream_options.{rule.name}")
+
+
+def _unsupported(rule: Refused, path: str) -> ApiError:
+    return bad_request(
+        f"The parameter '{path}' is not supported by this server; {rule.hint}.", path, "unsupported_parameter"
+    )

@@ -1,0 +1,138 @@
+"""Parameters that change the answer and are not honoured are refused by name, by the real client and by raw posts alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.live.mesh import MODEL, LiveMesh
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_capital", "arguments": '{"country": "France"}'}}
+
+#: Requests for something, as vLLM and OpenAI understand them; each was answered as if it had not been there.
+REQUESTS: list[tuple[str, Any]] = [
+    ("allowed_token_ids", [1, 2]),
+    ("bad_words", ["Paris"]),
+    ("prompt_logprobs", 0),
+    ("truncate_prompt_tokens", 8),
+    ("logits_processors", ["pkg.Processor"]),
+    ("structural_tag", "{}"),
+    ("cache_salt", "salt"),
+    ("guided_json", {}),
+    ("guided_choice", []),
+    ("structured_outputs", {}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}),
+    ("reasoning_effort", "high"),
+    ("return_tokens_as_token_ids", True),
+    ("vllm_xargs", {"a": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REQUESTS, ids=lambda part: part if isinstance(part, str) else "")
+def test_both_endpoints_refuse_by_name(mesh: LiveMesh, name: str, value: Any) -> None:
+    """The client raises BadRequestError, which says which parameter it was; a raw post gets the same."""
+    bodies: list[tuple[str, dict[str, Any]]] = [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "Paris is"})]
+    for path, asked in bodies:
+        response = mesh.post(path, {"model": MODEL, "max_tokens": 2, **asked, name: value})
+        error = response.json().get("error", {})
+        assert (response.status_code, error.get("code")) == (400, "unsupported_parameter"), response.text
+        assert error["param"] == name
+        assert f"'{name}'" in error["message"]
+    with pytest.raises(openai.BadRequestError) as raised:
+        mesh.client().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2, extra_body={name: value})
+    assert (raised.value.code, raised.value.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("best_of", 2)])
+def test_a_chat_refuses_what_only_completions_have(mesh: LiveMesh, name: str, value: Any) -> None:
+    """They are parameters there, so that a client may well expect them here."""
+    with pytest.raises(openai.BadRequestError) as raised:
+        mesh.client().chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2, extra_body={name: value})
+    assert (raised.value.code, raised.value.param) == ("unsupported_parameter", name)
+
+
+def test_what_asks_for_nothing_is_answered(mesh: LiveMesh) -> None:
+    """Clients that send every parameter with its default get their answer."""
+    defaults = {name: None for name, _ in REQUESTS} | {
+        "bad_words": [],
+        "echo": False,
+        "best_of": 1,
+        "use_beam_search": False,
+        "response_format": {"type": "text"},
+        "return_tokens_as_token_ids": False,
+    }
+    answer = mesh.client().chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=8, temperature=0, extra_body=defaults
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+
+
+@pytest.mark.parametrize("value", [2**33, 2**62])
+def test_a_huge_top_k_keeps_the_whole_vocabulary(mesh: LiveMesh, value: int) -> None:
+    """As no top_k does: same seed, same text."""
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Paris is", "max_tokens": 4, "seed": 5}
+    wide, off = (mesh.post(COMPLETIONS, asked | {"top_k": top_k}) for top_k in (value, 0))
+    assert (wide.status_code, off.status_code) == (200, 200), wide.text
+    assert wide.json()["choices"][0]["text"] == off.json()["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-39, 5e-324, -0.0])
+def test_a_temperature_of_almost_nothing_is_greedy(mesh: LiveMesh, temperature: float) -> None:
+    """Whatever the seed."""
+    asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
+    greedy = mesh.post(CHAT, asked | {"temperature": 0}).json()["choices"][0]["message"]["content"]
+    for seed in (1, 2):
+        cold = mesh.post(CHAT, asked | {"temperature": temperature, "seed": seed})
+        assert cold.json()["choices"][0]["message"]["content"] == greedy
+
+
+def test_earlier_tool_calls_are_refused_where_the_template_drops_them(mesh: LiveMesh) -> None:
+    """This model's template knows no tool calls: the answer would be to another conversation."""
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Paris"},
+    ]
+    for content in (None, "", "One moment."):
+        messages[1]["content"] = content
+        with pytest.raises(openai.BadRequestError) as raised:
+            mesh.client().chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
+        assert (raised.value.code, raised.value.param) == ("chat_template_error", "messages.1.tool_calls")
+
+
+def test_the_series_of_vllms_dashboard(mesh: LiveMesh) -> None:
+    """A request is in all of them, and prefill and decode make up the time of its inference."""
+    names = (
+        *("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"),
+        *("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"),
+        *("request_params_n", "request_params_max_tokens", "request_time_per_output_token_seconds"),
+    )
+
+    def shown() -> dict[str, tuple[float, float]]:
+        lines = dict(line.rsplit(" ", 1) for line in mesh.get("/metrics").text.splitlines() if line[:1] != "#")
+        label = f'{{model_name="{MODEL}"}}'
+        return {
+            name: (float(lines[f"vllm:{name}_count{label}"]), float(lines[f"vllm:{name}_sum{label}"])) for name in names
+        }
+
+    before = shown()
+    answer = mesh.client().chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=5, n=2, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+    after = shown()
+    counts = {name: after[name][0] - before[name][0] for name in names}
+    sums = {name: after[name][1] - before[name][1] for name in names}
+    of_requests = ("request_params_n", "request_max_num_generation_tokens")
+    assert counts == {name: 1 if name in of_requests else 2 for name in names}
+    assert sums["request_prompt_tokens"] == 2 * answer.usage.prompt_tokens
+    assert (sums["request_generation_tokens"], sums["request_max_num_generation_tokens"]) == (10, 5)
+    assert (sums["request_params_n"], sums["request_params_max_tokens"]) == (2, 10)
+    phases = sums["request_prefill_time_seconds"] + sums["request_decode_time_seconds"]
+    assert sums["request_prefill_time_seconds"] > 0
+    assert sums["request_inference_time_seconds"] == pytest.approx(phases)

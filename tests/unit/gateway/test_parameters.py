@@ -1,0 +1,165 @@
+"""Every parameter of vLLM's and OpenAI's APIs is honoured, refused or ignored, and does what its class says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fake_mesh import CHAT, COMPLETION, FakeMesh
+from openai.types import completion_create_params as openai_completions
+from openai.types.chat import completion_create_params as openai_chat
+
+from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_STREAM_OPTIONS, Endpoint, Refused
+from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.schema_chat import ChatRequest
+from spotwise.gateway.schema_completions import CompletionRequest
+
+MODELS: dict[Endpoint, type[GenerationRequest]] = {
+    Endpoint.CHAT: ChatRequest,
+    Endpoint.COMPLETIONS: CompletionRequest,
+}
+PATHS = {Endpoint.CHAT: "/v1/chat/completions", Endpoint.COMPLETIONS: "/v1/completions"}
+BODIES: dict[Endpoint, dict[str, Any]] = {Endpoint.CHAT: CHAT, Endpoint.COMPLETIONS: COMPLETION}
+
+#: Of the installed client, so that what a newer one can send is classified before it is let in.
+OPENAI = {
+    Endpoint.CHAT: set(openai_chat.CompletionCreateParamsBase.__annotations__) | {"stream"},
+    Endpoint.COMPLETIONS: set(openai_completions.CompletionCreateParamsBase.__annotations__) | {"stream"},
+}
+#: What vLLM's versions from 0.6 on take beside OpenAI's, at either endpoint.
+VLLM_BOTH = """
+    top_k min_p repetition_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens
+    spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs bad_words
+    logprob_token_ids use_beam_search length_penalty early_stopping best_of watermarking add_special_tokens
+    response_format guided_json guided_regex guided_choice guided_grammar guided_json_object structural_tag
+    guided_decoding_backend guided_whitespace_pattern structured_outputs priority request_id session_id
+    logits_processors return_tokens_as_token_ids return_token_ids return_token_offsets return_mm_kwargs cache_salt
+    kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval
+    routed_experts_prompt_start echo
+"""
+VLLM_CHAT = """
+    add_generation_prompt continue_final_message documents chat_template chat_template_kwargs media_io_kwargs
+    mm_processor_kwargs include_reasoning return_prompt_text
+"""
+VLLM = {
+    Endpoint.CHAT: {*VLLM_BOTH.split(), *VLLM_CHAT.split()},
+    Endpoint.COMPLETIONS: {*VLLM_BOTH.split(), "prompt_embeds"},
+}
+
+each_endpoint = pytest.mark.parametrize("endpoint", Endpoint, ids=lambda endpoint: endpoint.value)
+refusals = pytest.mark.parametrize(
+    ("endpoint", "rule"),
+    [(endpoint, rule) for rule in REFUSED for endpoint in rule.at],
+    ids=lambda part: part.name if isinstance(part, Refused) else part.value,
+)
+
+
+def something(rule: Refused) -> Any:
+    """A value that asks for something, of the type of those that do not."""
+    if not rule.off:
+        return {} if rule.name.startswith("guided") else [{"role": "user", "content": "Hi"}]
+    match rule.off[0]:
+        case bool():
+            return not rule.off[0]
+        case str():
+            return "other"
+        case int():
+            return 7
+        case list():
+            return [1]
+        case _:
+            return {"key": 1}
+
+
+@each_endpoint
+def test_every_known_parameter_is_in_one_class(endpoint: Endpoint) -> None:
+    """Nothing is forgotten, and nothing is both refused and ignored."""
+    honoured = list(MODELS[endpoint].model_fields)
+    refused = [rule.name for rule in REFUSED if endpoint in rule.at]
+    ignored = [rule.name for rule in IGNORED if endpoint in rule.at]
+    classified = honoured + refused + ignored
+    assert sorted(set(classified)) == sorted(classified)
+    assert (OPENAI[endpoint] | VLLM[endpoint]) - set(classified) == set()
+
+
+@each_endpoint
+def test_the_other_endpoints_parameters_are_in_one_class(endpoint: Endpoint) -> None:
+    """A parameter that the other endpoint honours is not ignored here without a word in the table."""
+    other = next(each for each in Endpoint if each is not endpoint)
+    here = set(MODELS[endpoint].model_fields)
+    here |= {rule.name for rule in (*REFUSED, *IGNORED) if endpoint in rule.at}
+    assert set(MODELS[other].model_fields) <= here
+
+
+@refusals
+async def test_what_is_refused_is_named(
+    client: httpx.AsyncClient, mesh: FakeMesh, endpoint: Endpoint, rule: Refused
+) -> None:
+    """400 before anything reaches the mesh."""
+    response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | {rule.name: something(rule)})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", rule.name), error
+    assert rule.hint in error["message"]
+    assert not mesh.specs
+
+
+@refusals
+async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused) -> None:
+    """Null, and the values that the table names."""
+    for value in (None, *rule.off):
+        if value is None and rule.name in BODIES[endpoint]:
+            continue
+        response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | {rule.name: value})
+        assert response.status_code == 200, (value, response.text)
+
+
+@pytest.mark.parametrize("value", [{}, [], "", 0, False, {"type": "object"}], ids=repr)
+@pytest.mark.parametrize("name", ["guided_json", "guided_choice", "guided_regex", "structured_outputs", "cache_salt"])
+async def test_empty_values_of_constraints_are_requests(client: httpx.AsyncClient, name: str, value: Any) -> None:
+    """To vLLM `{}` is a schema and `[]` a choice among nothing."""
+    response = await client.post("/v1/chat/completions", json=CHAT | {name: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+@each_endpoint
+async def test_what_is_ignored_is_accepted(client: httpx.AsyncClient, mesh: FakeMesh, endpoint: Endpoint) -> None:
+    """With any value; so is what nobody knows."""
+    names = [rule.name for rule in IGNORED if endpoint in rule.at]
+    body = BODIES[endpoint] | {name: {"a": [1]} for name in [*names, "anything"]}
+    assert (await client.post(PATHS[endpoint], json=body)).status_code == 200
+    assert mesh.specs
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [
+        ({"type": "text"}, True),
+        ({"type": "text", "json_schema": None}, True),
+        ({}, False),
+        ({"type": "json_object"}, False),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}, False),
+        ({"type": "structural_tag", "structures": [], "triggers": []}, False),
+        ("text", False),
+    ],
+)
+async def test_response_formats(client: httpx.AsyncClient, value: Any, accepted: bool) -> None:
+    """Text is what there is."""
+    response = await client.post("/v1/chat/completions", json=CHAT | {"response_format": value})
+    assert (response.status_code == 200) is accepted
+    assert accepted or response.json()["error"]["param"] == "response_format"
+
+
+async def test_members_of_stream_options(client: httpx.AsyncClient) -> None:
+    """One that changes the stream is refused by its path; obfuscation and unknown ones are ignored."""
+    (rule,) = REFUSED_STREAM_OPTIONS
+    for members, status in (
+        ({rule.name: True}, 400),
+        ({rule.name: False, "include_obfuscation": True, "anything": 1}, 200),
+        ({rule.name: None, "include_usage": True}, 200),
+    ):
+        response = await client.post("/v1/completions", json=COMPLETION | {"stream": True, "stream_options": members})
+        assert response.status_code == status, response.text
+        if status == 400:
+            error = response.json()["error"]
+            assert (error["code"], error["param"]) == ("unsupported_parameter", f"stream_options.{rule.name}")

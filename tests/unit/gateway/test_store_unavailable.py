@@ -1,0 +1,125 @@
+"""A store or a scheduler that is away: its own code, a bounded wait, and nothing of the mesh's addresses to the client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+from fake_mesh import MODEL
+from prometheus_client import CollectorRegistry
+
+from spotwise.core.gateway import commands as g
+from spotwise.core.messages import Member, MemberKind, MemberState, RejectCode, RequestRejected
+from spotwise.core.record import RequestRecord
+from spotwise.core.request import StopCriteria
+from spotwise.core.sampling import SamplingParams
+from spotwise.gateway.addresses import without_addresses
+from spotwise.gateway.generation import GenerationError, SequenceSpec
+from spotwise.gateway.mesh_client import MeshGeneration
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.settings import GatewaySettings
+from spotwise.mesh.embedded import LOOPBACK
+from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
+from spotwise.mesh.ports import BusMessage, MeshError
+from spotwise.mesh.service import ServiceHost
+from spotwise.wire import subjects
+from spotwise.wire.codec import encode
+
+SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))
+
+
+class StoppedStore(MemoryStore):
+    """A store whose process is stopped: it takes a record and says nothing."""
+
+    async def put_record(self, record: RequestRecord) -> None:
+        await asyncio.Event().wait()
+
+
+class UnreachableStore(MemoryStore):
+    """A store that is gone."""
+
+    async def put_record(self, record: RequestRecord) -> None:
+        raise MeshError("Redis: Error 111 connecting to 10.0.0.7:6379. Connection refused.")
+
+
+@asynccontextmanager
+async def generation_over(store: MemoryStore, model_dir: Path) -> AsyncIterator[MeshGeneration]:
+    """A gateway's mesh without a scheduler."""
+    settings = GatewaySettings(
+        service_id="gateway-0", model_dir=model_dir, model_name=MODEL, store_timeout_s=0.2, submit_timeout_s=0.2
+    )
+    member = Member("gateway-0", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")
+    control = ControlServer(LOOPBACK, 0)
+    async with ServiceHost(settings, MemoryBus(MemoryBroker()), store, control, member).joined() as host:
+        generation = MeshGeneration(host, settings, GatewayMetrics(CollectorRegistry(), MODEL))
+        await generation.start()
+        yield generation
+
+
+async def failure(generation: MeshGeneration) -> GenerationError:
+    with pytest.raises(GenerationError) as raised:
+        async with asyncio.timeout(30):
+            async for _ in generation.generate("r", SPEC):
+                pass
+    return raised.value
+
+
+@pytest.mark.parametrize("store", [StoppedStore(), UnreachableStore()], ids=["stopped", "unreachable"])
+async def test_a_store_that_is_away_has_its_own_code(store: MemoryStore, model_dir: Path) -> None:
+    """503 with a time to come back, after `store_timeout_s` at most; the log keeps what went wrong where."""
+    with structlog.testing.capture_logs() as logs:
+        async with generation_over(store, model_dir) as generation:
+            error = await failure(generation)
+    assert (error.status, error.code, error.retry_after_s) == (503, g.FAIL_STORE, 1.0)
+    assert "request store" in error.message
+    assert without_addresses(error.message) == error.message
+    (line,) = [line for line in logs if line["event"] == "submit_failed"]
+    assert line["request_id"] == "r"
+    assert "10.0.0.7:6379" in line["reason"] or isinstance(store, StoppedStore)
+
+
+async def test_a_scheduler_that_is_away_has_its_own(model_dir: Path) -> None:
+    """Also without the subjects on which it would listen."""
+    async with generation_over(MemoryStore(), model_dir) as generation:
+        error = await failure(generation)
+    assert (error.status, error.code) == (503, g.FAIL_NO_SCHEDULER)
+    assert "spotwise." not in error.message
+
+
+async def test_whatever_says_an_address_the_client_does_not_hear_it(model_dir: Path) -> None:
+    """A scheduler's or a worker's reason, too; the log has it whole."""
+    reason = "token-0 at 10.0.0.7:4000 is full"
+    with structlog.testing.capture_logs() as logs:
+        async with generation_over(MemoryStore(), model_dir) as generation:
+
+            async def refuse(message: BusMessage) -> None:
+                assert message.respond is not None
+                await message.respond(encode(RequestRejected("r", 1, RejectCode.MESH_FULL, reason, 1.0)))
+
+            await generation._host.bus.subscribe(subjects.SUBMIT, refuse)
+            error = await failure(generation)
+    assert (error.status, error.message) == (429, "token-0 at … is full")
+    assert [line["reason"] for line in logs if line["event"] == "request_failed"] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("no NATS server answers at nats://user:word@broker:4222 within 5 s", "no NATS server answers at … within 5 s"),
+        ("the KV hand-off failed: 10.1.2.3:41234 refused", "the KV hand-off failed: … refused"),
+        ("cannot reach token-0.mesh.svc:50051, timed out", "cannot reach …, timed out"),
+        ("connect to [fe80::1]:8000 or ::1 failed", "connect to … or … failed"),
+        ("redis at 127.0.0.1 is away", "redis at … is away"),
+        ("File /srv/spotwise/libs/engine.py is odd", "File … is odd"),
+        ("a KV cache of 5,824 tokens, 3/4 used, at 17 s: full", "a KV cache of 5,824 tokens, 3/4 used, at 17 s: full"),
+        ("token_worker token-0 silent for 2 s", "token_worker token-0 silent for 2 s"),
+    ],
+)
+def test_addresses_are_left_out(message: str, shown: str) -> None:
+    """URLs, hosts with ports, IP addresses and paths; numbers and names of members stay."""
+    assert without_addresses(message) == shown

@@ -1,0 +1,162 @@
+"""Conversations with earlier tool calls: each template gets the form it is written for, and none drops a call."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_mesh import CHAT, MODEL, FakeMesh
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from spotwise.gateway.api import create_app
+from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.plan import ApiOptions
+from spotwise.gateway.text import ChatText
+
+CALLS = "{% for call in m.tool_calls %}[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}"
+#: Templates as models have them, each written for another spelling of no content.
+TEMPLATES = {
+    "takes what there is": "{% for m in messages %}{{ m.role }}:{{ m.content }}" + CALLS + ";{% endfor %}",
+    "adds it to a text": "{% for m in messages %}{{ m.role + ':' + m['content'] }}" + CALLS + ";{% endfor %}",
+    "looks for the key": (
+        "{% for m in messages %}{{ m.role }}:{% if 'tool_calls' in m %}"
+        + "{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+        + CALLS
+        + "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    ),
+}
+FUNCTION = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+CALL = {"id": "call_1", "type": "function", "function": FUNCTION}
+
+
+def conversation(**assistant: Any) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", **assistant},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Rain."},
+    ]
+
+
+@pytest.fixture
+def chat_with(
+    model_dir: Path, tmp_path: Path, mesh: FakeMesh, registry: CollectorRegistry
+) -> Callable[[str], tuple[FastAPI, ChatText]]:
+    """An app over a model whose chat template is the given one."""
+
+    def make(template: str) -> tuple[FastAPI, ChatText]:
+        folder = shutil.copytree(model_dir, tmp_path / "model")
+        (folder / "chat_template.jinja").write_text(template)
+        text = ChatText.load(folder)
+        return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(registry, MODEL)), text
+
+    return make
+
+
+async def ask(app: FastAPI, messages: list[dict[str, Any]]) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        return await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+async def test_a_call_without_content_is_rendered(
+    chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh, template: str
+) -> None:
+    """Null, absent or empty to the client; to the template whatever makes it say the call, and never the word None."""
+    app, text = chat_with(template)
+    for absent in ({"content": None}, {}, {"content": ""}):
+        response = await ask(app, conversation(tool_calls=[CALL], **absent))
+        assert response.status_code == 200, response.text
+        rendered = text.decode(mesh.spec.prompt_token_ids)
+        assert rendered.startswith('user:Weather?;assistant:[get_weather {"city": "Paris"}];tool:Rain.;')
+        mesh.specs.clear()
+
+
+async def test_content_beside_calls_is_rendered(
+    chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh
+) -> None:
+    """Both, by a template that knows both."""
+    app, text = chat_with(TEMPLATES["takes what there is"])
+    assert (await ask(app, conversation(content="Let me see.", tool_calls=[CALL, CALL]))).status_code == 200
+    call = '[get_weather {"city": "Paris"}]'
+    assert f"assistant:Let me see.{call}{call};" in text.decode(mesh.spec.prompt_token_ids)
+
+
+async def test_a_template_that_wants_null_is_refused(chat_with: Callable[[str], tuple[FastAPI, ChatText]]) -> None:
+    """transformers gives no template a null, so that such a one would drop the call."""
+    app, _ = chat_with("{% for m in messages %}{% if m.content is none %}" + CALLS + "{% endif %};{% endfor %}")
+    response = await ask(app, conversation(content=None, tool_calls=[CALL]))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages.1.tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("assistant", "param"),
+    [
+        ({"content": None, "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        ({"content": "Let me see.", "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        ({"content": None, "function_call": FUNCTION}, "messages.1.function_call"),
+    ],
+)
+async def test_calls_that_the_template_would_drop_are_refused(
+    client: httpx.AsyncClient, mesh: FakeMesh, assistant: dict[str, Any], param: str
+) -> None:
+    """Though the function's name stands elsewhere in the conversation."""
+    messages = [{"role": "system", "content": "You have get_weather."}, *conversation(**assistant)[1:]]
+    response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "chat_template_error", param)
+    assert not mesh.specs
+
+
+async def test_a_template_that_refuses_the_calls_says_why(chat_with: Callable[[str], tuple[FastAPI, ChatText]]) -> None:
+    """Its own message reaches the client."""
+    app, _ = chat_with(TEMPLATES["looks for the key"])
+    response = await ask(app, conversation(content=None, tool_calls=[CALL, CALL]))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "chat_template_error")
+    assert "one call at a time" in error["message"]
+
+
+async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh) -> None:
+    """An empty list, or null, as clients send back what they got, reaches no template."""
+    app, text = chat_with(TEMPLATES["looks for the key"])
+    for none in ([], None):
+        assert (await ask(app, conversation(content="Rain.", tool_calls=none, function_call=None))).status_code == 200
+        assert "assistant:Rain.;" in text.decode(mesh.spec.prompt_token_ids)
+        mesh.specs.clear()
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        ({"id": "1", "type": "function"}, "messages.1.tool_calls.0.function"),
+        ({"id": "1", "type": "custom", "custom": {"name": "x", "input": ""}}, "messages.1.tool_calls.0.function"),
+        ({"function": {"arguments": "{}"}}, "messages.1.tool_calls.0.function.name"),
+        ({"function": {"name": 5}}, "messages.1.tool_calls.0.function.name"),
+        ({"function": {"name": "f", "arguments": 5}}, "messages.1.tool_calls.0.function.arguments"),
+        ("f", "messages.1.tool_calls.0"),
+    ],
+)
+async def test_malformed_calls_are_named(client: httpx.AsyncClient, call: Any, param: str) -> None:
+    """By their path."""
+    messages = conversation(content=None, tool_calls=[call])
+    response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [("", "{}"), ("{not json", '"{not json"'), ({"a": None}, '{"a": null}'), ('{"a": null}', '{"a": null}')],
+)
+async def test_arguments_are_objects_to_the_template(
+    chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh, arguments: Any, shown: str
+) -> None:
+    """What the model wrote and is no JSON stays text."""
+    app, text = chat_with(TEMPLATES["takes what there is"])
+    call = {"function": {"name": "f", "arguments": arguments}}
+    assert (await ask(app, conversation(content=None, tool_calls=[call]))).status_code == 200
+    assert f"[f {shown}]" in text.decode(mesh.spec.prompt_token_ids)
