@@ -42,6 +42,12 @@ def kill(mesh: SimulatedMesh, service_id: str) -> None:
     os.kill(mesh.pid(service_id), signal.SIGKILL)
 
 
+def replaced(mesh: SimulatedMesh, scheduler_pid: int) -> bool:
+    """Whether another scheduler runs."""
+    process = mesh.state.services["scheduler-0"].process
+    return process is not None and process.pid != scheduler_pid
+
+
 async def _begin_and_restart(mesh: SimulatedMesh) -> None:
     """Start the old streams, kill the scheduler, and the gateway once that is back; the clients' streams break."""
     begun = {seed: asyncio.Event() for seed in OLD}
@@ -53,9 +59,7 @@ async def _begin_and_restart(mesh: SimulatedMesh) -> None:
         await asyncio.gather(*(event.wait() for event in begun.values()))
         first = mesh.pid("scheduler-0")
         kill(mesh, "scheduler-0")
-        await asyncio.to_thread(
-            wait_for, lambda: mesh.pid("scheduler-0") != first and serves(mesh), lambda: "the new scheduler"
-        )
+        await asyncio.to_thread(wait_for, lambda: replaced(mesh, first) and serves(mesh), lambda: "the new scheduler")
         kill(mesh, "gateway-0")
         for stream in streams:
             with contextlib.suppress(Exception):  # however a client hears of it: its gateway is dead
