@@ -52,6 +52,7 @@ class _Request:
     queued: bool = False
     announced: bool = False
     workers: tuple[str, ...] = ()
+    model_digest: str | None = None  #: of the weights that `token_ids` were computed with
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
     first_token_s: float | None = None
@@ -110,10 +111,14 @@ class GatewayRole:
         self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
         self._streams[request.stream_id] = request
         request.workers, request.queued = (), False
+        if not request.token_ids:
+            request.model_digest = None
         request.early.clear()
         request.submitted_s, request.retry_at_s = now, None
         self._commands.append(
-            g.SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
+            g.SubmitAttempt(
+                request.request_id, request.epoch, request.stream_id, tuple(request.token_ids), request.model_digest
+            )
         )
 
     def _current(self, request_id: str, epoch: int) -> _Request | None:
@@ -186,6 +191,8 @@ class GatewayRole:
             if request is not None:
                 if (batch.worker_id,) == request.workers[-1:]:
                     request.workers = request.workers[-1:]  # the prompt worker's part is done, its fate no matter
+                if request.model_digest is None and (worker := self.membership.get(batch.worker_id)) is not None:
+                    request.model_digest = worker.model_digest
                 self._token(request, delta, now)
 
     def _token(self, request: _Request, delta: m.TokenDelta, now: float) -> None:
