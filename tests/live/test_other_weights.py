@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.mesh import LiveMesh, wait_for
-from tests.live.tiny_checkpoint import UP_PROJECTION, change_tensors, greedy_tokens, write_tiny_model
+from tests.live.tiny_checkpoint import UP_PROJECTION, WEIGHTS, change_tensors, greedy_tokens, write_tiny_model
 
 STRAY = "token-stray"
 NEW_TOKENS = 240
@@ -142,3 +142,17 @@ def test_a_request_never_goes_on_with_other_weights(
 ) -> None:
     """Both workers of the mesh die, and for some seconds only the other one is there: the streams wait for theirs."""
     assert serve(mesh, prompts(), kill_after=STREAMS * 40) == expected
+
+
+def test_a_worker_that_joins_from_a_damaged_folder_says_so_and_ends(mesh: LiveMesh, folder: Path) -> None:
+    """`spotwise join` takes the mesh's own folder, to which something may have happened since."""
+    kept = (folder / WEIGHTS).read_bytes()
+    change_tensors(folder, lambda tensors: tensors.pop(UP_PROJECTION))
+    try:
+        done = mesh.command("join", "token", "--id", "token-joined")
+    finally:
+        (folder / WEIGHTS).write_bytes(kept)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "cannot_serve" in line]
+    assert f"it lacks {UP_PROJECTION};" in line

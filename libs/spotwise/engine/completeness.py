@@ -56,10 +56,8 @@ def named_conversion_errors() -> Iterator[None]:
     """
     reports = _Reports()
     logger = logging.getLogger("transformers.modeling_utils")
-    level, propagates = logger.level, logger.propagate
-    handlers, logger.handlers = logger.handlers, [reports]
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
+    handlers, propagates = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [reports], False
     try:
         yield
     except RuntimeError as error:
@@ -71,7 +69,6 @@ def named_conversion_errors() -> Iterator[None]:
         raise
     finally:
         logger.handlers, logger.propagate = handlers, propagates
-        logger.setLevel(level)
 
 
 class _Reports(logging.Handler):
