@@ -64,7 +64,8 @@ def refusing(tmp_path: Path) -> LiveMesh:
 
 def refusal(mesh: LiveMesh, model: Path, *options: str) -> str:
     """Start a mesh of the model, which must fail; return the one line that says why."""
-    done = mesh.command("up", "--port", "0", "--dtype", "float32", "--model", str(model), *options)
+    one_worker = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
+    done = mesh.command("up", "--port", "0", "--dtype", "float32", "--model", str(model), *one_worker, *options)
     lines = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 1, lines
     assert not any("Traceback" in line for line in lines), lines

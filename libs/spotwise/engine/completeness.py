@@ -87,9 +87,9 @@ class _Reports(logging.Handler):
 
 
 def one_line(error: object) -> str:
-    """Return the first line of what a library says, of bounded length."""
-    first = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return first if len(first) <= _MOST_CHARACTERS else f"{first[:_MOST_CHARACTERS]} …"
+    """Return what a library says in one line of bounded length."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from spotwise.engine.attention import ATTENTION_NAME, register_attention
@@ -82,7 +81,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
         raise ModelError(f"cannot read the config of {config.model_dir}: there is no such folder")
     try:
         model_config = AutoConfig.from_pretrained(config.model_dir, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the edge to a file of others: a config's own checks raise whatever they like
         raise ModelError(f"cannot read the config of {config.model_dir}: {one_line(error)}") from error
     if type(model_config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModelError(
@@ -105,7 +104,9 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # told of, and refused below by name
             )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # the edge to any model's code and files: the same
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # older models pick a class by the name
             raise UnsupportedModelError(
                 f"the layers of {model_config.model_type!r} have an attention of their own; this model cannot be served"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,26 @@ def test_experts_that_are_joined_as_they_are_loaded_are_named(model_type: str, p
         with pytest.raises(ModelError, match=r"model\.layers\.0\.mlp\.experts\.\w+") as refusal:
             load_engine(folder)
         assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"hidden_size": "abc"}, "'hidden_size' expected int"),
+        ({"num_attention_heads": 0}, "cannot read the config"),
+        ({"hidden_act": "nope"}, "nope"),
+        ({"model_type": "nope"}, "model type `nope`"),
+        ({"num_hidden_layers": 2}, r"the model has no model\.layers\.2\.\S+,"),
+        ({"vocab_size": 100}, "is 211 x 96 instead of 100 x 96"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], part: str, folder: Path) -> None:
+    """Whatever it is that transformers raises then; a layer more than the config counts is not left out."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(ModelError, match=part) as refusal:
+        load_engine(folder)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_loaded_model_knows_its_digest(folder: Path) -> None:
