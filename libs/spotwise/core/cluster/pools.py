@@ -184,7 +184,7 @@ class Pools:
 
     def _place(self, view: WorkerView) -> None:
         """See to a worker's place in the rankings after a change."""
-        if view.is_ready and not self.served_model.is_known:
+        if view.is_ready and not self.served_model.is_final:
             self.served_model.decide(each.member for each in self._views.values())
         if not view.is_ready or not self.served_model.admits(view.member):
             self._displace(view.id)

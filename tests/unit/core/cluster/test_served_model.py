@@ -93,3 +93,15 @@ def test_a_new_scheduler_comes_to_the_same_model(order: tuple[int, int, int]) ->
         bench.feed(workers[index])
     assert bench.role.pools.served_model.digest == "A"
     assert sent(bench.feed(submission()), "old")
+
+
+def test_a_registration_whose_worker_is_gone_does_not_decide() -> None:
+    """Of a mesh that was killed and started again with another model: its store still names the old workers for a while."""
+    bench = SchedulerBench(replace(worker("old", "A", 1), load=None))
+    bench.feed(worker("new", "B", 2), after_s=1.0)
+    assert [member.id for member in bench.role.pools.with_other_weights()] == ["new"]
+    bench.feed(m.Tick(), after_s=1.5)
+    bench.feed(worker("new", "B", 2))
+    assert bench.asked(submission()) == [("r", "new")]
+    bench.feed(worker("old", "A", 3))
+    assert bench.role.pools.served_model.digest == "B"
