@@ -47,14 +47,16 @@ class ArrayMemory:
 class Peer:
     """One worker: a transport, its memory, and the hand-offs it was given."""
 
-    def __init__(self, make: MakeTransport, name: str, incarnation: int, **memory: Any) -> None:
+    def __init__(
+        self, make: MakeTransport, name: str, incarnation: int, model_digest: str | None = None, **memory: Any
+    ) -> None:
         self.memory = ArrayMemory(incarnation, **memory)
         self.handoffs: list[KvHandoff] = []
         self.reports: list[TransferReport] = []
         self.name = name
         self.incarnation = incarnation
         self.refuses: Exception | None = None
-        self.transport = make(self.memory, name, incarnation, self._took)
+        self.transport = make(self.memory, name, incarnation, self._took, model_digest=model_digest)
 
     def _took(self, handoff: KvHandoff, report: TransferReport) -> None:
         if self.refuses is not None:
@@ -192,6 +194,19 @@ class KvTransportContract:
                 await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
         assert np.array_equal(receiver.memory.cells, before)
         alike = await peer("q", 3, layout="plain")
+        await alike.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        assert receiver.handoffs == [HANDOFF]
+
+    async def test_workers_with_other_weights_do_not_hand_over(self, peer: StartPeer) -> None:
+        """KV of one model is noise to another: both are named with their digests, and a worker that is alike may push."""
+        sender, receiver = await peer("p", 1, model_digest="0a"), await peer("t", 2, model_digest="0b")
+        before = receiver.memory.cells.copy()
+        receiver.transport.expect("r", 1, (1, 2))
+        for weights, described in ((sender, r"p \(0a\)"), (await peer("s", 4), r"s \(none\)")):
+            with pytest.raises(KvTransferError, match=rf"t computes with other weights \(0b\) than {described}; give"):
+                await weights.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        assert np.array_equal(receiver.memory.cells, before)
+        alike = await peer("q", 3, model_digest="0b")
         await alike.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
         assert receiver.handoffs == [HANDOFF]
 

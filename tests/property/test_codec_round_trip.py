@@ -125,6 +125,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         TEXT,
         TEXT,
         st.none() | LOADS,
+        st.none() | TEXT,
     ),
 }
 RECORDS = st.builds(
@@ -154,6 +155,7 @@ RECORDS = st.builds(
     NUMBERS,
     PRIORITIES,
     TEXT,
+    st.none() | TEXT,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervisor import EXIT_FAILED, EXIT_INTERRUPTED
 
 _POLL_S = 0.05
+#: Says all that there is to say.
+_REFUSAL = re.compile(r"error: \S+ cannot serve: ")
 
 
 def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -> int:
@@ -56,5 +59,9 @@ def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -
     if interrupted:
         return EXIT_INTERRUPTED
     log_path = folder.supervisor_log_path
+    refusals = [line for line in log_tail(log_path, 60) if _REFUSAL.match(line)]
+    if refusals:
+        report.say(refusals[-1], style="bold red")
+        return EXIT_FAILED
     report.log_end(f"the mesh did not come up; the end of {log_path}:", log_tail(log_path, 60))
     return EXIT_FAILED

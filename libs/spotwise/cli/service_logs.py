@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import orjson
+
 _TAIL_BYTES = 64 * 1024
+_CANNOT_SERVE = "cannot_serve"
+#: As the console's form of a log quotes a value.
+_QUOTED_ERROR = re.compile(r"""\berror=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)""")
 
 
 def log_tail(path: Path, max_lines: int = 25) -> list[str]:
@@ -17,6 +24,23 @@ def log_tail(path: Path, max_lines: int = 25) -> list[str]:
             return log.read().decode(errors="replace").splitlines()[-max_lines:]
     except FileNotFoundError:
         return []
+
+
+def reason_for_not_serving(lines: Sequence[str]) -> str | None:
+    """Return why a service ended, where its log says in one entry that it cannot serve; else `None`."""
+    entry = next((line for line in reversed(lines) if _CANNOT_SERVE in line), None)
+    if entry is None:
+        return None
+    try:
+        if entry.lstrip().startswith("{"):
+            return str(orjson.loads(entry)["error"])
+        quoted = _QUOTED_ERROR.search(entry)
+        if quoted is None:
+            return None
+        value = quoted.group(1)
+        return str(ast.literal_eval(value)) if value[0] in "'\"" else value
+    except (ValueError, SyntaxError, KeyError):  # somebody else's line
+        return None
 
 
 class LogFollower:

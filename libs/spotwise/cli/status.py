@@ -52,7 +52,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
 ) -> None:
-    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, or none is there."""
+    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or none is there."""
     url = find_store(name, redis_url)
     console = _console()
     if watch:
@@ -63,7 +63,7 @@ def status(
         console.print_json(json.dumps([_as_dict(member) for member in members]))
     else:
         console.print(_table(members))
-    if not members or not all(member.serving for member in members):
+    if not members or not all(member.serving for member in members) or _with_other_weights(members):
         raise typer.Exit(1)
 
 
@@ -110,6 +110,7 @@ def _table(members: list[MemberStatus]) -> Table:
     for heading in ("member", "service", "pool", "health", "pid"):
         table.add_column(heading, no_wrap=True)
     swaps = any(_swaps(status_) for status_ in members)
+    strays = _with_other_weights(members)
     for heading in (
         "sequences",
         "prompt queue",
@@ -121,8 +122,15 @@ def _table(members: list[MemberStatus]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     order = list(MemberKind)
     for status_ in sorted(members, key=lambda s: (order.index(s.member.kind), s.member.id)):
-        table.add_row(*_row(status_, swaps=swaps))
+        table.add_row(*_row(status_, swaps=swaps, is_stray=status_.member.id in strays))
     return table
+
+
+def _with_other_weights(members: list[MemberStatus]) -> set[str]:
+    """Ids of workers that have loaded other weights than their schedulers say the mesh serves."""
+    served = {s.member.model_digest for s in members if s.member.kind is MemberKind.CLUSTER_SCHEDULER} - {None}
+    workers = [s.member_now for s in members if s.engine is not None]
+    return {worker.id for worker in workers if served and worker.model_digest not in served}
 
 
 def _swaps(status_: MemberStatus) -> bool:
@@ -164,9 +172,11 @@ def _pool(status_: MemberStatus) -> str:
     return home.value if now is home else f"{home.value} ({now.value})"
 
 
-def _row(status_: MemberStatus, *, swaps: bool = False) -> list[str]:
+def _row(status_: MemberStatus, *, swaps: bool = False, is_stray: bool = False) -> list[str]:
     member = status_.member_now
-    health = f"[green]{member.state.value}" if status_.serving else "[red]not serving"
+    health = (
+        "[red]other weights" if is_stray else f"[green]{member.state.value}" if status_.serving else "[red]not serving"
+    )
     cells = [member.id, member.kind.value, _pool(status_), health, str(member.pid)]
     load = member.load
     if load is None or status_.engine is None:

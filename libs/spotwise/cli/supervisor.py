@@ -13,7 +13,7 @@ from pathlib import Path
 from spotwise.cli.launch_plan import StopOrder
 from spotwise.cli.report import Report
 from spotwise.cli.run_state import RunState, ServiceState, write_state
-from spotwise.cli.service_logs import LogFollower, log_tail
+from spotwise.cli.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervised_process import SupervisedProcess
 from spotwise.mesh.embedded import EmbeddedServerError
@@ -102,7 +102,7 @@ class Supervisor:
         while not self._signals.stop_requested:
             for process in self._processes:
                 if process.exit_code() is not None:
-                    raise MeshFailedError(f"{process.service_id} ended while starting ({_ending(process)})", [process])
+                    raise _ended_while_starting(process)
                 process.check_health()
             self._record()
             self._show_progress()
@@ -189,6 +189,14 @@ class Supervisor:
                 if process.is_running():
                     self._report.say(f"{process.service_id} did not leave by itself; ended", style="yellow")
                     process.kill()
+
+
+def _ended_while_starting(process: SupervisedProcess) -> MeshFailedError:
+    """Say it in one line where the process did, else by the end of its log."""
+    reason = reason_for_not_serving(log_tail(process.log_path))
+    if reason is not None:
+        return MeshFailedError(f"{process.service_id} cannot serve: {reason}", [])
+    return MeshFailedError(f"{process.service_id} ended while starting ({_ending(process)})", [process])
 
 
 def _ending(process: SupervisedProcess) -> str:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from spotwise.cli.detach import start_detached
+from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
 from spotwise.cli.listening_port import open_port
 from spotwise.cli.model_progress import resolve_with_progress
@@ -125,6 +126,8 @@ def up(
             "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
         ) from error
     # All that can be refused is, before a model is fetched for nothing.
+    if engine is not EngineKind.SIMULATED:
+        require_device(device)
     with folder.claimed():
         pass
     port = open_port(host, port)

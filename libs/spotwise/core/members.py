@@ -120,6 +120,8 @@ class Member:
         pool: of workers only: the home pool, which a scheduler's `ChangeHome` may change.
         transfer_address: a worker's KV listener.
         load: of workers only.
+        model_digest: of a worker, the digest of the weights that it computes with, once they are loaded; of a scheduler, the
+            one that its mesh serves. `None` where there are no weights, or it is not known yet.
     """
 
     id: str
@@ -133,3 +135,4 @@ class Member:
     transfer_address: str = ""
     model: str = ""
     load: WorkerLoad | None = None
+    model_digest: str | None = None

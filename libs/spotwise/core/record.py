@@ -35,6 +35,8 @@ class RequestRecord:
         arrival_unix_s: when the gateway received it.
         priority: the lower, the earlier its turn, wherever there are turns; the client's, 0 unless it says another.
         tenant: whose it is, for turns among tenants; empty where nobody said.
+        model_digest: digest of the weights that `output_token_ids` were computed with; another worker may not go on with
+            others. `None` where there are none yet, or a worker without weights drew them.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class RequestRecord:
     arrival_unix_s: float
     priority: int = 0
     tenant: str = ""
+    model_digest: str | None = None
 
     @property
     def sequence_id(self) -> str:

@@ -141,7 +141,7 @@ class SchedulerRole:
 
     def _refusal(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
         if not self.pools.ready:
-            return RejectCode.NO_WORKERS, "no worker is ready to serve", 5.0
+            return RejectCode.NO_WORKERS, self._no_workers(), 5.0
         kv_tokens, largest = order.prompt_tokens + order.max_new_tokens, self.pools.most_kv_tokens()
         if kv_tokens > largest:
             return (
@@ -152,6 +152,10 @@ class SchedulerRole:
         if self.queued >= self.limits.max_queued:
             return RejectCode.MESH_FULL, f"all workers are full and {self.queued} requests wait", 1.0
         return None
+
+    def _no_workers(self) -> str:
+        others = len(self.pools.with_other_weights())
+        return "no worker is ready to serve" + (f"; {others} have other weights than the mesh serves" if others else "")
 
     def _reject(self, order: m.SubmitRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
         rejection = m.RequestRejected(order.request_id, order.epoch, code, message, retry_after_s)

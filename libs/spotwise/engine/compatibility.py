@@ -49,6 +49,7 @@ class ModelFacts:
         vocab_size: size of its embedding.
         query_heads: of each layer; `None` where layers differ.
         context_parity: tokens of context whose attention is as many multiplications as all else that a token takes.
+        digest: of its weights and structure as its files have them; `None` of a model that was not read from files.
     """
 
     geometry: KvGeometry
@@ -59,6 +60,7 @@ class ModelFacts:
     vocab_size: int
     query_heads: int | None
     context_parity: float
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

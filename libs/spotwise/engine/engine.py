@@ -132,7 +132,7 @@ class Engine:
         # the kernels have threads of their own; torch's, which are left with little, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
-        with open_memory(config.shared_weights, config.model_dir, model) as memory:
+        with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
             engine = cls(model, facts, cache, kernels, memory=memory)
         give_back_freed_memory()
         return engine
@@ -161,6 +161,11 @@ class Engine:
     def context_parity(self) -> float:
         """Tokens of context that cost a token as much as all else."""
         return self._facts.context_parity
+
+    @property
+    def model_digest(self) -> str | None:
+        """Digest of the weights and the structure that it was loaded from; `None` where that was no folder."""
+        return self._facts.digest
 
     @property
     def vocab_size(self) -> int:

@@ -2,7 +2,8 @@
 
 Law: the dequantized values are kept exactly, so weights are stored as float32 (a Q4_1 value is a product and a sum of float16
 numbers and 4-bit integers: bfloat16 cannot hold it); the engine rounds to its own dtype at load. The chat template goes into
-`tokenizer_config.json`, and the tokenizer's end-of-sequence id is one of the generation config's.
+`tokenizer_config.json`, and the tokenizer's end-of-sequence id is one of the generation config's. A file that lacks a tensor is
+refused before anything is written.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 import torch
 import transformers
+from gguf import MODEL_ARCH_NAMES, GGUFReader, Keys, get_tensor_name_map
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from spotwise.engine.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.errors import ModelError
 from spotwise.engine.progress import ProgressHandler
 
@@ -26,7 +29,7 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     """Write the model of file `gguf` into the folder `target`.
 
     Raises:
-        ModelError: transformers cannot read this file or this architecture.
+        ModelError: transformers cannot read this file or this architecture, or tensors are missing.
     """
 
     def report(done: int) -> None:
@@ -37,19 +40,29 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     report(0)
     folder, file_name = str(gguf.parent), gguf.name
+    auto: Any = AutoModelForCausalLM
     try:
         # transformers shows a bar of its own here, on the standard error, and no option turns it off
-        with contextlib.redirect_stderr(io.StringIO()):
-            model: Any = AutoModelForCausalLM.from_pretrained(
+        with contextlib.redirect_stderr(io.StringIO()), named_conversion_errors():
+            model, loading_info = auto.from_pretrained(
                 folder,
                 gguf_file=file_name,
                 quantization_config=GgufConfig(dequantize=True),
                 dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told of, and refused here by name
             )
+        loading_info["unexpected_keys"] |= _surplus(gguf, model.config.num_hidden_layers)
+        require_complete(gguf, loading_info)
         report(1)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=file_name)
-    except (ValueError, KeyError, ImportError, OSError) as error:
-        raise ModelError(f"transformers cannot convert {gguf}: {error}") from error
+    except ModelError:
+        raise
+    except Exception as error:
+        # The edge to a file of others: its readers raise whatever a damaged number leads them to.
+        raise ModelError(
+            f"transformers cannot convert {gguf}: {one_line(error)}; the file may be damaged: fetch it anew"
+        ) from error
     report(2)
     model.generation_config.eos_token_id = _with_tokenizer_eos(
         model.generation_config.eos_token_id, tokenizer.eos_token_id
@@ -60,6 +73,18 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     for file in target.iterdir():
         file.chmod(0o644)  # safetensors makes its files private; a cache may be shared
     report(3)
+
+
+def _surplus(gguf: Path, layers: int) -> set[str]:
+    """Return the file's tensors that its architecture does not have; transformers leaves them out without a word."""
+    reader: Any = GGUFReader(gguf)
+    name = reader.get_field(Keys.General.ARCHITECTURE).contents()
+    architecture = next((number for number, known in MODEL_ARCH_NAMES.items() if known == name), None)
+    if architecture is None:
+        return set()
+    known = {tensor for _, tensor in get_tensor_name_map(architecture, layers).mapping.values()}
+    names = {tensor.name for tensor in reader.tensors}
+    return {name for name in names if not {name, name.removesuffix(".weight").removesuffix(".bias")} & known}
 
 
 def _with_tokenizer_eos(eos_token_id: int | list[int] | None, tokenizer_eos: int | None) -> int | list[int] | None:

@@ -1,12 +1,13 @@
 """A model read from its folder, on its device, in its dtype, with our attention in place.
 
-Law: one copy of the weights is resident; nothing is fetched from a network and no code from a model folder is run.
+Law: one copy of the weights is resident; nothing is fetched from a network and no code from a model folder is run. Every weight
+is the checkpoint's: a model of which a tensor is missing, surplus or of another shape is refused, and none is ever drawn.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from spotwise.engine.attention import ATTENTION_NAME, register_attention
 from spotwise.engine.bloom import adapt_bloom
+from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.compatibility import ModelFacts, inspect_model
+from spotwise.engine.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.errors import ModelError, UnsupportedModelError
+from spotwise.engine.model_digest import model_digest
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _log = logging.getLogger(__name__)
@@ -63,7 +67,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     """Return the model, ready for inference, and what is known of it.
 
     Raises:
-        ModelError: the folder cannot be loaded.
+        ModelError: the folder cannot be loaded, or does not hold all of the model.
         UnsupportedModelError: the model would not be computed exactly.
         ValueError: there is no such device.
     """
@@ -73,34 +77,45 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     dtype = _dtype(config.dtype, device)
     register_attention()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not config.model_dir.is_dir():
+        raise ModelError(f"cannot read the config of {config.model_dir}: there is no such folder")
     try:
         model_config = AutoConfig.from_pretrained(config.model_dir, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"cannot read the config of {config.model_dir}: {_first_line(error)}") from error
+    except Exception as error:  # the edge to a file of others: a config's own checks raise whatever they like
+        raise ModelError(f"cannot read the config of {config.model_dir}: {one_line(error)}") from error
     if type(model_config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModelError(
             f"{model_config.model_type!r} has no causal language model in transformers; only decoder-only models can be served"
         )
+    # Before the weights are loaded, which finds their pages in memory then.
+    digest = model_digest(read_checkpoint(config.model_dir))
+    auto: Any = AutoModelForCausalLM
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            config.model_dir,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            device_map=None if device.type == "cpu" else {"": device},
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        with named_conversion_errors():
+            model, loading_info = auto.from_pretrained(
+                config.model_dir,
+                config=model_config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                device_map=None if device.type == "cpu" else {"": device},
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told of, and refused below by name
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # the edge to any model's code and files: the same
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # older models pick a class by the name
             raise UnsupportedModelError(
                 f"the layers of {model_config.model_type!r} have an attention of their own; this model cannot be served"
             ) from error
-        raise ModelError(f"cannot load {config.model_dir}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load {config.model_dir}: {one_line(error)}") from error
+    require_complete(config.model_dir, loading_info)
     model.eval().requires_grad_(False)
     adapt_bloom(model)
-    facts = inspect_model(model)
+    facts = replace(inspect_model(model), digest=digest)
     if facts.context_limit is not None:
         _log.warning("context limited to %d tokens by %s", facts.context_length, facts.context_limit)
     return model, facts
@@ -109,10 +124,6 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
 def device_name(device: str) -> str | None:
     """Return what a GPU calls itself; `None` of a processor."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _device(name: str) -> torch.device:

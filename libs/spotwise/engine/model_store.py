@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.errors import ModelError
 from spotwise.engine.progress import ProgressHandler
 
@@ -76,10 +77,10 @@ def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressH
 
 
 def check_model_folder(folder: Path) -> None:
-    """Make sure that a folder holds all that is needed to serve it.
+    """Make sure that a folder holds all that is needed to serve it, as far as its files' headers say.
 
     Raises:
-        ModelError: `config.json`, the weights or the tokenizer is missing.
+        ModelError: `config.json`, the weights or the tokenizer is missing, damaged or cut short.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face layout")
@@ -89,6 +90,7 @@ def check_model_folder(folder: Path) -> None:
         raise ModelError(
             f"{folder} has no tokenizer (tokenizer.json); save one beside the weights with save_pretrained()"
         )
+    read_checkpoint(folder)
 
 
 def _default_gguf() -> Path:

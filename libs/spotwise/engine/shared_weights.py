@@ -189,17 +189,19 @@ class _WrittenMemory(_FileMemory):
         self._lock.release()
 
 
-def open_memory(folder: Path | None, model_dir: Path, model: Any) -> WeightMemory:
+def open_memory(folder: Path | None, model_dir: Path, model: Any, digest: str | None = None) -> WeightMemory:
     """Return where to place the weights of a model; use it as a context.
 
     Args:
         folder: of the files of all models, made where it does not exist; `None`: every process keeps its own copy.
         model_dir: the model was loaded from it.
         model: as it was loaded.
+        digest: of its weights, where it is known: a file that was replaced may have kept its size and time.
     """
     if folder is None:
         return PRIVATE
-    target = folder / f"{_family_name(model_dir, model.dtype)}-{weights_fingerprint(model_dir)}{_SUFFIX}"
+    version = f"{weights_fingerprint(model_dir)}{digest or ''}"
+    target = folder / f"{_family_name(model_dir, model.dtype)}-{version}{_SUFFIX}"
     lock = FileLock(folder / f"{_hidden(target)}lock")
     try:
         if (mapped := _map(target)) is not None:

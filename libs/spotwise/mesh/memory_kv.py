@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ
+from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, TransferReport, layouts_differ, models_differ
 from spotwise.mesh.whole_push import WholePush, push_at_once
 
 _TRANSPORT = "memory/process"
@@ -63,8 +63,10 @@ class MemoryKvTransport:
         worker_id: str,
         incarnation: int,
         on_handoff: HandoffHandler,
+        model_digest: str | None = None,
     ) -> None:
         self._network = network
+        self._model_digest = model_digest
         self._memory = memory
         self._worker_id = worker_id
         self._incarnation = incarnation
@@ -133,6 +135,8 @@ class MemoryKvTransport:
         receiver = self._network.reach(target.address)
         if receiver._memory.layout != self._memory.layout:
             raise layouts_differ(self._worker_id, receiver._worker_id)
+        if receiver._model_digest != self._model_digest:
+            raise models_differ(self._worker_id, self._model_digest, receiver._worker_id, receiver._model_digest)
         return receiver._take(target, handoff, self._memory, source_block_ids)
 
     def _take(self, target: KvTarget, handoff: KvHandoff, source: KvMemory, source_block_ids: tuple[int, ...]) -> int:

@@ -130,6 +130,14 @@ def layouts_differ(worker_id: str, peer_id: str) -> KvTransferError:
     )
 
 
+def models_differ(worker_id: str, digest: str | None, peer_id: str, peer_digest: str | None) -> KvTransferError:
+    """Return the error of a hand-off between workers that compute with different weights."""
+    return KvTransferError(
+        f"{peer_id} computes with other weights ({peer_digest or 'none'}) than {worker_id} ({digest or 'none'}); give both "
+        "the same model folder"
+    )
+
+
 class KvMemory(Protocol):
     """Paged KV as the transfer sees it: bytes by layer and block. Implemented by the engine.
 

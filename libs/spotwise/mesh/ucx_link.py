@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from spotwise.mesh.ports import KvTransferError, PayloadMemory, layouts_differ
+from spotwise.mesh.ports import KvTransferError, PayloadMemory, layouts_differ, models_differ
 from spotwise.mesh.ucx_reactor import UcxReactor, transport_name
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
@@ -122,7 +122,8 @@ class UcxLink:
         """Exchange hellos and start reading.
 
         Raises:
-            KvTransferError: the peer is unreachable, silent, speaks something else, or keeps its KV in another layout.
+            KvTransferError: the peer is unreachable, silent, speaks something else, keeps its KV in another layout, or computes
+                it with other weights.
         """
         mine = encode_hello(replace(hello, receive_tag=self._receive_tag))
         theirs = bytearray(HELLO_BYTES)
@@ -141,6 +142,8 @@ class UcxLink:
             raise KvTransferError(f"no connection: {error}") from None
         if self.peer.kv_layout != hello.kv_layout:
             raise layouts_differ(hello.worker_id, self.peer.worker_id)
+        if self.peer.model_digest != hello.model_digest:
+            raise models_differ(hello.worker_id, hello.model_digest, self.peer.worker_id, self.peer.model_digest)
         self.transport = transport_name(self._endpoint)
         self._reading = asyncio.create_task(self._read(), name="kv-link-read")
 

@@ -48,6 +48,7 @@ class UcxKvTransport:
         in_flight: int = 4,
         exported_bytes: int = 64 * 2**20,
         payloads: PayloadMemory | None = None,
+        model_digest: str | None = None,
     ) -> None:
         """Describe the transport; nothing is opened before `start`.
 
@@ -65,6 +66,7 @@ class UcxKvTransport:
             in_flight: chunks on their way at once, per link and direction.
             exported_bytes: copied out of `memory` and not sent yet at most, all links together.
             payloads: what the memory exports and imports; `None`: numpy arrays.
+            model_digest: of the weights that compute this worker's KV; peers with another one are refused.
         """
         if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
             raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
@@ -79,7 +81,7 @@ class UcxKvTransport:
         budget = ByteBudget(exported_bytes)
         buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
         self._exports = KvExports(memory, payloads, buffers, self._copies, budget, chunk_bytes, stream_bytes)
-        me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout))
+        me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout), model_digest)
         host_memory = isinstance(payloads, HostPayloads)
         self._links = UcxLinks(me, buffers, in_flight, self._on_frame, self._on_lost, host_memory=host_memory)
         self._push_ids = itertools.count(1)

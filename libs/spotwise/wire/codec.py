@@ -142,6 +142,7 @@ def member_to(member: m.Member) -> cluster.Member:
         transfer_address=member.transfer_address,
         model=member.model,
         load=_load_to(member.load) if member.load else None,
+        model_digest=member.model_digest,
     )
 
 
@@ -159,6 +160,7 @@ def member_from(proto: cluster.Member) -> m.Member:
         transfer_address=proto.transfer_address,
         model=proto.model,
         load=_load_from(proto.load) if proto.HasField("load") else None,
+        model_digest=proto.model_digest if proto.HasField("model_digest") else None,
     )
 
 

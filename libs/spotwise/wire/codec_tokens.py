@@ -56,6 +56,7 @@ def encode_record(record: RequestRecord) -> bytes:
         arrival_unix_s=record.arrival_unix_s,
         priority=record.priority,
         tenant=record.tenant,
+        model_digest=record.model_digest,
     ).SerializeToString()
 
 
@@ -95,6 +96,7 @@ def decode_record(payload: bytes) -> RequestRecord:
         arrival_unix_s=proto.arrival_unix_s,
         priority=proto.priority,
         tenant=proto.tenant,
+        model_digest=proto.model_digest if proto.HasField("model_digest") else None,
     )
 
 

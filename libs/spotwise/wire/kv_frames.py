@@ -18,11 +18,13 @@ from spotwise.core.mlfq import Level
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
-VERSION = 4
+VERSION = 5
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
 #: Longest worker id, in utf-8 bytes.
 MAX_WORKER_ID_BYTES = 128
+#: Longest digest of a model, in ascii bytes.
+MAX_MODEL_DIGEST_BYTES = 32
 #: Chunks of one push that are asked for again; more that come damaged are no accident, and it is refused.
 MAX_RESENDS = 3
 #: A header that announces more than this is not believed: no sender cuts chunks so large.
@@ -32,8 +34,8 @@ _FRAME_MAGIC = b"SWKV"
 _HELLO_MAGIC = b"SWHI"
 # magic, version, kind, reason, id length, epoch, push, sender and target incarnation, layers, blocks, chunks, payload, id
 _FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
-# magic, version, id length, receive tag, incarnation, KV layout, worker id
-_HELLO = struct.Struct("!4sBBxxQQQ128s")
+# magic, version, id length, digest length, receive tag, incarnation, KV layout, model digest, worker id
+_HELLO = struct.Struct("!4sBBBxQQQ32s128s")
 # tokens, first token, queue (0: it stood in none), part of its quantum that was used
 _HANDOFF = struct.Struct("!QQQd")
 _CHECKSUM = struct.Struct("!Q")
@@ -120,12 +122,14 @@ class LinkHello:
         worker_id: who this end is, at most `MAX_WORKER_ID_BYTES` in utf-8.
         incarnation: of that worker.
         kv_layout: what the bytes of its KV blocks mean, as `layout_fingerprint` of the memory's description.
+        model_digest: of the weights that compute them, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a worker without weights.
     """
 
     receive_tag: int
     worker_id: str
     incarnation: int
     kv_layout: int
+    model_digest: str | None = None
 
 
 def layout_fingerprint(layout: str) -> int:
@@ -191,10 +195,12 @@ def encode_hello(hello: LinkHello) -> bytes:
         ValueError: the worker id is too long or a number does not fit its field.
     """
     worker_id = _encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
+    digest = b"" if hello.model_digest is None else _encode_id(hello.model_digest, MAX_MODEL_DIGEST_BYTES)
     try:
         body = _HELLO.pack(
-            _HELLO_MAGIC, VERSION, len(worker_id), hello.receive_tag, hello.incarnation, hello.kv_layout, worker_id
-        )
+            _HELLO_MAGIC, VERSION, len(worker_id), len(digest), hello.receive_tag, hello.incarnation, hello.kv_layout, digest,
+            worker_id,
+        )  # fmt: skip
     except struct.error as error:
         raise ValueError(f"the hello does not fit its fields: {error}") from None
     return _seal(body)
@@ -207,11 +213,12 @@ def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
         KvFrameError: not such a hello, damaged, or of another version.
     """
     body = _unseal(data, HELLO_BYTES, _HELLO_MAGIC)
-    _, _, id_bytes, receive_tag, incarnation, kv_layout, worker_id = _HELLO.unpack(body)
+    _, _, id_bytes, digest_bytes, receive_tag, incarnation, kv_layout, digest, worker_id = _HELLO.unpack(body)
     try:
-        return LinkHello(receive_tag, _decode_id(worker_id, id_bytes), incarnation, kv_layout)
+        model_digest = _decode_id(digest, digest_bytes) if digest_bytes else None
+        return LinkHello(receive_tag, _decode_id(worker_id, id_bytes), incarnation, kv_layout, model_digest)
     except ValueError as error:
-        raise KvFrameError(f"the hello's worker id cannot be read: {error}") from None
+        raise KvFrameError(f"the hello's worker id or digest cannot be read: {error}") from None
 
 
 def encode_handoff(handoff: KvHandoff) -> bytes:

@@ -24,6 +24,7 @@ from spotwise.wire import subjects
 from spotwise.worker.iteration_times import IterationTimes
 from spotwise.worker.kv_pushes import KvPushes
 from spotwise.worker.kv_swaps import KvSwaps
+from spotwise.worker.other_weights import require_same_weights
 from spotwise.worker.worker_engine import WorkerEngine
 
 #: How often the role looks at its deadlines (leases, drains).
@@ -111,6 +112,7 @@ class WorkerRuntime:
             record = await self._host.store.get_record(command.request_id)
             if record is None or record.epoch != command.epoch:
                 raise MeshError("the request's record is gone from the store")
+            require_same_weights(record, self._host.id, self._host.member.model_digest)
             await self._engine.add_sequence(record)
         except (MeshError, ValueError) as error:
             retryable = isinstance(error, MeshError)

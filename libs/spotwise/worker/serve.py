@@ -15,6 +15,7 @@ from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.machine import free_memory_bytes
+from spotwise.worker.other_weights import warn_of_other_weights
 from spotwise.worker.own_profile import own_profile
 from spotwise.worker.runtime import WorkerRuntime
 from spotwise.worker.settings import Cost, WorkerSettings
@@ -32,6 +33,8 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
         host.introduce(pool=settings.pool or home_pool, model=settings.served_name)
         engine = await _load(settings)
         stack.callback(engine.close)
+        host.introduce(model_digest=engine.engine.model_digest)
+        await warn_of_other_weights(host)
         memory, payloads = transfer_memory(engine.engine.kv)
         transport = UcxKvTransport(
             memory=memory,
@@ -42,6 +45,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
             port=settings.transfer_port,
             push_timeout_s=settings.push_timeout_s,
             payloads=payloads,
+            model_digest=engine.engine.model_digest,
         )
         await transport.start()
         stack.push_async_callback(transport.close)

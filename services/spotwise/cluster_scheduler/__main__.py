@@ -2,9 +2,11 @@
 
 import sys
 
+import structlog
+
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest
+from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
 from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
@@ -12,6 +14,8 @@ from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+
+_log = structlog.get_logger(__name__)
 
 #: How often the role looks at its deadlines (lost members, orders without an answer, long waits).
 TICK_S = 0.2
@@ -24,7 +28,9 @@ class SchedulerService:
         self._host = host
         self._answers: list[RequestAccepted | RequestRejected] = []
         self._answering = False
+        self._refused: dict[str, str | None] = {}
         role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
+        self._role = role
         self._loop = RoleLoop(
             role,
             host.clock,
@@ -47,10 +53,24 @@ class SchedulerService:
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.CLOSE, self._on_message)
         await self._host.listen(subjects.SUBMIT, self._on_submit, queue=subjects.SCHEDULERS)
-        self._host.keep_time(TICK_S, self._loop.feed)
+        self._host.keep_time(TICK_S, self._tick)
 
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
+
+    def _tick(self, tick: Tick) -> None:
+        self._loop.feed(tick)
+        self._say_which_model()
+
+    def _say_which_model(self) -> None:
+        """Register what the mesh serves, for `spotwise status` and for workers that join, and log who has something else."""
+        pools = self._role.pools
+        self._host.introduce(model_digest=pools.served_model.digest)
+        refused = {member.id: member.model_digest for member in pools.with_other_weights()}
+        for worker_id, digest in refused.items():
+            if self._refused.get(worker_id, "") != digest:
+                _log.error("other_weights", worker=worker_id, weights=digest, served=pools.served_model.digest)
+        self._refused = refused
 
     async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
         """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""

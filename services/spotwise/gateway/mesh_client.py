@@ -150,9 +150,15 @@ class MeshGeneration:
     async def health(self) -> MeshHealth:
         """Tell whether requests can be served."""
         workers = self._role.membership.workers()
-        ready = [worker for worker in workers if worker.state is MemberState.READY]
+        schedulers = self._role.membership.all(MemberKind.CLUSTER_SCHEDULER)
+        served = {scheduler.model_digest for scheduler in schedulers} - {None}
+        ready = [
+            worker
+            for worker in workers
+            if worker.state is MemberState.READY and (not served or worker.model_digest in served)
+        ]
         counts = Counter(worker.kind.value for worker in ready)
-        if not self._role.membership.all(MemberKind.CLUSTER_SCHEDULER):
+        if not schedulers:
             return MeshHealth(False, "no cluster scheduler is in the mesh", counts)
         detail = f"{len(ready)} of {len(workers)} workers ready" if workers else "no workers have joined"
         return MeshHealth(bool(ready), detail, counts)
@@ -214,6 +220,7 @@ class MeshGeneration:
             arrival_unix_s=stream.received_s,
             priority=stream.spec.priority,
             tenant=stream.spec.tenant,
+            model_digest=command.model_digest,
         )
 
     def _order(self, stream: _Stream, command: g.SubmitAttempt) -> SubmitRequest:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
-from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row, _table
+from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row, _table, _with_other_weights
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription
 
@@ -74,3 +77,28 @@ def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
     headings = [column.header for column in _table([swapping, idle]).columns]
     assert len(headings) == 11 and "KV blocks on host" in headings
     assert "KV blocks on host" not in [column.header for column in _table([idle]).columns]
+
+
+def test_a_worker_with_other_weights_is_shown_as_such() -> None:
+    """Against what the scheduler says the mesh serves; where it says nothing yet, or nobody has weights, nobody is."""
+
+    def member(name: str, kind: MemberKind, digest: str | None) -> MemberStatus:
+        status = status_of(name, kind, None if kind is MemberKind.CLUSTER_SCHEDULER else "an engine")
+        told = dataclasses.replace(status.member, model_digest=digest)
+        engine = None if status.engine is None else dataclasses.replace(status.engine, member=told)
+        return MemberStatus(told, True, engine)
+
+    workers = [member("token-0", MemberKind.TOKEN_WORKER, "A"), member("stray", MemberKind.TOKEN_WORKER, "B")]
+    for served, strays in (("A", {"stray"}), (None, set())):
+        members = [member("scheduler-0", MemberKind.CLUSTER_SCHEDULER, served), *workers]
+        assert _with_other_weights(members) == strays
+        health = {
+            str(name): str(text) for name, text in zip(*(column.cells for column in _columns(members)), strict=True)
+        }
+        assert ("other weights" in health["stray"]) == bool(strays)
+        assert "ready" in health["token-0"]
+
+
+def _columns(members: list[MemberStatus]) -> tuple[Any, Any]:
+    table = _table(members)
+    return table.columns[0], table.columns[3]

@@ -17,7 +17,7 @@ from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.cli.restart_limit import RestartLimit
 from spotwise.cli.run_state import RunState, read_state
-from spotwise.cli.service_logs import LogFollower, log_tail
+from spotwise.cli.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervised_process import SupervisedProcess
 from spotwise.cli.supervisor import Supervisor
@@ -145,6 +145,38 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     assert log_tail(path) == []
     path.write_text("".join(f"line {number}\n" for number in range(100_000)))
     assert log_tail(path, 2) == ["line 99998", "line 99999"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            "2026Z [error    ] cannot_serve     error='the model: \\'a b\\' is \"c\"' member=prompt-0",
+            "the model: 'a b' is \"c\"",
+        ),
+        ('2026Z [error    ] cannot_serve     error="it\'s gone" member=prompt-0', "it's gone"),
+        ("2026Z [error    ] cannot_serve     error=gone member=prompt-0", "gone"),
+        ('{"error": "the model: gone", "event": "cannot_serve", "level": "error"}', "the model: gone"),
+        ('{"event": "cannot_serve"}', None),
+        ("cannot_serve is mentioned", None),
+        ("Traceback (most recent call last):", None),
+    ],
+)
+def test_a_service_that_says_why_it_cannot_serve_is_understood(line: str, reason: str | None) -> None:
+    """In both forms of a log; whatever else is there is not taken for it."""
+    assert reason_for_not_serving(["2026Z [info     ] loading", line, "bye"]) == reason
+
+
+def test_a_start_that_one_service_refuses_is_explained_in_one_line(tmp_path: Path) -> None:
+    """By that service's own reason, and not by its log."""
+    world = World(
+        tmp_path, ["echo more; echo \"[error] cannot_serve  error='no tensor x' member=worker\"; sleep 0.1; exit 1"]
+    )
+    world.process._is_healthy = lambda _pid: False
+    assert world.run() == 1
+    assert [line for line in world.output.getvalue().splitlines() if line] == [
+        "error: worker cannot serve: no tensor x"
+    ]
 
 
 def test_followed_logs_show_complete_lines_once(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def worker_member(
     pending: int = 0,
     owed: int = 0,
     seen: tuple[tuple[str, int], ...] = (),
+    model_digest: str | None = None,
     **load_fields: Any,
 ) -> m.Member:
     """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load.
@@ -42,7 +43,10 @@ def worker_member(
         **load_fields,
     )
     kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
-    return m.Member(worker_id, kind, incarnation, state, "host", 1, "host:1", pool, f"{worker_id}:2", "model", load)
+    address = f"{worker_id}:2"
+    return m.Member(
+        worker_id, kind, incarnation, state, "host", 1, "host:1", pool, address, "model", load, model_digest
+    )
 
 
 def plain_member(

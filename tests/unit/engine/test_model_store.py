@@ -17,8 +17,9 @@ from spotwise.engine.progress import ProgressHandler
 
 def write_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
 @pytest.fixture

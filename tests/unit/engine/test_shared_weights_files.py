@@ -44,6 +44,21 @@ def test_weights_that_changed_are_packed_anew(folder: Path, cache: Path, best_ke
     assert tokens_of(engine) == tokens_of(load_engine(folder))
 
 
+def test_weights_that_changed_and_kept_size_and_time_are_packed_anew(
+    folder: Path, cache: Path, best_kernels: Kernels
+) -> None:
+    """As by a copy that keeps times: what is mapped is what the folder holds, by its digest."""
+    load(folder, cache)
+    weights = folder / "model.safetensors"
+    before = weights.stat()
+    save_model(llama_config(), folder, seed=1)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    engine, logs = load(folder, cache)
+    assert events(logs) == ["weights_written"]
+    assert tokens_of(engine) == tokens_of(load_engine(folder))
+
+
 @pytest.mark.parametrize("cause", ["kernels", "transformers", "config", "format"])
 def test_whatever_the_bytes_depend_on_is_in_the_name(
     cause: str, folder: Path, cache: Path, best_kernels: Kernels, monkeypatch: pytest.MonkeyPatch

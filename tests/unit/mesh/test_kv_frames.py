@@ -17,6 +17,7 @@ from spotwise.wire.kv_frames import FrameKind, KvFrame, KvFrameError, LinkHello,
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=32)
+DIGESTS = st.none() | st.text("0123456789abcdef", min_size=1, max_size=kv_frames.MAX_MODEL_DIGEST_BYTES)
 
 FRAMES = st.builds(
     KvFrame,
@@ -102,7 +103,7 @@ def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:
         kv_frames.encode_frame(KvFrame(FrameKind.ABORT, "r", -1, 1, 1, 1))
 
 
-@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, kv_layout=U64))
+@given(st.builds(LinkHello, receive_tag=U64, worker_id=IDS, incarnation=U64, kv_layout=U64, model_digest=DIGESTS))
 def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
     """What is encoded has the fixed size and decodes to the same hello."""
     data = kv_frames.encode_hello(hello)

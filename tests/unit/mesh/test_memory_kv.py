@@ -15,7 +15,9 @@ class TestMemoryKvTransport(KvTransportContract):
         """Transports of one network."""
         network = MemoryKvNetwork()
 
-        def make(memory: KvMemory, worker_id: str, incarnation: int, on_handoff: HandoffHandler) -> KvTransport:
-            return MemoryKvTransport(network, memory, worker_id, incarnation, on_handoff)
+        def make(
+            memory: KvMemory, worker_id: str, incarnation: int, on_handoff: HandoffHandler, model_digest: str | None
+        ) -> KvTransport:
+            return MemoryKvTransport(network, memory, worker_id, incarnation, on_handoff, model_digest)
 
         return make

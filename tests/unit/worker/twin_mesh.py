@@ -88,7 +88,7 @@ class TwinMesh:
         """Write a request's record."""
         stop = StopCriteria(max_new_tokens=count)
         sampling = fields.pop("sampling", SamplingParams())
-        record = RequestRecord(request_id, 1, "gateway", stream_id, "sums", prompt, (), sampling, stop, 0.0)
+        record = RequestRecord(request_id, 1, "gateway", stream_id, "sums", prompt, (), sampling, stop, 0.0, **fields)
         await self.store.put_record(record)
 
     async def reserve(self, worker_id: str, request_id: str, prompt_tokens: int, new: int, stream_id: int) -> None:

@@ -1,9 +1,9 @@
 """All workers, by the pool that they belong to and the one that they are in.
 
 Law: a worker stands in one group: its home and whether it is there or in the mixed pool at this moment, both derived from its
-view. A worker that takes no requests stands in none. Each group is ranked by the queues that are looked at in it: workers that
-compute prompts for others by their prompts, those that take such KV in by their tokens, all by both, for requests that stay
-on one worker.
+view. A worker that takes no requests, or has other weights than the mesh serves, stands in none. Each group is ranked by the
+queues that are looked at in it: workers that compute prompts for others by their prompts, those that take such KV in by their
+tokens, all by both, for requests that stay on one worker.
 
 Invariants: after every change each ready worker is in the rankings of its group and in no other, at the place that its view
 gives it; nothing else is stored.
@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from spotwise.core.cluster.policy import DecodeQueue
 from spotwise.core.cluster.ranking import Need, Ranking
+from spotwise.core.cluster.served_model import ServedModel
 from spotwise.core.cluster.views import Assignment, WorkerView
 from spotwise.core.members import Member, Pool
 
@@ -85,11 +86,13 @@ class Pools:
 
     Attributes:
         decode_length: a worker's decodes, counted so.
+        served_model: the weights that a worker must have.
     """
 
     def __init__(self, decode_queue: DecodeQueue = DecodeQueue.OWED_TOKENS) -> None:
         by_tokens = decode_queue is DecodeQueue.OWED_TOKENS
         self.decode_length: Callable[[WorkerView], int] = _owed if by_tokens else _decoding
+        self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[int, ...]]] = {}
         self._homes: Counter[Pool] = Counter()
@@ -123,6 +126,11 @@ class Pools:
         """Return where a worker stands, or `None` where it takes no requests."""
         place = self._places.get(worker_id)
         return None if place is None else place[0]
+
+    def with_other_weights(self) -> list[Member]:
+        """Return the workers that are ready and take no requests, because of their weights; in order of id."""
+        refused = (v.member for v in self._views.values() if v.is_ready and not self.served_model.admits(v.member))
+        return sorted(refused, key=lambda member: member.id)
 
     def members(self, *groups: Group) -> list[WorkerView]:
         """Return the workers of some groups, in order of id."""
@@ -176,7 +184,9 @@ class Pools:
 
     def _place(self, view: WorkerView) -> None:
         """See to a worker's place in the rankings after a change."""
-        if not view.is_ready:
+        if view.is_ready and not self.served_model.is_final:
+            self.served_model.decide(each.member for each in self._views.values())
+        if not view.is_ready or not self.served_model.admits(view.member):
             self._displace(view.id)
             self._most_kv_tokens = None
             return

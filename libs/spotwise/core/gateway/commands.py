@@ -59,12 +59,13 @@ GatewayEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitAttempt:
-    """Write the record with these output tokens, then ask the scheduler."""
+    """Write the record with these output tokens, then ask the scheduler; `model_digest` is of the weights that drew them."""
 
     request_id: str
     epoch: int
     stream_id: int
     output_token_ids: tuple[int, ...]
+    model_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

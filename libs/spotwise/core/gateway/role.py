@@ -77,6 +77,7 @@ class _Request:
     senders: tuple[str, ...] = ()
     assigned: bool = False
     first_index: int = 0
+    model_digest: str | None = None  #: of the weights that `token_ids` were computed with
     token_ids: list[int] = field(default_factory=list)
     early: dict[int, m.TokenDelta] = field(default_factory=dict)
     gap_since_s: float | None = None
@@ -142,12 +143,16 @@ class GatewayRole:
         self._streams[request.stream_id] = request
         request.workers, request.senders, request.assigned, request.queued = (), (), False, False
         request.first_index = len(request.token_ids)
+        if not request.token_ids:
+            request.model_digest = None
         request.early.clear()
         request.doubted_s.clear()
         request.gap_since_s = None
         request.submitted_s, request.retry_at_s = now, None
         self._commands.append(
-            g.SubmitAttempt(request.request_id, request.epoch, request.stream_id, tuple(request.token_ids))
+            g.SubmitAttempt(
+                request.request_id, request.epoch, request.stream_id, tuple(request.token_ids), request.model_digest
+            )
         )
 
     def _current(self, request_id: str, epoch: int) -> _Request | None:
@@ -227,6 +232,8 @@ class GatewayRole:
                 continue
             if (batch.worker_id,) == request.workers[-1:]:
                 request.workers = request.workers[-1:]  # the prompt worker's part is done, its fate no matter
+            if request.model_digest is None and (worker := self.membership.get(batch.worker_id)) is not None:
+                request.model_digest = worker.model_digest
             if self._token(request, delta, now):
                 request.doubted_s.pop(batch.worker_id, None)
 

@@ -358,6 +358,7 @@ class Member(_message.Message):
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -369,6 +370,7 @@ class Member(_message.Message):
     """the home pool"""
     transfer_address: _builtins.str
     model: _builtins.str
+    model_digest: _builtins.str
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     def __init__(
@@ -385,11 +387,14 @@ class Member(_message.Message):
         transfer_address: _builtins.str = ...,
         model: _builtins.str = ...,
         load: Global___WorkerLoad | None = ...,
+        model_digest: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "load", b"load", "model_digest", b"model_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "pid", b"pid", "pool", b"pool", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "pool", b"pool", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
+    _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model_digest) -> _WhichOneofReturnType__model_digest | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015

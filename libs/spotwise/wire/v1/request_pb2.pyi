@@ -148,6 +148,7 @@ class RequestRecord(_message.Message):
     ARRIVAL_UNIX_S_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     gateway_id: _builtins.str
@@ -156,6 +157,7 @@ class RequestRecord(_message.Message):
     arrival_unix_s: _builtins.float
     priority: _builtins.int
     tenant: _builtins.str
+    model_digest: _builtins.str
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -179,12 +181,15 @@ class RequestRecord(_message.Message):
         arrival_unix_s: _builtins.float = ...,
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        model_digest: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_unix_s", b"arrival_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream_id", b"stream_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "arrival_unix_s", b"arrival_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream_id", b"stream_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
+    _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model_digest) -> _WhichOneofReturnType__model_digest | None: ...
 
 Global___RequestRecord: _TypeAlias = RequestRecord  # noqa: Y015
 

@@ -1,0 +1,154 @@
+"""What the files of a model's folder hold, by their headers alone.
+
+Law: a folder is read as transformers reads it: `model.safetensors`, else the shards that `model.safetensors.index.json` names.
+A file that is cut short, a shard or a tensor that is not where the index says, is found here, before anything is loaded, and
+named. Which tensors the model needs is not known here (`loading.py`). Nothing here imports torch: `spotwise up` looks first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotwise.engine.errors import ModelError
+
+CONFIG_FILE = "config.json"
+_WEIGHTS_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_LENGTH_BYTES = 8
+# The format's own bound.
+_MAX_HEADER_BYTES = 100_000_000
+_BITS_BY_NAMES = {8: "BOOL U8 I8", 16: "U16 I16 F16 BF16", 32: "U32 I32 F32", 64: "U64 I64 F64 C64"}
+_BITS = {name: bits for bits, names in _BITS_BY_NAMES.items() for name in names.split()}
+_ADVICE = "copy or save the model anew"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as a file holds it.
+
+    Attributes:
+        dtype: the format's name of its number format.
+        start, end: of its bytes in the file.
+    """
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's folder.
+
+    Attributes:
+        config: of the model, as `config.json` has it.
+        tensors: of all its files, in order of name.
+    """
+
+    config: dict[str, Any]
+    tensors: tuple[StoredTensor, ...]
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Return what a folder holds.
+
+    Raises:
+        ModelError: a file is missing, cut short or unreadable, or files contradict one another; names file and tensor.
+    """
+    config = read_config(folder)
+    by_name: dict[str, StoredTensor] = {}
+    files, index = _weight_files(folder, config)
+    for file in files:
+        for tensor in _stored_tensors(file):
+            other = by_name.setdefault(tensor.name, tensor)
+            if other is not tensor:
+                raise ModelError(f"{tensor.name} is in {other.file} and in {file.name} as well; {_ADVICE}")
+    for name, file_name in index.items():
+        if name not in by_name:
+            raise ModelError(f"{folder / file_name} lacks {name}, which {_INDEX_FILE} says it holds; {_ADVICE}")
+    return Checkpoint(config, tuple(by_name[name] for name in sorted(by_name)))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a model's config.
+
+    Raises:
+        ModelError: there is none, or it is no JSON object.
+    """
+    return _json_object(folder / CONFIG_FILE)
+
+
+def _weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[list[Path], Mapping[str, str]]:
+    """Return the files with weights, and of sharded ones which tensor is in which, by name."""
+    named = config.get("transformers_weights")  # a config may name the file or the index
+    single, index = folder / _WEIGHTS_FILE, folder / _INDEX_FILE
+    if isinstance(named, str):
+        single, index = (folder / _WEIGHTS_FILE, folder / named) if named.endswith(".json") else (folder / named, index)
+    if single.is_file() and not (isinstance(named, str) and named.endswith(".json")):
+        return [single], {}
+    if not index.is_file():
+        raise ModelError(f"{folder} has neither {single.name} nor {index.name}; save the model with save_pretrained()")
+    shards = _json_object(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise ModelError(f"{index} has no weight_map; {_ADVICE}")
+    files = [folder / name for name in sorted(set(shards.values()))]
+    for file in files:
+        if not file.is_file():
+            first = next(name for name, shard in shards.items() if shard == file.name)
+            raise ModelError(f"{file} is missing; {index.name} says it holds {first}, among others; {_ADVICE}")
+    return files, shards
+
+
+def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of a safetensors file."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            if size < _LENGTH_BYTES + length or length > _MAX_HEADER_BYTES:
+                what = "is truncated within its header" if length <= _MAX_HEADER_BYTES else "is no safetensors file"
+                raise ModelError(f"{file} {what}; {_ADVICE}")
+            header = json.loads(stream.read(length))
+        begin = _LENGTH_BYTES + length
+        tensors = [
+            StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), begin + start, begin + end)
+            for name, entry in header.items()
+            if name != "__metadata__"
+            for start, end in (entry["data_offsets"],)
+        ]
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file} is no safetensors file: its header cannot be read; {_ADVICE}") from error
+    for tensor in tensors:
+        if tensor.end > size:
+            raise ModelError(
+                f"{file} is truncated: it has {size} bytes, and {tensor.name} ends at byte {tensor.end}; {_ADVICE}"
+            )
+        bits = _BITS.get(tensor.dtype)
+        if bits is not None and (tensor.end - tensor.start) * 8 != math.prod(tensor.shape) * bits:
+            raise ModelError(
+                f"{file}: {tensor.name} is {' x '.join(map(str, tensor.shape))} numbers in {tensor.dtype}, and "
+                f"{tensor.end - tensor.start} bytes; {_ADVICE}"
+            )
+    yield from tensors
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # of what is no utf-8, too
+        raise ModelError(f"{file} is no JSON: {error}; {_ADVICE}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} is no JSON object; {_ADVICE}")
+    return value

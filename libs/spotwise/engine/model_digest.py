@@ -1,0 +1,87 @@
+"""A name for what a model computes: its weights and its structure.
+
+Law: two folders have the same digest when every tensor has the same name, shape, number format and bytes and their configs say
+the same model, however many files they are and wherever they lie. Every byte counts. Which number format a worker computes in,
+and with which kernels, is not in it: those may differ between hand-offs that are refused for other reasons (`KvMemory.layout`).
+It tells accidents apart, not forgeries.
+
+Why every byte, and what that costs: docs/adr/0025-digest-of-the-weights.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import xxhash
+
+from spotwise.engine.checkpoint import Checkpoint, StoredTensor
+from spotwise.engine.errors import ModelError
+
+# Raised when the same model gets another digest.
+_VERSION = 1
+_MOST_THREADS = 8
+# Small beside a processor's caches, large beside a system call.
+_READ_BYTES = 1 << 20
+#: Parts of a config that name or describe a model, and change nothing that it computes.
+_DESCRIPTIVE = frozenset(
+    (
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "name_or_path",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "transformers_weights",
+        "use_cache",
+    )
+)
+
+
+def model_digest(checkpoint: Checkpoint) -> str:
+    """Return 16 hexadecimal digits; reads all weights, on some threads.
+
+    Raises:
+        ModelError: a file cannot be read, or has become shorter.
+    """
+    digest = xxhash.xxh3_64(f"spotwise model {_VERSION}\0".encode())
+    digest.update(json.dumps(_computing(checkpoint.config), sort_keys=True).encode())
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as readers:
+        contents = readers.map(_digest_of, checkpoint.tensors)
+        for tensor, content in zip(checkpoint.tensors, contents, strict=True):
+            digest.update(f"\0{tensor.name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _computing(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without what is only descriptive, in its parts, too."""
+    return {
+        name: _computing(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _DESCRIPTIVE
+    }
+
+
+def _digest_of(tensor: StoredTensor) -> bytes:
+    digest = xxhash.xxh3_128()
+    remaining = tensor.end - tensor.start
+    buffer = memoryview(bytearray(min(_READ_BYTES, remaining)))
+    try:
+        # Read, not mapped: of a mapped file that is cut short meanwhile the process would die.
+        with tensor.file.open("rb", buffering=0) as file:
+            file.seek(tensor.start)
+            while remaining:
+                size = file.readinto(buffer[: min(len(buffer), remaining)])
+                if not size:
+                    raise ModelError(f"{tensor.file} was truncated while it was read, within {tensor.name}")
+                digest.update(buffer[:size])
+                remaining -= size
+    except OSError as error:
+        raise ModelError(f"{tensor.file} cannot be read: {error.strerror or error}") from error
+    return digest.digest()

@@ -1,0 +1,128 @@
+"""A checkpoint that is not whole is refused by `up`: exit status, one line that names what is wrong, nothing cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.live.mesh import LiveMesh
+from tests.live.tiny_checkpoint import UP_PROJECTION, WEIGHTS, change_tensors, write_tiny_model
+
+
+def lacks_a_tensor(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.pop(UP_PROJECTION))
+
+
+def has_one_too_many(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({"model.layers.7.extra.weight": torch.zeros(4)}))
+
+
+def has_one_of_another_shape(folder: Path) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({UP_PROJECTION: torch.zeros(95, 96)}))
+
+
+def is_cut_short(folder: Path) -> None:
+    weights = folder / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def lacks_a_shard(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    save_file(tensors, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
+    shards = dict.fromkeys(tensors, "model-00001-of-00002.safetensors")
+    shards[UP_PROJECTION] = "model-00002-of-00002.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+
+
+def has_half_a_config(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text()[:60])
+
+
+DAMAGE: dict[Callable[[Path], None], tuple[str, ...]] = {
+    lacks_a_tensor: (UP_PROJECTION,),
+    has_one_too_many: ("model.layers.7.extra.weight",),
+    has_one_of_another_shape: (UP_PROJECTION, "95 x 96", "96 x 96"),
+    is_cut_short: (WEIGHTS, "truncated"),
+    lacks_a_shard: ("model-00002-of-00002.safetensors",),
+    has_half_a_config: ("config.json",),
+}
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> LiveMesh:
+    """A mesh that will not come up, with a cache of its own."""
+    return LiveMesh(tmp_path / "home", env={"SPOTWISE_CACHE": str(tmp_path / "cache")})
+
+
+def refusal(mesh: LiveMesh, model: Path, *options: str) -> str:
+    """Start a mesh of the model, which must fail; return the one line that says why."""
+    one_worker = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
+    done = mesh.command("up", "--port", "0", "--dtype", "float32", "--model", str(model), *one_worker, *options)
+    lines = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 1, lines
+    assert not any("Traceback" in line for line in lines), lines
+    [line] = [line for line in lines if line.startswith("error: ")]
+    assert all(
+        other.endswith((" s)", "stopping ...")) or other.startswith("model: ") for other in lines if other != line
+    )
+    return line
+
+
+def cached(mesh: LiveMesh) -> list[str]:
+    """Files of its cache, but locks."""
+    cache = Path(mesh.env["SPOTWISE_CACHE"])
+    return sorted(str(path) for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock")
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_a_folder_that_is_not_whole_is_refused_by_name(
+    damage: Callable[[Path], None], refusing: LiveMesh, tmp_path: Path
+) -> None:
+    """The line names the file, or the tensor; no packed weights are left for the next start."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    damage(folder)
+    line = refusal(refusing, folder)
+    for part in DAMAGE[damage]:
+        assert part in line
+    assert cached(refusing) == []
+
+
+def test_a_detached_start_says_it_in_one_line_too(refusing: LiveMesh, tmp_path: Path) -> None:
+    """What the worker found out reaches the terminal through the supervisor's log."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    lacks_a_tensor(folder)
+    assert UP_PROJECTION in refusal(refusing, folder, "--detach")
+    assert cached(refusing) == []
+
+
+def test_a_gguf_without_tensors_is_refused_and_not_converted(refusing: LiveMesh, tmp_path: Path) -> None:
+    """A header alone would become a model of random numbers."""
+    path = tmp_path / "hollow.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab", "<e>"])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    line = refusal(refusing, path)
+    assert "hollow.gguf" in line
+    assert "model.embed_tokens.weight" in line
+    assert cached(refusing) == []
