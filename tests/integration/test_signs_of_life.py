@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import orjson
@@ -50,6 +51,9 @@ async def test_a_registration_or_an_answer_is_a_sign_of_life(redis_url: str) -> 
         forget_all()
         await control.set_serving(False)
         assert await asyncio.to_thread(ask)
+        readiness._store_away_s = time.monotonic()  # it answers nobody; this service is well
+        assert await asyncio.to_thread(ask)
+        readiness._store_away_s = 0.0
         register("token-1", pid + 1)  # another process has its id
         await control.close()
         assert await asyncio.to_thread(ask) is False

@@ -61,10 +61,19 @@ class Readiness:
         return all(_asked(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
 
     def shows_life(self, member_ids: Sequence[str], pid: int) -> bool | None:
-        """Whether a process that was healthy gives a sign of life; None where the store does not answer, which tells nothing.
+        """Whether a process that was healthy gives a sign of life; None where it does not, and the store does not either.
 
         Called from several threads at once.
         """
+        registered = self._is_registered(member_ids, pid)
+        if registered:
+            return True
+        # Its own connection to the store may be what is broken. It answers from the loop that everything else of it runs on.
+        answers = any(_asked(address) is not None for address in self._addresses.get(pid, ()))
+        return True if answers else registered
+
+    def _is_registered(self, member_ids: Sequence[str], pid: int) -> bool | None:
+        """Whether the process registered lately as one of these members; None where the store does not answer."""
         if time.monotonic() - self._store_away_s < _TIMEOUT_S:
             return None
         try:
@@ -73,10 +82,7 @@ class Readiness:
             self._store_away_s = time.monotonic()
             return None
         found = (orjson.loads(each) for each in cast(list[object], registrations) if isinstance(each, bytes))
-        if any(member["pid"] == pid for member in found):
-            return True
-        # Its own connection to the store may be what is broken. It answers from the loop that everything else of it runs on.
-        return any(_asked(address) is not None for address in self._addresses.get(pid, ()))
+        return any(member["pid"] == pid for member in found)
 
 
 def require_reachable(url: str, option: str) -> None:
