@@ -134,6 +134,16 @@ class StoreContract:
         await asyncio.sleep(0.1)
         assert await store.members() == [PLAIN]
 
+    async def test_a_clock_that_was_set_back_gives_no_lower_incarnation(self, store: MeshStore) -> None:
+        """Above what was registered or given out under the id, also after its member left; else what the clock says."""
+        assert await store.next_incarnation("w", 1_700_000_000_000) == 1_700_000_000_000
+        assert await store.next_incarnation("w", 1_600_000_000_000) == 1_700_000_000_001
+        await store.register(replace(MEMBER, id="w", incarnation=1_800_000_000_000), ttl_s=LONG_S)
+        await store.unregister("w")
+        assert await store.next_incarnation("w", 1_700_000_000_002) == 1_800_000_000_001
+        assert await store.next_incarnation("w", 1_900_000_000_000) == 1_900_000_000_000
+        assert await store.next_incarnation("other", 5) == 5
+
     async def test_closing_twice_is_closing(self, store: MeshStore) -> None:
         """Idempotent."""
         await store.close()

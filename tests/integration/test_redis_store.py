@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 
 from spotwise.mesh.embedded import free_port, redis_server
 from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import LEDGER_TTL_S, RECORD_TTL_S, RedisStore
+from spotwise.mesh.redis_store import INCARNATION_TTL_S, LEDGER_TTL_S, RECORD_TTL_S, RedisStore
 from spotwise.wire import subjects
 from tests.contracts.store import LONG_S, MEMBER, RECORD, StoreContract, entry
 
@@ -39,6 +39,7 @@ class TestRedisStore(StoreContract):
             subjects.request_key(RECORD.request_id): RECORD_TTL_S,
             subjects.ledger_key(RECORD.request_id): LEDGER_TTL_S,
             subjects.member_key(MEMBER.id): LONG_S,
+            subjects.incarnation_key(MEMBER.id): INCARNATION_TTL_S,
         }
         assert lives_s.keys() == longest_s.keys()
         assert all(0 < lives_s[key] <= longest_s[key] for key in longest_s)

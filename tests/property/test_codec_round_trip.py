@@ -22,7 +22,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.floats(allow_nan=False)
 IDS = st.lists(U32, max_size=8).map(tuple)
 
-STREAMS = st.builds(m.StreamRef, TEXT, U32)
+STREAMS = st.builds(m.StreamRef, TEXT, U32, U64)
 TARGETS = st.builds(KvTarget, TEXT, U64, TEXT, IDS)
 LOADS = st.builds(
     m.WorkerLoad,
@@ -51,6 +51,7 @@ LOADS = st.builds(
     prompt_token_s=st.none() | NUMBERS,
     kv_push_token_s=st.none() | NUMBERS,
     assignments_seen=st.dictionaries(TEXT, U64, max_size=3).map(lambda seen: tuple(sorted(seen.items()))),
+    gateways=st.lists(st.builds(m.GatewayStreams, TEXT, U64, U64), max_size=3).map(tuple),
 )
 
 
@@ -97,6 +98,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.PrefillAccepted: st.builds(m.PrefillAccepted, TEXT, EPOCHS, U64, TEXT),
     m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),
     m.ChangeHome: st.builds(m.ChangeHome, TEXT, st.sampled_from(m.Pool)),
+    m.ForgetGateway: st.builds(m.ForgetGateway, TEXT, U64),
     m.Drain: st.builds(m.Drain, TEXT, NUMBERS, TEXT),
     m.InterruptionReported: st.builds(
         m.InterruptionReported,
@@ -111,7 +113,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.KvReserved: st.builds(m.KvReserved, TEXT, EPOCHS, U64, TARGETS),
     m.KvRefused: st.builds(m.KvRefused, TEXT, EPOCHS, U64, TEXT, TEXT),
     m.RenewLeases: st.builds(m.RenewLeases, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
-    m.TokenBatch: st.builds(m.TokenBatch, TEXT, st.lists(deltas(), max_size=6).map(tuple)),
+    m.TokenBatch: st.builds(m.TokenBatch, TEXT, st.lists(deltas(), max_size=6).map(tuple), U64, st.none() | U64),
     m.Member: st.builds(
         m.Member,
         TEXT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from typing import Annotated
@@ -11,18 +12,20 @@ import typer
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.mesh_access import find_broker, find_mesh
+from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh
 from spotwise.cli.run_folder import DEFAULT_NAME
-from spotwise.core.messages import Drain, DrainReply
+from spotwise.core.messages import Drain, DrainReply, Member, MemberState
 from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import MeshError, NoResponderError
+from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError
 from spotwise.mesh.redis_store import RedisStore
 from spotwise.wire import subjects
-from spotwise.wire.codec import decode, encode
+from spotwise.wire.codec import MalformedMessageError, decode, encode
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _REPLY_TIMEOUT_S = 3.0
 _POLL_S = 0.2
+#: As long as other members wait for a heartbeat before they count one as lost.
+_SILENCE_S = 2.0
 
 
 def drain(
@@ -40,7 +43,7 @@ def drain(
     asyncio.run(ask_to_leave(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
     console.print(f"{worker} takes no new requests and leaves within {deadline}")
     if mesh and wait:
-        asyncio.run(_wait(mesh.redis_url, worker, seconds))
+        asyncio.run(_wait(mesh, worker, seconds))
         console.print(f"{worker} has left")
 
 
@@ -77,16 +80,40 @@ async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
         raise CommandError(reply.detail if isinstance(reply, DrainReply) else "the spot watcher gave a strange answer")
 
 
-async def _wait(redis_url: str, worker: str, seconds: float) -> None:
+async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
+    """Wait until the worker said goodbye, or is neither registered nor heard: a store that was emptied shows no one."""
     try:
-        store = await RedisStore.connect(redis_url)
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            store = await RedisStore.connect(mesh.redis_url)
+            stack.push_async_callback(store.close)
+            bus = await NatsBus.connect(mesh.nats_url, "spotwise-drain-wait")
+            stack.push_async_callback(bus.close)
+            heard = _LastHeard()
+            await bus.subscribe(subjects.heartbeat(worker), heard.take)
             ends_s = time.monotonic() + seconds + 10.0
-            while any(member.id == worker for member in await store.members()):
+            while not heard.goodbye and (
+                heard.lately() or any(member.id == worker for member in await store.members())
+            ):
                 if time.monotonic() > ends_s:
                     raise CommandError(f"{worker} is still there after its deadline")
                 await asyncio.sleep(_POLL_S)
-        finally:
-            await store.close()
     except MeshError as error:
         raise CommandError(f"{worker} was told, but whether it has left cannot be seen: {error}") from error
+
+
+class _LastHeard:
+    """When a worker's last heartbeat came, and whether it was its last word."""
+
+    def __init__(self) -> None:
+        self.goodbye = False
+        self._heard_s = time.monotonic()  # silence is counted from here
+
+    async def take(self, raw: BusMessage) -> None:
+        with contextlib.suppress(MalformedMessageError):
+            member = decode(raw.payload)
+            if isinstance(member, Member):
+                self._heard_s = time.monotonic()
+                self.goodbye = member.state is MemberState.LEFT
+
+    def lately(self) -> bool:
+        return time.monotonic() - self._heard_s < _SILENCE_S

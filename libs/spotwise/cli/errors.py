@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from spotwise.mesh.redaction import without_passwords
+
 
 class CommandError(Exception):
     """A command cannot do what was asked; the message says why and what to do.
@@ -13,6 +15,9 @@ class CommandError(Exception):
     """
 
     exit_status: ClassVar[int] = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_passwords(message))
 
 
 class OptionError(CommandError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
 
@@ -75,6 +75,7 @@ class ServiceProcess:
         env: variables to set on top of the supervisor's own.
         stop_order: its turn at the end.
         member_ids: whom it registers as, where that is not its own id.
+        is_essential: whether the mesh serves nobody without it; of workers, without any.
     """
 
     service_id: str
@@ -82,6 +83,7 @@ class ServiceProcess:
     env: Mapping[str, str]
     stop_order: StopOrder
     member_ids: tuple[str, ...] = ()
+    is_essential: bool = True
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -100,8 +102,10 @@ def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: 
         _service(options, "gateway", "gateway-0", gateway, StopOrder.GATEWAY),
         *workers,
         _service(options, "cluster_scheduler", "scheduler-0", single_threaded, StopOrder.CONTROL),
-        _service(options, "migration_planner", "planner-0", single_threaded, StopOrder.CONTROL),
-        _service(options, "spot_watcher", "watcher-0", single_threaded, StopOrder.CONTROL),
+        *(
+            replace(_service(options, module, service_id, single_threaded, StopOrder.CONTROL), is_essential=False)
+            for module, service_id in (("migration_planner", "planner-0"), ("spot_watcher", "watcher-0"))
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ByteSize,
     ConfigDict,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
@@ -72,6 +73,7 @@ class MeshOptions(BaseModel):
         speed: how many times as fast as that a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
         start_timeout_s: how long all services together may take to become healthy.
+        hang_timeout_s: after which a process that gives no sign of life is replaced; 0: never.
         service_modules: what precedes a service's name in `python -m`; tests put services of their own there.
     """
 
@@ -100,6 +102,7 @@ class MeshOptions(BaseModel):
     speed: PositiveFloat = 1.0
     simulated_kv: SimulatedKv = SimulatedKv.TIMED
     start_timeout_s: PositiveFloat = 180.0
+    hang_timeout_s: NonNegativeFloat = 15.0
     service_modules: str = "spotwise."
 
     @field_validator("dtype")
@@ -133,6 +136,15 @@ class MeshOptions(BaseModel):
     def url(self) -> str:
         """Where a client on this machine reaches the gateway."""
         return f"http://{_reachable_host(self.host)}:{self.port}"
+
+
+def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_workers: int) -> tuple[int, int]:
+    """Return prompt and token workers: of a pool that was not named one, or none beside mixed workers, which do both phases."""
+    unnamed = 0 if mixed_workers else 1
+    return (
+        unnamed if prompt_workers is None else prompt_workers,
+        unnamed if token_workers is None else token_workers,
+    )
 
 
 def parse_size(text: str, option: str) -> int:

@@ -1,11 +1,14 @@
 """Whether a process is open for work: all its members registered in the store, and its gRPC health check answers SERVING.
 
 Law: a registration counts only when it names the pid that was started; one that a predecessor left behind does not.
+Whether a process still lives is asked more kindly: any registration of it will do, or any answer.
 """
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Sequence
 from typing import Self, cast
 
@@ -31,6 +34,8 @@ class Readiness:
         self._store = redis.Redis.from_url(
             redis_url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
+        self._addresses: dict[int, tuple[str, ...]] = {}
+        self._store_away_s = -math.inf
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +57,32 @@ class Readiness:
             if member["pid"] != pid or member.get("state") == MemberState.STARTING:
                 return False
             addresses[member["grpc_address"]] = None
-        return all(map(_serves, addresses))
+        self._addresses[pid] = tuple(addresses)
+        return all(_asked(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
+
+    def shows_life(self, member_ids: Sequence[str], pid: int) -> bool | None:
+        """Whether a process that was healthy gives a sign of life; None where it does not, and the store does not either.
+
+        Called from several threads at once.
+        """
+        registered = self._is_registered(member_ids, pid)
+        if registered:
+            return True
+        # Its own connection to the store may be what is broken. It answers from the loop that everything else of it runs on.
+        answers = any(_asked(address) is not None for address in self._addresses.get(pid, ()))
+        return True if answers else registered
+
+    def _is_registered(self, member_ids: Sequence[str], pid: int) -> bool | None:
+        """Whether the process registered lately as one of these members; None where the store does not answer."""
+        if time.monotonic() - self._store_away_s < _TIMEOUT_S:
+            return None
+        try:
+            registrations = self._store.mget([subjects.member_key(member_id) for member_id in member_ids])
+        except redis.RedisError:
+            self._store_away_s = time.monotonic()
+            return None
+        found = (orjson.loads(each) for each in cast(list[object], registrations) if isinstance(each, bytes))
+        return any(member["pid"] == pid for member in found)
 
 
 def require_reachable(url: str, option: str) -> None:
@@ -72,12 +102,13 @@ def require_reachable(url: str, option: str) -> None:
         ) from None
 
 
-def _serves(grpc_address: str) -> bool:
+def _asked(grpc_address: str) -> object:
+    """The answer of a health check; None where there is none."""
     with grpc.insecure_channel(grpc_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest(service=""), timeout=_TIMEOUT_S
             )
         except grpc.RpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            return None
+    return answer.status

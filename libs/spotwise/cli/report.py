@@ -6,6 +6,7 @@ Law: showing never stops the mesh; where nobody can read any more (a closed term
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,8 @@ from rich.text import Text
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.run_folder import RunFolder
 from spotwise.cli.run_state import ServiceState
+from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.ucx_loopback import is_loopback
 
 _STYLES = {ServiceState.HEALTHY: "green", ServiceState.RESTARTING: "yellow", ServiceState.LEFT: "dim"}
 
@@ -71,7 +74,7 @@ class Report:
     def say(self, line: str, style: str | None = None) -> None:
         """Show one line."""
         with self._quiet_when_unread():
-            self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(without_passwords(line), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def log_lines(self, lines: Iterable[tuple[str, str]]) -> None:
         """Show lines of the services' logs, each after its service's id."""
@@ -97,7 +100,11 @@ class Report:
         # rich turns a broken pipe into SystemExit, and stops writing by itself.
         try:
             yield
-        except (OSError, SystemExit):
+        except OSError as error:
+            # A disk that is full may have room again.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._console.quiet = True
+        except SystemExit:
             self._console.quiet = True
 
 
@@ -117,6 +124,16 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
         "",
         f"Logs: {folder.logs_folder}",
     ]
+
+
+def open_door_warning(options: MeshOptions) -> str | None:
+    """What a gateway that others reach without a key means; None where there is a key, or nobody else gets there."""
+    if os.environ.get("SPOTWISE_API_KEYS") or is_loopback(options.host):
+        return None
+    return (
+        f"\nNo API keys are set: whoever reaches port {options.port} of this machine ({options.host}) can use this mesh, and "
+        "see its metrics. Set SPOTWISE_API_KEYS=KEY before `spotwise up`, or leave --host at 127.0.0.1"
+    )
 
 
 def _own_command() -> str:

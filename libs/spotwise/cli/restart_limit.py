@@ -1,7 +1,7 @@
-"""When a process that died is started again.
+"""When a process that died is started again, and when it dies too often.
 
-Law: the first deaths are mended almost at once, later ones ever more slowly; a process that dies more than five times within a
-minute is not going to live.
+Law: the first deaths are mended almost at once, later ones ever more slowly, up to once in `MAX_DELAY_S`; who lived for
+`WINDOW_S` begins anew. More than `MAX_RESTARTS` deaths within `WINDOW_S` are too many for what the mesh cannot do without.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 MAX_RESTARTS = 5
 WINDOW_S = 60.0
 FIRST_DELAY_S = 0.25
+MAX_DELAY_S = 60.0
 
 
 class RestartLimit:
@@ -18,13 +19,21 @@ class RestartLimit:
 
     def __init__(self) -> None:
         self._deaths_s: deque[float] = deque()
+        self._in_a_row = 0
+        self._due_s: float | None = None
 
-    def delay_after_death(self, now_s: float) -> float | None:
-        """Seconds to wait before it is started again, doubling with each recent death; None when it died too often."""
+    def delay_after_death(self, now_s: float) -> float:
+        """Seconds to wait before it is started again, doubling with each death that soon followed the last restart."""
+        if self._due_s is not None and now_s - self._due_s >= WINDOW_S:
+            self._in_a_row = 0
+        self._deaths_s.append(now_s)
+        delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(self._in_a_row, 32))
+        self._in_a_row += 1
+        self._due_s = now_s + delay_s
+        return delay_s
+
+    def too_often(self, now_s: float) -> bool:
+        """Whether it died more than `MAX_RESTARTS` times within `WINDOW_S`."""
         while self._deaths_s and now_s - self._deaths_s[0] >= WINDOW_S:
             self._deaths_s.popleft()
-        if len(self._deaths_s) == MAX_RESTARTS:
-            return None
-        delay_s = FIRST_DELAY_S * 2.0 ** len(self._deaths_s)
-        self._deaths_s.append(now_s)
-        return delay_s
+        return len(self._deaths_s) > MAX_RESTARTS

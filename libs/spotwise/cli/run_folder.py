@@ -56,10 +56,19 @@ class RunFolder:
         """Hold the mesh's name for the length of a block; the kernel lets go of it when the process ends, however it ends.
 
         Raises:
-            CommandError: another process runs a mesh of this name.
+            CommandError: another process runs a mesh of this name, or the folder cannot be written.
         """
-        self.logs_folder.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("ab") as lock:
+        try:
+            self.logs_folder.mkdir(parents=True, exist_ok=True)
+            # Passwords and what clients sent are in there.
+            self.path.chmod(0o700)
+            self.logs_folder.chmod(0o700)
+            opened = (self.path / "lock").open("ab")
+        except OSError as error:
+            raise CommandError(
+                f"{self.path} cannot be written: {error.strerror}; set SPOTWISE_HOME to another folder"
+            ) from error
+        with opened as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from enum import StrEnum
 from pathlib import Path
 
@@ -44,7 +46,7 @@ class RunState(BaseModel):
         supervisor: its process.
         ready: whether every service was healthy once, so the mesh is open for requests.
         options: what it was started with.
-        nats_url, redis_url: the servers it uses, embedded or not.
+        nats_url, redis_url: the servers it uses, embedded or not, with their passwords.
         started_unix_s: when.
         services: by id, embedded servers included.
     """
@@ -65,10 +67,22 @@ class RunState(BaseModel):
 
 
 def write_state(path: Path, state: RunState) -> None:
-    """Replace the file; a reader sees the old state or the new one, never a part."""
+    """Replace the file; a reader sees the old state or the new one, never a part. It holds passwords: only its owner reads it.
+
+    Raises:
+        OSError: the disk is full, or the folder gone.
+    """
     draft = path.with_suffix(".draft")
-    draft.write_text(state.model_dump_json(indent=2))
-    draft.replace(path)
+    try:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(state.model_dump_json(indent=2))
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def read_state(path: Path) -> RunState | None:

@@ -16,13 +16,13 @@ _QUOTED_ERROR = re.compile(r"""\berror=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)
 
 
 def log_tail(path: Path, max_lines: int = 25) -> list[str]:
-    """The last lines of a log; empty where there is none."""
+    """The last lines of a log; empty where there is none to read."""
     try:
         with path.open("rb") as log:
             size_bytes = log.seek(0, 2)
             log.seek(max(0, size_bytes - _TAIL_BYTES))
             return log.read().decode(errors="replace").splitlines()[-max_lines:]
-    except FileNotFoundError:
+    except OSError:
         return []
 
 
@@ -57,7 +57,7 @@ class LogFollower:
                 with path.open("rb") as log:
                     log.seek(self._offsets[name])
                     added = log.read()
-            except FileNotFoundError:
+            except OSError:
                 continue
             complete = added[: added.rfind(b"\n") + 1]
             self._offsets[name] += len(complete)

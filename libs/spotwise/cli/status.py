@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from spotwise.cli.mesh_access import find_store, open_store
+from spotwise.cli.mesh_access import find_store, open_store, running_state
 from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.cli.run_state import RunState, ServiceState
 from spotwise.core.cluster.views import holds_foreign_work
 from spotwise.core.messages import Member, MemberKind, Pool, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
@@ -52,7 +53,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
 ) -> None:
-    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or none is there."""
+    """Show services, pools, queues and KV use. Exit status 1 where a member is not healthy, is refused, or one is missing."""
     url = find_store(name, redis_url)
     console = _console()
     if watch:
@@ -63,8 +64,31 @@ def status(
         console.print_json(json.dumps([_as_dict(member) for member in members]))
     else:
         console.print(_table(members))
-    if not members or not all(member.serving for member in members) or _with_other_weights(members):
+    problems = [*_missing(members), *(_unhealthy(running_state(name)) if redis_url is None else ())]
+    for problem in problems:
+        typer.echo(problem, err=True)
+    if problems or not all(member.serving for member in members) or _with_other_weights(members):
         raise typer.Exit(1)
+
+
+def _missing(members: list[MemberStatus]) -> list[str]:
+    """Say what the mesh cannot serve without and has not got."""
+    present = {status_.member.kind for status_ in members}
+    missing = {
+        "gateway": MemberKind.GATEWAY not in present,
+        "scheduler": MemberKind.CLUSTER_SCHEDULER not in present,
+        "worker": not present.intersection(_WORKERS),
+    }
+    return [f"no {what} is in the mesh: no request is served" for what, is_missing in missing.items() if is_missing]
+
+
+def _unhealthy(state: RunState) -> list[str]:
+    """Say which processes of this machine's mesh its supervisor waits for: a member that is away is in no table."""
+    return [
+        f"{service_id} is {service.state.value}, after {service.restarts} restarts"
+        for service_id, service in state.services.items()
+        if service.state not in (ServiceState.HEALTHY, ServiceState.LEFT)
+    ]
 
 
 async def gather_status(redis_url: str) -> list[MemberStatus]:

@@ -7,6 +7,7 @@ As a program (`python -m spotwise.cli.supervise`, options as JSON on stdin) it i
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ def _servers(options: MeshOptions, folder: RunFolder) -> tuple[list[EmbeddedServ
             (options.redis_url, "--redis-url", redis_server),
         ):
             if url is None:
-                embedded.append(embed(folder.logs_folder))
+                embedded.append(embed(folder.logs_folder, password=secrets.token_urlsafe(24)))
             else:
                 require_reachable(url, option)
     except EmbeddedServerError as error:
@@ -91,16 +92,25 @@ def _servers(options: MeshOptions, folder: RunFolder) -> tuple[list[EmbeddedServ
 
 
 def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
-    return SupervisedProcess(
-        server.name, StopOrder.SERVER, server.log_path, server.start, lambda _pid: server.answers(server.port)
-    )
+    def answers(_pid: int) -> bool:
+        return server.answers(server.port)
+
+    return SupervisedProcess(server.name, StopOrder.SERVER, server.log_path, server.start, answers, answers)
 
 
 def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: Readiness) -> SupervisedProcess:
     log_path = folder.log_path(service.service_id)
     start = partial(start_child, service.argv, log_path=log_path, env={**os.environ, **service.env})
     is_healthy = partial(readiness.is_healthy, service.members)
-    return SupervisedProcess(service.service_id, service.stop_order, log_path, start, is_healthy)
+    return SupervisedProcess(
+        service.service_id,
+        service.stop_order,
+        log_path,
+        start,
+        is_healthy,
+        partial(readiness.shows_life, service.members),
+        is_essential=service.is_essential,
+    )
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from spotwise.cli.launch_plan import StopOrder
+from spotwise.cli.liveness import Probe
 from spotwise.cli.restart_limit import RestartLimit
 from spotwise.cli.run_state import RecordedService, ServiceState
 from spotwise.mesh.child_process import ChildProcess
@@ -20,6 +22,8 @@ class SupervisedProcess:
         log_path: where its output goes.
         start: starts it.
         is_healthy: whether the process with this pid is open for work.
+        shows_life: whether the process with this pid still does anything; None where nothing can tell.
+        is_essential: whether the mesh is of no use without it, or of workers, without any.
     """
 
     def __init__(
@@ -29,10 +33,15 @@ class SupervisedProcess:
         log_path: Path,
         start: Callable[[], ChildProcess],
         is_healthy: Callable[[int], bool],
+        shows_life: Probe | None = None,
+        *,
+        is_essential: bool = True,
     ) -> None:
         self.service_id = service_id
         self.stop_order = stop_order
         self.log_path = log_path
+        self.shows_life = shows_life
+        self.is_essential = is_essential
         self.state = ServiceState.WAITING
         self._start = start
         self._is_healthy = is_healthy
@@ -40,14 +49,20 @@ class SupervisedProcess:
         self._restarts = 0
         self._restart_limit = RestartLimit()
         self._restart_at_s = 0.0
+        self._started_s = 0.0
+        self.is_ending = False
 
     def start(self) -> None:
         """Start it.
 
         Raises:
             EmbeddedServerError: it is an embedded server, and did not come up.
+            OSError: the system does not let it start.
         """
+        self._child = None
+        self._started_s = time.monotonic()
         self._child = self._start()
+        self.is_ending = False
         self.state = ServiceState.STARTING
 
     def check_health(self) -> None:
@@ -63,13 +78,25 @@ class SupervisedProcess:
         """Whether there is a process to stop."""
         return self._child is not None and self._child.exit_code() is None
 
-    def plan_restart(self, now_s: float) -> float | None:
-        """Note that it died; the seconds until it is started again, or None when it died too often."""
+    @property
+    def pid(self) -> int | None:
+        """Its pid; None where it has none."""
+        return None if self._child is None else self._child.pid
+
+    def starts_too_long(self, now_s: float, limit_s: float) -> bool:
+        """Whether it was started more than `limit_s` ago and has not been healthy since."""
+        return self.state is ServiceState.STARTING and now_s - self._started_s > limit_s
+
+    def plan_restart(self, now_s: float) -> float:
+        """Note that it died; the seconds until it is started again."""
         delay_s = self._restart_limit.delay_after_death(now_s)
-        if delay_s is not None:
-            self.state = ServiceState.RESTARTING
-            self._restart_at_s = now_s + delay_s
+        self.state = ServiceState.RESTARTING
+        self._restart_at_s = now_s + delay_s
         return delay_s
+
+    def dies_too_often(self, now_s: float) -> bool:
+        """Whether it died again and again within a minute."""
+        return self._restart_limit.too_often(now_s)
 
     def restart_when_due(self, now_s: float) -> None:
         """Start it again once its delay is over.
@@ -90,6 +117,12 @@ class SupervisedProcess:
         """End it at once."""
         if self._child is not None:
             self._child.kill()
+
+    def end_hung(self) -> None:
+        """End it, without waiting until it is gone: that is noticed as any death."""
+        self.is_ending = True
+        if self._child is not None:
+            self._child.end()
 
     def record(self) -> RecordedService:
         """What other commands are told."""

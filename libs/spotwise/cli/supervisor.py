@@ -1,7 +1,8 @@
 """Keeps the processes of one mesh: starts them, waits for their health, mends what dies, stops them in order.
 
 Law: whatever ends the supervisor, nothing it started stays. A signal and a failure lead through the same ordered stop; a
-supervisor that is itself killed takes its children along through the kernel (`mesh/child_process.py`).
+supervisor that is itself killed takes its children along through the kernel (`mesh/child_process.py`). Only what the mesh
+cannot serve without ends it by dying again and again; the supervisor's own files may fail without any consequence for the mesh.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spotwise.cli.launch_plan import StopOrder
+from spotwise.cli.liveness import LivenessWatch, Probe
 from spotwise.cli.report import Report
-from spotwise.cli.run_state import RunState, ServiceState, write_state
+from spotwise.cli.run_state import RunState, ServiceState
 from spotwise.cli.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.state_file import StateFile
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervised_process import SupervisedProcess
 from spotwise.mesh.embedded import EmbeddedServerError
@@ -62,7 +65,7 @@ class Supervisor:
     ) -> None:
         self._processes = tuple(processes)
         self._state = state
-        self._state_path = state_path
+        self._state_file = StateFile(state_path, report)
         self._signals = signals
         self._report = report
         self._log_follower = LogFollower(
@@ -81,19 +84,21 @@ class Supervisor:
             if self._signals.stop_requested:
                 return EXIT_INTERRUPTED
             self._state.ready = True
-            write_state(self._state_path, self._state)
+            self._state_file.write(self._state)
             on_ready()
-            while not self._signals.stop_requested:
-                self._mend()
-                self._record()
-                self._pause()
+            with LivenessWatch(self._state.options.hang_timeout_s or None) as liveness:
+                while not self._signals.stop_requested:
+                    self._end_hung(liveness)
+                    self._mend()
+                    self._record()
+                    self._pause()
             return EXIT_STOPPED
         except MeshFailedError as failure:
             self._explain(failure)
             return EXIT_FAILED
         finally:
             self._stop()
-            self._state_path.unlink(missing_ok=True)
+            self._state_file.remove()
 
     def _start(self) -> None:
         deadline_s = time.monotonic() + self._state.options.start_timeout_s
@@ -120,8 +125,33 @@ class Supervisor:
             process.start()
         except EmbeddedServerError as error:
             raise MeshFailedError(str(error), []) from error
+        except OSError as error:
+            raise MeshFailedError(f"{process.service_id} cannot be started: {error}", []) from error
         self._record()
         self._show_progress()
+
+    def _end_hung(self, liveness: LivenessWatch) -> None:
+        """End what runs and does nothing any more; its death is mended as any other."""
+        now_s = time.monotonic()
+        options = self._state.options
+        targets: dict[str, tuple[int, Probe]] = {}
+        for process in self._processes:
+            pid = process.pid
+            if pid is None or process.is_ending or not process.is_running():
+                continue
+            if process.state is ServiceState.HEALTHY and process.shows_life is not None:
+                targets[process.service_id] = (pid, process.shows_life)
+                if liveness.hung().get(process.service_id) == pid:
+                    silence = f"{process.service_id} has given no sign of life for {options.hang_timeout_s:g} s"
+                    self._report.say(f"{silence}, while others have: ending it", style="yellow")
+                    process.end_hung()
+            elif process.starts_too_long(now_s, options.start_timeout_s):
+                self._report.say(
+                    f"{process.service_id} was not healthy {options.start_timeout_s:g} s after its start: ending it",
+                    style="yellow",
+                )
+                process.end_hung()
+        liveness.watch(targets)
 
     def _mend(self) -> None:
         for process in self._processes:
@@ -130,8 +160,8 @@ class Supervisor:
             elif process.state is ServiceState.RESTARTING:
                 try:
                     process.restart_when_due(time.monotonic())
-                except EmbeddedServerError as error:
-                    self._report.say(str(error), style="red")
+                except (EmbeddedServerError, OSError) as error:
+                    self._report.say(f"{process.service_id}: {error}", style="red")
                     self._schedule_restart(process)
 
     def _watch(self, process: SupervisedProcess) -> None:
@@ -150,16 +180,32 @@ class Supervisor:
 
     def _schedule_restart(self, process: SupervisedProcess) -> None:
         ending = _ending(process)
-        delay_s = process.plan_restart(time.monotonic())
-        if delay_s is None:
-            raise MeshFailedError(f"{process.service_id} dies again and again ({ending})", [process])
-        self._report.say(f"{process.service_id} died ({ending}); starting it again in {delay_s:g} s", style="yellow")
+        now_s = time.monotonic()
+        delay_s = process.plan_restart(now_s)
+        again = ""
+        if process.dies_too_often(now_s):
+            if self._is_needed(process):
+                raise MeshFailedError(f"{process.service_id} dies again and again ({ending})", [process])
+            again = f" again and again; the mesh goes on without it, and {process.log_path} says more"
+        self._report.say(
+            f"{process.service_id} died ({ending}){again}; starting it again in {delay_s:g} s", style="yellow"
+        )
+
+    def _is_needed(self, process: SupervisedProcess) -> bool:
+        """Whether the mesh serves nobody while this process is away; any worker can do both phases, if it must."""
+        if not process.is_essential:
+            return False
+        return process.stop_order is not StopOrder.WORKER or not any(
+            other.state is ServiceState.HEALTHY
+            for other in self._processes
+            if other is not process and other.stop_order is StopOrder.WORKER
+        )
 
     def _record(self) -> None:
         services = {process.service_id: process.record() for process in self._processes}
-        if services != self._state.services:
+        if services != self._state.services or self._state_file.is_behind:
             self._state.services = services
-            write_state(self._state_path, self._state)
+            self._state_file.write(self._state)
 
     def _show_progress(self) -> None:
         self._report.progress({process.service_id: process.state for process in self._processes})

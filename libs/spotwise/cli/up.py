@@ -23,8 +23,9 @@ from spotwise.cli.options import (
     parse_size,
     read_profile,
     server_address,
+    unnamed_pools,
 )
-from spotwise.cli.report import Report, welcome_lines
+from spotwise.cli.report import Report, open_door_warning, welcome_lines
 from spotwise.cli.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervise import supervise
@@ -32,9 +33,17 @@ from spotwise.engine.model_store import DEFAULT_MODEL
 
 
 def up(
-    prompt_workers: Annotated[int, typer.Option(min=0, help="Workers of the prompt phase (prefill).")] = 1,
-    token_workers: Annotated[int, typer.Option(min=0, help="Workers of the token phase (decode).")] = 1,
-    mixed_workers: Annotated[int, typer.Option(min=0, help="Workers of both phases.")] = 0,
+    prompt_workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Workers of the prompt phase (prefill); 1, or none beside --mixed-workers."),
+    ] = None,
+    token_workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Workers of the token phase (decode); 1, or none beside --mixed-workers."),
+    ] = None,
+    mixed_workers: Annotated[
+        int, typer.Option(min=0, help="Workers of both phases; named alone, there are no others.")
+    ] = 0,
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL,
     model_name: Annotated[
         str | None, typer.Option(help="What clients ask for; by default the model's own name.")
@@ -67,6 +76,10 @@ def up(
     ] = None,
     name: Annotated[str, typer.Option(help="Tells several meshes on one machine apart.")] = DEFAULT_NAME,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds all services together may take to start.")] = 180.0,
+    hang_timeout: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds without a sign of life after which a process is replaced; 0: never."),
+    ] = 15.0,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when the mesh is up; stop it with `spotwise down`.")
     ] = False,
@@ -74,6 +87,7 @@ def up(
 ) -> None:
     """Start a mesh: model, broker, store and the six services; Ctrl-C stops it."""
     folder = run_folder(name)
+    prompt_workers, token_workers = unnamed_pools(prompt_workers, token_workers, mixed_workers)
     for url, option in ((nats_url, "--nats-url"), (redis_url, "--redis-url")):
         if url is not None:
             server_address(url, option)
@@ -120,6 +134,7 @@ def up(
             speed=1.0 if speed is None else speed,
             simulated_kv=simulated_kv or SimulatedKv.TIMED,
             start_timeout_s=timeout,
+            hang_timeout_s=hang_timeout,
         )
     except ValidationError as error:
         raise OptionError(
@@ -150,6 +165,8 @@ def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verb
     def welcome() -> None:
         for line in welcome_lines(options, folder):
             report.say(line)
+        if (warning := open_door_warning(options)) is not None:
+            report.say(warning, style="bold yellow")
 
     with StopSignals() as signals:
         if not detach:

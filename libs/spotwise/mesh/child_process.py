@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 # Runs between fork and the real program, as a program of its own instead of a `preexec_fn`: that would run Python in a forked
 # copy of a process with threads. A parent that died before the request was made shows as a different parent pid.
@@ -110,11 +112,15 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End it and every process of its session's group at once, and reap it."""
+        self.end()
+        self._popen.wait()
+
+    def end(self) -> None:
+        """Send SIGKILL to it and every process of its session's group, without waiting; `exit_code` tells when it is gone."""
         if self._popen.poll() is None:
             # It is not reaped yet, so its pid still names its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has left; False when it still runs after `timeout_s`."""
@@ -132,25 +138,47 @@ class ChildProcess:
 
 
 def start_child(
-    argv: Sequence[str], *, log_path: Path, env: Mapping[str, str] | None = None, folder: Path | None = None
+    argv: Sequence[str],
+    *,
+    log_path: Path,
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    stdin: bytes = b"",
 ) -> ChildProcess:
     """Start a program that dies with this process.
 
     Args:
         argv: program and arguments; a program that cannot be run shows as exit status 1 and a line in the log.
-        log_path: stdout and stderr are appended to it; its folder must exist.
+        log_path: stdout and stderr are appended to it, for nobody else to read; dropped where it cannot be opened.
         env: the whole environment; this process's own when None.
         folder: working folder; this process's own when None.
+        stdin: what it reads, a few kilobytes at most: secrets come this way into no file and no command line.
     """
     guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
-    with log_path.open("ab") as log:
-        popen = subprocess.Popen(
-            [*guard, *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=None if env is None else dict(env),
-            cwd=folder,
-            start_new_session=True,
-        )
+    # A pipe holds this much without a reader.
+    assert len(stdin) <= select.PIPE_BUF
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, stdin)
+        os.close(writer)
+        with _open_log(log_path) as log:
+            popen = subprocess.Popen(
+                [*guard, *argv],
+                stdin=reader,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=None if env is None else dict(env),
+                cwd=folder,
+                start_new_session=True,
+            )
+    finally:
+        os.close(reader)
     return ChildProcess(popen)
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """A disk that is full, or a folder that is gone, is no reason not to start a program."""
+    try:
+        return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+    except OSError:
+        return Path(os.devnull).open("ab")

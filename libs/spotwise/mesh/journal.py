@@ -10,10 +10,12 @@ error's type, where the role raised. It is flushed about once a second: a proces
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -45,10 +47,11 @@ class Journal:
     """
 
     def __init__(self, folder: Path, member: Member, role: str, parameters: dict[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: gzip.GzipFile | None = gzip.GzipFile(
-            folder / f"{member.id}-{member.incarnation}{SUFFIX}", "wb", compresslevel=_COMPRESSION
-        )
+        # A journal holds prompts: what is made here is its owner's alone.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"{member.id}-{member.incarnation}{SUFFIX}"
+        self._raw = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        self._file: gzip.GzipFile | None = gzip.GzipFile(path.name, "wb", _COMPRESSION, self._raw)
         self._flushed_s = 0.0
         header = {
             "format": FORMAT,
@@ -76,13 +79,16 @@ class Journal:
         except OSError as full:
             _log.error("journal_ended", error=str(full))
             self._file = None
+            with contextlib.suppress(OSError):
+                self._raw.close()
 
     def close(self) -> None:
         """Write what is pending; idempotent."""
         file, self._file = self._file, None
         if file is not None:
             try:
-                file.close()
+                with self._raw:
+                    file.close()
             except OSError as full:
                 _log.error("journal_ended", error=str(full))
 

@@ -202,6 +202,7 @@ class MemoryStore:
         self._records: dict[str, RequestRecord] = {}
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}
+        self._incarnations: dict[str, int] = {}
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
@@ -227,6 +228,12 @@ class MemoryStore:
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that ends by itself after `ttl_s`."""
         self._members[member.id] = (member, self._clock.now() + ttl_s)
+        self._incarnations[member.id] = member.incarnation
+
+    async def next_incarnation(self, member_id: str, at_least: int) -> int:
+        """Return a number above those of all members that had this id, and not below `at_least`."""
+        number = self._incarnations[member_id] = max(at_least, self._incarnations.get(member_id, 0) + 1)
+        return number
 
     async def unregister(self, member_id: str) -> None:
         """Remove a registration; idempotent."""

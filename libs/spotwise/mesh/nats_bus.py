@@ -22,8 +22,13 @@ from spotwise.mesh.ports import (
     ReplyTimeoutError,
     Subscription,
 )
+from spotwise.mesh.redaction import without_passwords
 
 _log = structlog.get_logger(__name__)
+
+
+def _told(error: BaseException) -> str:
+    return without_passwords(str(error)) or type(error).__name__
 
 
 class _Subscription:
@@ -53,20 +58,21 @@ class NatsBus:
             MeshError: no broker answers at `url`.
         """
 
+        shown_url = without_passwords(url)
         client = Client()
         reconnected: list[Callable[[], None]] = []
 
         async def on_error(error: Exception) -> None:
             # While the broker is away each attempt fails, several a second; that it is away was said once.
             told = _log.warning if client.is_connected else _log.debug
-            told("nats_error", error=str(error) or type(error).__name__)
+            told("nats_error", error=_told(error))
 
         async def on_disconnect() -> None:
             if not client.is_closed:  # by ourselves
-                _log.warning("nats_disconnected", url=url)
+                _log.warning("nats_disconnected", url=shown_url)
 
         async def on_reconnect() -> None:
-            _log.info("nats_reconnected", url=url)
+            _log.info("nats_reconnected", url=shown_url)
             for act in reconnected:
                 act()
 
@@ -84,11 +90,11 @@ class NatsBus:
                     reconnected_cb=on_reconnect,
                     **seconds,
                 )
-        except (OSError, nats.errors.Error) as error:
+        except (OSError, ValueError, nats.errors.Error) as error:
             reason = client.last_error or error
             await client.close()
             raise MeshError(
-                f"no NATS server answers at {url} within {connect_timeout_s:g} s: {reason or type(reason).__name__}"
+                f"no NATS server answers at {shown_url} within {connect_timeout_s:g} s: {_told(reason)}"
             ) from error
         return cls(client, reconnected)
 

@@ -112,6 +112,9 @@ class MeshStore(Protocol):
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that ends by itself after `ttl_s`."""
 
+    async def next_incarnation(self, member_id: str, at_least: int) -> int:
+        """Return a number above those of all members that had this id lately, and not below `at_least`."""
+
     async def unregister(self, member_id: str) -> None:
         """Remove a registration; idempotent."""
 

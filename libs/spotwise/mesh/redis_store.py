@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 from redis.asyncio import Redis
@@ -22,12 +23,23 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
+from spotwise.mesh.redaction import without_passwords
 from spotwise.wire import subjects
 from spotwise.wire.codec_tokens import decode_record, encode_record
 
 RECORD_TTL_S = 3600
 LEDGER_TTL_S = 3600
 LEDGER_MAX_ENTRIES = 256
+#: How long a member that is away is remembered by its incarnation, so that its next one is above it whatever the clock says.
+INCARNATION_TTL_S = 7 * 24 * 3600
+
+# KEYS[1]: the member's; ARGV: what the clock says, time to live. In the server, since two may start at once.
+_NEXT_INCARNATION = """
+local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+local next = math.max(tonumber(ARGV[1]), last + 1)
+redis.call('SET', KEYS[1], string.format('%.0f', next), 'EX', ARGV[2])
+return next
+"""
 
 _MAX_CALLS = 32
 
@@ -55,12 +67,17 @@ class RedisStore:
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
             )
         except ValueError as error:
-            raise MeshError(f"the store's URL is wrong: {error}") from error
+            # What is wrong with it may be its password, so the error's own words are not shown.
+            raise MeshError(
+                "the store's URL is wrong; write redis://:PASSWORD@HOST:6379/0, special characters as %XX"
+            ) from error
         try:
             await redis.ping()
         except (OSError, RedisError) as error:
             await redis.aclose()
-            raise MeshError(f"no Redis server answers at {url}: {error}") from error
+            raise MeshError(
+                f"no Redis server answers at {without_passwords(url)}: {without_passwords(str(error))}"
+            ) from error
         return cls(redis)
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -102,10 +119,22 @@ class RedisStore:
     # --- members ------------------------------------------------------------------------------------------------------
 
     async def register(self, member: Member, ttl_s: float) -> None:
-        """Write a registration that ends by itself after `ttl_s`."""
+        """Write a registration that ends by itself after `ttl_s`, and the incarnation, which is remembered for longer."""
         payload = orjson.dumps(dataclasses.asdict(member))
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(subjects.member_key(member.id), payload, px=int(ttl_s * 1000))
+            pipe.set(subjects.incarnation_key(member.id), member.incarnation, ex=INCARNATION_TTL_S)
+            async with self._turn():
+                await pipe.execute()
+
+    async def next_incarnation(self, member_id: str, at_least: int) -> int:
+        """Return a number that no member of this id had before, `at_least` where that will do."""
         async with self._turn():
-            await self._redis.set(subjects.member_key(member.id), payload, px=int(ttl_s * 1000))
+            # The client's type is for its synchronous twin, too.
+            evaluated: Any = self._redis.eval(
+                _NEXT_INCARNATION, 1, subjects.incarnation_key(member_id), str(at_least), str(INCARNATION_TTL_S)
+            )
+            return int(await evaluated)
 
     async def unregister(self, member_id: str) -> None:
         """Remove a registration; idempotent."""

@@ -88,7 +88,7 @@ class ServiceHost:
             # Before the port: a predecessor's address may be our own.
             await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
             async with control_server(settings, engines) as control:
-                member = new_member(settings, kind, control.port)
+                member = await new_member(settings, kind, control.port, store)
                 async with cls(settings, bus, store, control, member).joined() as host:
                     yield host
 

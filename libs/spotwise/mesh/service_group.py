@@ -80,7 +80,7 @@ class ServiceGroup:
         structlog.contextvars.bind_contextvars(member=member_id)
         settings = self._settings.model_copy(update={"service_id": member_id})
         await wait_until_free(self._store, member_id, registration_ttl_s(settings), settings.heartbeat_s)
-        registered = new_member(settings, kind, self._control.port)
+        registered = await new_member(settings, kind, self._control.port, self._store)
         host = ServiceHost(settings, self._bus, self._store, self._health, registered)
         async with host.joined():
             self._hosts[member_id] = host

@@ -36,7 +36,9 @@ class ServiceSettings(BaseSettings):
     nats_url: str = "nats://127.0.0.1:4222"
     redis_url: str = "redis://127.0.0.1:6379/0"
     bind_host: str = Field(
-        "127.0.0.1", description="address on which health and control listen; the KV listener takes all interfaces"
+        "127.0.0.1",
+        description="address on which health and control listen; the KV listener takes all interfaces, or loopback where peers "
+        "are told a loopback address",
     )
     advertise_host: str | None = Field(
         None, description="address that peers use; by default bind_host, or the host's name where that is any address"

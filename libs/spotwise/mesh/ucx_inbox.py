@@ -25,7 +25,19 @@ from numpy.typing import NDArray
 from spotwise.mesh.kv_arrivals import IncomingPush, KvWindow
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, PayloadMemory, TransferReport
 from spotwise.mesh.ucx_link import UcxLink
-from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame, KvFrameError, NackReason, decode_handoff
+from spotwise.wire.kv_frames import (
+    CHUNK_BYTES,
+    HANDOFF_BYTES,
+    MAX_RESENDS,
+    FrameKind,
+    KvFrame,
+    KvFrameError,
+    NackReason,
+    decode_handoff,
+)
+
+#: Far above the sequences of any worker; each costs memory until its COMMIT or ABORT.
+_MAX_PUSHES_OF_A_LINK = 4096
 
 
 class KvInbox:
@@ -38,12 +50,14 @@ class KvInbox:
         incarnation: int,
         on_handoff: HandoffHandler,
         copies: Executor,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._memory = memory
         self._payloads = payloads
         self._incarnation = incarnation
         self._on_handoff = on_handoff
         self._copies = copies
+        self._most_chunk_bytes = max(CHUNK_BYTES, chunk_bytes, memory.layer_block_bytes)
         self._windows: dict[str, KvWindow] = {}
         self._incoming: dict[tuple[UcxLink, int], IncomingPush] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,6 +83,18 @@ class KvInbox:
         with window.lock:
             pass
 
+    def admitted_bytes(self, frame: KvFrame) -> int:
+        """Return how many bytes a header may announce, by its kind and its own claim; never more than a chunk has.
+
+        A claim that is honest and does not fit its window is refused later, with a reason.
+        """
+        if frame.kind is FrameKind.COMMIT:
+            return HANDOFF_BYTES
+        if frame.kind is not FrameKind.CHUNK:
+            return 0
+        claimed_bytes = frame.num_layers * frame.num_blocks * self._memory.layer_block_bytes
+        return min(claimed_bytes, self._most_chunk_bytes)
+
     def receive(
         self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
@@ -79,6 +105,8 @@ class KvInbox:
             return None
         incoming = self._incoming.get(key)
         if incoming is None:
+            if sum(known is link for known, _ in self._incoming) >= _MAX_PUSHES_OF_A_LINK:
+                raise KvFrameError(f"more than {_MAX_PUSHES_OF_A_LINK} pushes at once")
             incoming = self._incoming[key] = IncomingPush(link, frame)
         if not incoming.over and (reason := self._claim(incoming, frame)) is not None:
             self._refuse(incoming, reason)

@@ -95,6 +95,7 @@ class UcxLink:
         in_flight: int,
         on_frame: FrameHandler,
         on_lost: Callable[[UcxLink, str], object],
+        admitted_bytes: Callable[[KvFrame], int],
     ) -> None:
         self.slots = asyncio.Semaphore(in_flight)
         self.retired = False
@@ -106,6 +107,7 @@ class UcxLink:
         self._receive_slots = asyncio.Semaphore(in_flight)
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._admitted_bytes = admitted_bytes
         self._receive_tag = reactor.new_tag()
         self._sending: set[asyncio.Future[None]] = set()
         self._arriving: set[asyncio.Future[None]] = set()
@@ -203,6 +205,11 @@ class UcxLink:
                     arrived.set_result(None)
                     self._on_frame(self, frame, nothing, arrived)
                     continue
+                # Before any memory: an honest peer announces no more than what it was promised room for.
+                if frame.payload_bytes > (admitted := self._admitted_bytes(frame)):
+                    raise KvFrameError(
+                        f"a {frame.kind.name} frame announces {frame.payload_bytes} bytes where at most {admitted} are due"
+                    )
                 await self._receive_slots.acquire()
                 buffer = self._buffers.take(frame)
                 payload = buffer[: frame.payload_bytes]

@@ -11,10 +11,15 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import structlog
+
 from spotwise.mesh.ports import KvTransferError, MeshError
 from spotwise.mesh.ucx_link import FrameHandler, PayloadBuffers, UcxLink
+from spotwise.mesh.ucx_loopback import keep_to_loopback
 from spotwise.mesh.ucx_reactor import UcxReactor
-from spotwise.wire.kv_frames import LinkHello
+from spotwise.wire.kv_frames import MAX_PAYLOAD_BYTES, KvFrame, LinkHello
+
+_log = structlog.get_logger(__name__)
 
 _ACCEPT_TIMEOUT_S = 5.0
 
@@ -31,8 +36,12 @@ class UcxLinks:
         on_lost: Callable[[UcxLink, str], object],
         *,
         host_memory: bool = True,
+        loopback_only: bool = False,
+        admitted_bytes: Callable[[KvFrame], int] = lambda _: MAX_PAYLOAD_BYTES,
     ) -> None:
         self._host_memory = host_memory
+        self._loopback_only = loopback_only
+        self._admitted_bytes = admitted_bytes
         self._me = me
         self._buffers = buffers
         self._in_flight = in_flight
@@ -50,7 +59,7 @@ class UcxLinks:
         Raises:
             MeshError: the port cannot be had.
         """
-        reactor = UcxReactor(host_memory=self._host_memory)
+        reactor = UcxReactor(host_memory=self._host_memory, loopback_only=self._loopback_only)
         try:
             self._listener = reactor.ucx.UCXListener.create(
                 reactor.worker, port, reactor.soon(self._accept), deliver_endpoint=True
@@ -62,6 +71,11 @@ class UcxLinks:
             ) from None
         self._reactor = reactor
         bound: int = self._listener.port
+        if self._loopback_only:
+            try:
+                keep_to_loopback(bound)
+            except OSError as error:
+                _log.warning("kv_listener_on_all_interfaces", port=bound, error=str(error))
         return bound
 
     async def to(self, address: str, timeout_s: float) -> UcxLink:
@@ -124,7 +138,9 @@ class UcxLinks:
             self._chore(greeting).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink:
-        link = UcxLink(reactor, endpoint, self._buffers, self._in_flight, self._on_frame, self._lost)
+        link = UcxLink(
+            reactor, endpoint, self._buffers, self._in_flight, self._on_frame, self._lost, self._admitted_bytes
+        )
         self._open.add(link)
         try:
             await link.open(self._me, accepted=accepted, timeout_s=timeout_s)

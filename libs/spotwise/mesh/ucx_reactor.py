@@ -16,6 +16,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from spotwise.mesh.ucx_loopback import loopback_devices
+
 # UCX's tcp copies through segments of 8 KiB by default; larger ones move large messages four times as fast. The sender's must
 # not exceed the receiver's, so the two are set together or, where a user set one, not at all.
 _SEGMENTS = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
@@ -45,9 +47,10 @@ class UcxReactor:
 
     Args:
         host_memory: whether all that is sent and received is in the host's memory.
+        loopback_only: whether every peer is on this machine; UCX then opens no TCP port on another interface.
     """
 
-    def __init__(self, *, host_memory: bool = True) -> None:
+    def __init__(self, *, host_memory: bool = True, loopback_only: bool = False) -> None:
         # Imported here and not at the top, since it loads libucs.
         _set_defaults(_LOGGING)
         import ucxx
@@ -57,7 +60,7 @@ class UcxReactor:
         self._array = Array
         self._loop = asyncio.get_running_loop()
         feature = self.ucx.Feature
-        options: dict[str, str] = {}
+        options: dict[str, str] = loopback_devices() if loopback_only else {}
         for group in (_SEGMENTS, _LISTENING, *([_INTO_PLACE] if host_memory else [])):
             if not any(f"UCX_{key}" in os.environ for key in group):
                 options |= group

@@ -23,9 +23,10 @@ from spotwise.mesh.ports import HandoffHandler, KvMemory, PayloadMemory, Transfe
 from spotwise.mesh.ucx_inbox import KvInbox
 from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
+from spotwise.mesh.ucx_loopback import is_loopback
 from spotwise.mesh.ucx_push import UcxPush
 from spotwise.mesh.whole_push import push_at_once
-from spotwise.wire.kv_frames import FrameKind, KvFrame, LinkHello, layout_fingerprint
+from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame, LinkHello, layout_fingerprint
 
 # Beside the loop's own; on few cores a second one only waits for the others.
 _MOST_COPY_THREADS = 2
@@ -43,7 +44,7 @@ class UcxKvTransport:
         host: str = "127.0.0.1",
         port: int = 0,
         push_timeout_s: float = 10.0,
-        chunk_bytes: int = 4 * 2**20,
+        chunk_bytes: int = CHUNK_BYTES,
         stream_bytes: int = 2**20,
         in_flight: int = 4,
         exported_bytes: int = 64 * 2**20,
@@ -57,7 +58,8 @@ class UcxKvTransport:
             worker_id: this worker.
             incarnation: of this worker; pushes meant for another one are refused.
             on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
-            host: name or address under which peers reach this worker. UCXX itself listens on all interfaces.
+            host: name or address under which peers reach this worker; where it is a loopback address, no other interface is
+                listened on.
             port: port to listen on; 0 takes a free one.
             push_timeout_s: a push takes no longer than this from its commit on, or without progress before it; connecting
                 included.
@@ -77,13 +79,22 @@ class UcxKvTransport:
         copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
         self._copies = ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
         payloads = payloads or HostPayloads()
-        self._inbox = KvInbox(memory, payloads, incarnation, on_handoff, self._copies)
+        self._inbox = KvInbox(memory, payloads, incarnation, on_handoff, self._copies, chunk_bytes)
         budget = ByteBudget(exported_bytes)
         buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
         self._exports = KvExports(memory, payloads, buffers, self._copies, budget, chunk_bytes, stream_bytes)
         me = LinkHello(0, worker_id, incarnation, layout_fingerprint(memory.layout), model_digest)
         host_memory = isinstance(payloads, HostPayloads)
-        self._links = UcxLinks(me, buffers, in_flight, self._on_frame, self._on_lost, host_memory=host_memory)
+        self._links = UcxLinks(
+            me,
+            buffers,
+            in_flight,
+            self._on_frame,
+            self._on_lost,
+            host_memory=host_memory,
+            loopback_only=is_loopback(host),
+            admitted_bytes=self._inbox.admitted_bytes,
+        )
         self._push_ids = itertools.count(1)
         self._pushes: dict[int, tuple[UcxLink, UcxPush]] = {}
         self._address: str | None = None

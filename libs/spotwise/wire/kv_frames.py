@@ -29,6 +29,8 @@ MAX_MODEL_DIGEST_BYTES = 32
 MAX_RESENDS = 3
 #: A header that announces more than this is not believed: no sender cuts chunks so large.
 MAX_PAYLOAD_BYTES = 256 * 2**20
+#: Payload of a chunk, unless one block of one layer is larger.
+CHUNK_BYTES = 4 * 2**20
 
 _FRAME_MAGIC = b"SWKV"
 _HELLO_MAGIC = b"SWHI"
@@ -42,6 +44,8 @@ _CHECKSUM = struct.Struct("!Q")
 
 #: Bytes of an encoded frame header.
 FRAME_BYTES = _FRAME.size + _CHECKSUM.size
+#: Bytes of a COMMIT's payload.
+HANDOFF_BYTES = _HANDOFF.size
 #: Bytes of an encoded hello.
 HELLO_BYTES = _HELLO.size + _CHECKSUM.size
 

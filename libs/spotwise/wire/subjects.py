@@ -49,4 +49,9 @@ def member_key(member_id: str) -> str:
     return f"spotwise:member:{member_id}"
 
 
+def incarnation_key(member_id: str) -> str:
+    """Return the Redis key of the last incarnation of a member."""
+    return f"spotwise:incarnation:{member_id}"
+
+
 MEMBER_KEYS = member_key("*")

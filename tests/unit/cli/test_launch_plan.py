@@ -63,6 +63,15 @@ def test_only_the_gateway_is_told_where_to_listen() -> None:
     assert [service_id for service_id, service in services.items() if "SPOTWISE_PORT" in service.env] == ["gateway-0"]
 
 
+def test_only_planner_and_watcher_are_dispensable() -> None:
+    """No request waits for them."""
+    services = plan(prompt_workers=2)
+    assert {service_id for service_id, service in services.items() if not service.is_essential} == {
+        "planner-0",
+        "watcher-0",
+    }
+
+
 def test_workers_of_each_pool_run_the_service_that_can_do_its_phases() -> None:
     """A mixed worker is a token worker of the mixed pool."""
     services = plan(prompt_workers=1, token_workers=2, mixed_workers=1)

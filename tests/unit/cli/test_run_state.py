@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import pytest
+
+from spotwise.cli.errors import CommandError
 from spotwise.cli.options import MeshOptions
+from spotwise.cli.run_folder import run_folder
 from spotwise.cli.run_state import RecordedService, RunState, ServiceState, read_state, write_state
 from spotwise.mesh.child_process import ProcessIdentity
 
@@ -30,6 +35,45 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_state(path, make_state())
     assert read_state(path) == make_state()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_its_owner_reads_it(tmp_path: Path) -> None:
+    """It holds passwords; also where an older version left a file that others can read."""
+    path = tmp_path / "state.json"
+    path.write_text("{}")
+    path.chmod(0o644)
+    path.with_suffix(".draft").write_text("a part")
+    write_state(path, make_state())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no half of it."""
+    path = tmp_path / "state.json"
+    write_state(path, make_state())
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_state(path, make_state())
+    assert read_state(path) == make_state()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_folder_of_a_mesh_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs, lock and state; one that cannot be written is said in one line."""
+    monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
+    folder = run_folder("here")
+    folder.logs_folder.mkdir(parents=True, mode=0o755)
+    with folder.claimed():
+        for path in (folder.path, folder.logs_folder):
+            assert path.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "file"))
+    with pytest.raises(CommandError, match="set SPOTWISE_HOME to another folder"), run_folder("here").claimed():
+        pass
 
 
 def test_processes_are_those_that_run(tmp_path: Path) -> None:

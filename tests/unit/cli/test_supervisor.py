@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import os
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spotwise.cli import restart_limit
+from spotwise.cli import liveness, restart_limit, state_file
+from spotwise.cli.errors import CommandError
 from spotwise.cli.launch_plan import StopOrder
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.cli.restart_limit import RestartLimit
-from spotwise.cli.run_state import RunState, read_state
+from spotwise.cli.run_state import RunState, read_state, write_state
 from spotwise.cli.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.stop_signals import StopSignals
 from spotwise.cli.supervised_process import SupervisedProcess
@@ -24,22 +26,30 @@ from spotwise.cli.supervisor import Supervisor
 from spotwise.mesh.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
 
 
-def test_restarts_come_ever_more_slowly_and_end() -> None:
-    """Five deaths within a minute are mended, the sixth is not."""
+def test_restarts_come_ever_more_slowly_and_become_too_many() -> None:
+    """Five deaths within a minute are not too often, the sixth is; the pauses grow to a minute."""
     limit = RestartLimit()
-    assert [limit.delay_after_death(now_s) for now_s in range(6)] == [0.25, 0.5, 1.0, 2.0, 4.0, None]
+    now_s, delays, too_often = 0.0, [], []
+    for _ in range(11):
+        delays.append(limit.delay_after_death(now_s))
+        too_often.append(limit.too_often(now_s))
+        now_s += delays[-1]
+    assert delays == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert too_often[:7] == [False] * 5 + [True] * 2
+    assert not too_often[-1]  # so slowly that it is no longer often
 
 
 def test_old_deaths_are_forgotten() -> None:
     """A process that dies once an hour is always started again, at once."""
     limit = RestartLimit()
     assert {limit.delay_after_death(hour * 3600.0) for hour in range(20)} == {0.25}
+    assert not limit.too_often(20 * 3600.0)
 
 
 class World:
     """A supervisor of one process, of which every start but the first may fail."""
 
-    def __init__(self, folder: Path, commands: list[str]) -> None:
+    def __init__(self, folder: Path, commands: list[str], *, is_essential: bool = True, others: int = 0) -> None:
         self.output = io.StringIO()
         self.children: list[ChildProcess] = []
         self.state_path = folder / "state.json"
@@ -50,7 +60,20 @@ class World:
             self.children.append(start_child(["sh", "-c", next(command)], log_path=log_path))
             return self.children[-1]
 
-        self.process = SupervisedProcess("worker", StopOrder.WORKER, log_path, start, lambda _pid: True)
+        self.process = SupervisedProcess(
+            "worker", StopOrder.WORKER, log_path, start, lambda _pid: True, self.shows_life, is_essential=is_essential
+        )
+        self.silent: set[int] = set()
+
+        def start_other() -> ChildProcess:
+            return start_child(["sleep", "600"], log_path=folder / "other.log")
+
+        self.processes = [self.process] + [
+            SupervisedProcess(
+                f"other-{number}", StopOrder.WORKER, log_path, start_other, lambda _pid: True, lambda _pid: True
+            )
+            for number in range(others)
+        ]
         self.state = RunState(
             supervisor=ProcessIdentity(os.getpid(), 0),
             ready=False,
@@ -60,6 +83,21 @@ class World:
             started_unix_s=0.0,
             services={},
         )
+
+    def shows_life(self, pid: int) -> bool:
+        return pid not in self.silent
+
+    def stop_after(self, children: int) -> None:
+        """Let the mesh be stopped once its process was started so often."""
+        start = self.process._start
+
+        def counted() -> ChildProcess:
+            child = start()
+            if len(self.children) == children:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return child
+
+        self.process._start = counted
 
     def run(self, on_ready_signal: signal.Signals | None = None) -> int:
         """Supervise until the end; a signal may come to this process, or the first child be killed, once all is up."""
@@ -75,7 +113,7 @@ class World:
 
         report = Report(Console(file=self.output, width=200))
         with StopSignals() as signals:
-            return Supervisor([self.process], self.state, self.state_path, signals, report, verbose=False).run(on_ready)
+            return Supervisor(self.processes, self.state, self.state_path, signals, report, verbose=False).run(on_ready)
 
 
 def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +125,77 @@ def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monke
     assert "worker dies again and again (exit status 7)" in world.output.getvalue()
     assert "out of luck" in world.output.getvalue()
     assert not world.state_path.exists()
+
+
+@pytest.mark.parametrize(("is_essential", "others"), [(False, 0), (True, 1)], ids=["not essential", "another worker"])
+def test_what_the_mesh_can_do_without_never_ends_it(
+    is_essential: bool, others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner, or one worker of several, dies eight times: it is started again, and that is said."""
+    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    world = World(tmp_path, ["sleep 600", "exit 7"], is_essential=is_essential, others=others)
+    world.stop_after(9)
+    assert world.run() == 0
+    assert len(world.children) == 9
+    assert "died (exit status 7) again and again; the mesh goes on without it" in world.output.getvalue()
+
+
+def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs and gives no sign of life while another one does: it is ended and started again."""
+    monkeypatch.setattr(liveness, "_PERIOD_S", 0.02)
+    world = World(tmp_path, ["exec sleep 600"], others=1)
+    world.state.options = world.state.options.model_copy(update={"hang_timeout_s": 0.2})
+    world.stop_after(2)
+
+    def on_ready() -> None:
+        os.kill(world.children[0].pid, signal.SIGSTOP)
+        world.silent.add(world.children[0].pid)
+
+    with StopSignals() as signals:
+        report = Report(Console(file=world.output, width=200))
+        assert (
+            Supervisor(world.processes, world.state, world.state_path, signals, report, verbose=False).run(on_ready)
+            == 0
+        )
+    assert world.children[0].exit_code() == -signal.SIGKILL
+    assert len(world.children) == 2
+    assert "worker has given no sign of life for 0.2 s" in world.output.getvalue()
+
+
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that cannot be written is written when there is room again."""
+    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(state_file, "_TRY_AGAIN_S", 0.01)
+    world = World(tmp_path, ["sleep 600", "exec sleep 600"])
+    written: list[RunState] = []
+    tries = itertools.count()
+
+    def write(path: Path, state: RunState) -> None:
+        if state.ready and 1 <= next(tries) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(state.model_copy(deep=True))
+        write_state(path, state)
+        if len(world.children) == 2 and written[-1].services["worker"].restarts == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(state_file, "write_state", write)
+    assert world.run() == 0
+    assert world.output.getvalue().count("cannot be written (No space left on device)") == 1
+    assert "is written again" in world.output.getvalue()
+    assert written[-1].services["worker"].restarts == 1
+
+
+def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other command would find the mesh; nothing is left running."""
+    world = World(tmp_path, ["exec sleep 600"])
+
+    def write(path: Path, state: RunState) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(state_file, "write_state", write)
+    with pytest.raises(CommandError, match="No space left on device; free some space"):
+        world.run()
+    assert not is_alive(world.children[0].identity)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

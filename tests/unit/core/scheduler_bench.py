@@ -20,7 +20,7 @@ def submission(
     request_id: str = "r", epoch: int = 1, *, prompt: int = 30, new: int = 10, gateway: str = "g", priority: int = 0
 ) -> m.SubmitRequest:
     """A request; with the defaults its 40 tokens fill 3 blocks of 16."""
-    return m.SubmitRequest(request_id, epoch, m.StreamRef(gateway, 100 + epoch), prompt, new, priority=priority)
+    return m.SubmitRequest(request_id, epoch, m.StreamRef(gateway, 100 + epoch, 1), prompt, new, priority=priority)
 
 
 def reserved(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvReserved:

@@ -30,7 +30,7 @@ class TestConversation:
         commands = SchedulerBench().feed(submission())
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
         assert sent(commands, "t") == [
-            m.ReserveKv("r", 1, m.StreamRef("g", 101), "s", assignment=1, kv_tokens=40, owed_tokens=10, lease_s=3.0)
+            m.ReserveKv("r", 1, m.StreamRef("g", 101, 1), "s", assignment=1, kv_tokens=40, owed_tokens=10, lease_s=3.0)
         ]
         assert sent(commands, "p") == []
 
@@ -42,7 +42,7 @@ class TestConversation:
         target = reserved().target
         assert sent(commands, "p") == [
             m.StartPrefill(
-                "r", 1, m.StreamRef("g", 101), "s", 2, prompt_tokens=30, target=target, lease_s=3.0, owed_tokens=10
+                "r", 1, m.StreamRef("g", 101, 1), "s", 2, prompt_tokens=30, target=target, lease_s=3.0, owed_tokens=10
             )
         ]
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
@@ -56,7 +56,7 @@ class TestConversation:
         here = KvTarget("t", 1, "t:2", ())
         assert sent(commands, "t") == [
             m.StartPrefill(
-                "r", 1, m.StreamRef("g", 101), "s", 1, prompt_tokens=30, target=here, lease_s=3.0, owed_tokens=10
+                "r", 1, m.StreamRef("g", 101, 1), "s", 1, prompt_tokens=30, target=here, lease_s=3.0, owed_tokens=10
             )
         ]
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]

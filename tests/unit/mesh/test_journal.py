@@ -323,3 +323,13 @@ def test_a_gateways_journal_tells_of_its_requests(tmp_path: Path) -> None:
     assert lines[0].split(",") == list(COLUMNS)
     assert lines[1].endswith(",30,2,0.400000,0.100000,0.500000")
     assert lines[2] == "1970-01-01 00:00:02.000000,1,1,0.250000,,0.250000"
+
+
+def test_a_journal_is_its_owners_alone(tmp_path: Path) -> None:
+    """It holds prompts; so does the folder, where it was made for it."""
+    _, journal = make_role(tmp_path / "journals", member("s"), SchedulerRole, "s", SchedulerLimits())
+    assert journal is not None
+    journal.close()
+    [path] = (tmp_path / "journals").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700

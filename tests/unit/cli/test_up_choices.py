@@ -1,0 +1,54 @@
+"""What `spotwise up` makes of what was not named, and what it warns of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotwise.cli.options import MeshOptions, unnamed_pools
+from spotwise.cli.report import open_door_warning
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token", "mixed", "expected"),
+    [
+        (None, None, 0, (1, 1)),
+        (2, None, 0, (2, 1)),
+        (None, 3, 0, (1, 3)),
+        (None, None, 1, (0, 0)),
+        (1, None, 2, (1, 0)),
+        (None, 2, 1, (0, 2)),
+        (0, 0, 1, (0, 0)),
+        (0, None, 0, (0, 1)),  # refused afterwards: no worker for prompts
+    ],
+)
+def test_pools_that_were_not_named(
+    prompt: int | None, token: int | None, mixed: int, expected: tuple[int, int]
+) -> None:
+    """One worker of each phase; beside mixed workers none, because those do both."""
+    assert unnamed_pools(prompt, token, mixed) == expected
+
+
+def options(host: str) -> MeshOptions:
+    """A mesh whose gateway listens there."""
+    return MeshOptions(name="default", model_folder=Path("/m"), model_name="m", host=host, port=8000)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
+def test_a_gateway_open_to_others_without_keys_is_said(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it means, and what to do; with keys there is nothing to say."""
+    monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
+    warning = open_door_warning(options(host))
+    assert warning is not None
+    assert "whoever reaches port 8000" in warning
+    assert "SPOTWISE_API_KEYS" in warning
+    monkeypatch.setenv("SPOTWISE_API_KEYS", "key")
+    assert open_door_warning(options(host)) is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said."""
+    monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
+    assert open_door_warning(options(host)) is None

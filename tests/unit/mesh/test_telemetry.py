@@ -1,0 +1,117 @@
+"""Logging that neither raises nor shows a password."""
+
+from __future__ import annotations
+
+import errno
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.telemetry import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root, raises = logging.getLogger(), logging.raiseExceptions
+    handlers = list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    logging.raiseExceptions = raises
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+class Unwritable(io.StringIO):
+    """A full disk, or a pipe that nobody reads."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, _text: str) -> int:
+        raise OSError(self.number, "cannot write")
+
+    def flush(self) -> None:
+        raise OSError(self.number, "cannot flush")
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, stream: Any, **options: Any) -> Any:
+    """A logger whose standard error is `stream`."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    logging.getLogger().handlers.clear()  # pytest's, of which there are new ones in each test
+    configure_logging(ServiceSettings(service_id="member-1", **options))
+    return structlog.get_logger("test")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, errno.EIO])
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_stream_that_cannot_be_written_costs_the_line(
+    monkeypatch: pytest.MonkeyPatch, number: int, log_format: str
+) -> None:
+    """And not the event that is being handled; neither the libraries' logs nor the traceback of an error raise."""
+    log = configured(monkeypatch, Unwritable(number), log_format=log_format)
+    log.info("ready", kind="worker")
+    log.error("event_failed", exc_info=ValueError("a bug"))
+    logging.getLogger("library").error("broken")
+
+
+def test_a_closed_stream_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a process."""
+    stream = io.StringIO()
+    log = configured(monkeypatch, stream)
+    stream.close()
+    log.info("left")
+    logging.getLogger("library").error("broken")
+
+
+def test_a_value_that_cannot_be_shown_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line is there."""
+
+    class Shy:
+        def __repr__(self) -> str:
+            raise RuntimeError("not now")
+
+        __str__ = __repr__
+
+    stream = io.StringIO()
+    log = configured(monkeypatch, stream, log_format="json")
+    log.info("shy", value=Shy())
+    log.info("open", value=1)
+    assert "open" in stream.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_no_line_shows_a_password(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
+    """In a field, an error, a traceback or a library's message."""
+    stream = io.StringIO()
+    log = configured(monkeypatch, stream, log_format=log_format)
+    url = "nats://spotwise:hush-hush@127.0.0.1:4222"
+    log.warning("nats_disconnected", url=url, error=OSError(f"no answer at {url}"))
+    try:
+        raise OSError(f"no answer at {url}")
+    except OSError as error:
+        log.error("event_failed", exc_info=error)
+    logging.getLogger("library").error("no answer at %s", url)
+    assert "hush" not in stream.getvalue()
+    assert stream.getvalue().count("127.0.0.1:4222") >= 4
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://:secret@host:6379/0", "redis://***@host:6379/0"),
+        ("rediss://user:p/a@ss@host:6379/0 is away", "rediss://***@host:6379/0 is away"),
+        ('at "nats://token@broker:4222", and http://host/v1', 'at "nats://***@broker:4222", and http://host/v1'),
+        ("mail me@example.org about http://host", "mail me@example.org about http://host"),
+    ],
+)
+def test_urls_are_shown_without_user_and_password(text: str, shown: str) -> None:
+    """Whatever is not escaped in them; all else stays."""
+    assert without_passwords(text) == shown
