@@ -15,6 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from spotwise.gateway.errors import ApiError, bad_request, from_validation
 
 MAX_STOP_STRINGS = 16
+#: Each costs a table of so many numbers, and text is held back while it may still become one.
+MAX_STOP_CHARACTERS = 1024
+#: Of `stop_token_ids` and of `logit_bias`: they travel with every sequence's record.
+MAX_LISTED_TOKENS = 1024
 
 #: Parameters that change what is generated and that no part of the mesh honours.
 _UNSUPPORTED = (
@@ -40,10 +44,12 @@ def _as_stop_strings(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return []
+    if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are supported")
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are supported")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise ValueError(f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
     if "" in stops:
         raise ValueError("a stop string must not be empty")
     return stops
@@ -77,7 +83,7 @@ class GenerationRequest(StrictBody):
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[list[str], BeforeValidator(_as_stop_strings)] = []
     n: int | None = Field(None, ge=1)
@@ -88,7 +94,7 @@ class GenerationRequest(StrictBody):
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

@@ -7,8 +7,13 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from spotwise.gateway.errors import bad_request
+from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 from spotwise.gateway.schema import GenerationRequest, StrictBody
 from spotwise.gateway.text import ChatMessage
+
+#: Some templates look at every message again for each.
+MAX_MESSAGES = 16_384
 
 
 def _as_text(value: Any) -> Any:
@@ -49,7 +54,11 @@ class Message(StrictBody):
             function = call.get("function")
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
                 try:
+                    require_bounded_json(function["arguments"].encode())
                     function["arguments"] = orjson.loads(function["arguments"])
+                except JsonTooComplexError as error:
+                    words = f"Invalid value for 'messages': the arguments of a tool call are too complex: {error}."
+                    raise bad_request(words, "messages", "body_too_complex") from error
                 except orjson.JSONDecodeError:
                     continue  # the model wrote no valid JSON then; it shall see what it wrote
         return message
@@ -58,7 +67,7 @@ class Message(StrictBody):
 class ChatRequest(GenerationRequest):
     """OpenAI's chat completion parameters; `add_generation_prompt` and `continue_final_message` are vLLM's."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
