@@ -59,6 +59,18 @@ class Lap:
         self.ended = ended
 
 
+def calm_gap_s(stream: SteadyStream) -> float:
+    """The longest gap of two seconds in which the test does nothing."""
+    stream.lap()
+    time.sleep(2)
+    return stream.lap().longest_gap_s
+
+
+def bearable_s(calm_s: float) -> float:
+    """The longest gap that an attack may cause: half a second, or more on a machine whose gaps are long without one."""
+    return max(0.5, 4 * calm_s)
+
+
 def _read(url: str) -> None:
     lock = threading.Lock()
     state = {"events": 0, "longest_gap_s": 0.0, "ended": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
@@ -14,6 +14,8 @@ from spotwise.gateway.text import ChatMessage
 
 #: Some templates look at every message again for each.
 MAX_MESSAGES = 16_384
+#: Of one message.
+MAX_TOOL_CALLS = 1024
 
 
 def _as_text(value: Any) -> Any:
@@ -39,7 +41,7 @@ class Message(StrictBody):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_as_text)] = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOL_CALLS)
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -67,7 +69,7 @@ class Message(StrictBody):
 class ChatRequest(GenerationRequest):
     """OpenAI's chat completion parameters; `add_generation_prompt` and `continue_final_message` are vLLM's."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
