@@ -77,8 +77,8 @@ def slow_senders(mesh: LiveMesh) -> None:
 
 
 def unfinished_bodies(mesh: LiveMesh) -> None:
-    """A hundred bodies of four megabytes that never end: what they hold together is bounded, and for how long."""
-    opened = [connect(mesh.url) for _ in range(100)]
+    """Forty bodies of four megabytes that never end: what they hold together is bounded, and for how long."""
+    opened = [connect(mesh.url) for _ in range(40)]
     part = b"x" * (4 << 20)
     for connection in opened:
         with contextlib.suppress(ConnectionError, TimeoutError):

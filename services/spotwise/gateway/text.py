@@ -182,6 +182,7 @@ class ChatText:
 
         A part that is cut within a token may count that token's characters singly, and no more: so much is allowed for.
         """
+        # Every character belongs to a token, as in all tokenizers of language models that fall back to bytes.
         fits_at_most = self.context_length * self._longest_token_characters
         if len(prompt) > fits_at_most:
             raise PromptTooLongError(-(-len(prompt) // self._longest_token_characters))
