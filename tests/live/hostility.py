@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import resource
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.live.mesh import LiveMesh
+from tests.live.steady_stream import Lap
+
+#: Pytest's `record_property`.
+Note = Callable[[str, object], None]
 #: What a gateway under attack may have.
 MEMORY_BYTES = 3 << 29
 
@@ -22,6 +28,12 @@ def memory_high_water_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
+
+
+def note(record_property: Note, mesh: LiveMesh, lap: Lap) -> None:
+    """Put figures into the test's report."""
+    record_property("longest_gap_ms", round(lap.longest_gap_s * 1000))
+    record_property("memory_mib", memory_high_water_bytes(mesh.pid("gateway-0")) >> 20)
 
 
 def connect(url: str, receive_buffer_bytes: int | None = None) -> socket.socket:
