@@ -18,7 +18,7 @@ class BodyReader:
 
     Args:
         max_body_bytes: largest body.
-        max_held_bytes: most bytes of bodies that are being sent, or wait to be understood.
+        max_held_bytes: most bytes of large bodies that are being sent, or wait to be understood.
     """
 
     def __init__(self, max_body_bytes: int, max_held_bytes: int) -> None:
@@ -42,13 +42,14 @@ class BodyReader:
             async for chunk in request.stream():
                 if len(body) + len(chunk) > self._max_body_bytes:
                     raise self._too_large()
-                if self.held_bytes + len(chunk) > self._max_held_bytes:
+                more_bytes = _counted(len(body) + len(chunk)) - _counted(len(body))
+                if self.held_bytes + more_bytes > self._max_held_bytes:
                     raise overloaded("The server is reading too many large requests; try again later.")
-                self.held_bytes += len(chunk)
+                self.held_bytes += more_bytes
                 body += chunk
             yield body
         finally:
-            self.held_bytes -= len(body)
+            self.held_bytes -= _counted(len(body))
 
     def _require_plain_json(self, request: Request) -> None:
         media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -64,8 +65,14 @@ class BodyReader:
         return ApiError(413, f"The body exceeds the limit of {self._max_body_bytes} bytes.", code="request_too_large")
 
 
+#: Of every body so much does not count: a crowd of large ones shall not keep out all others.
+_FREE_BYTES = 64 << 10
 #: More digits than any size has; longer numbers take time to convert.
 _MAX_LENGTH_DIGITS = 18
+
+
+def _counted(body_bytes: int) -> int:
+    return max(0, body_bytes - _FREE_BYTES)
 
 
 def overloaded(message: str) -> ApiError:

@@ -37,7 +37,9 @@ class GatewaySettings(ModelServiceSettings):
         "or a request meets the end of its connection",
     )
     max_held_body_bytes: int = Field(
-        128 << 20, ge=1024, description="of request bodies that are being read or wait at the same time; more are a 503"
+        128 << 20,
+        ge=1024,
+        description="of large request bodies that are being read or wait at the same time; more are a 503",
     )
     max_connections: int = Field(
         4096,

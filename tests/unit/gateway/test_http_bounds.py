@@ -128,12 +128,12 @@ async def test_stop_tables_are_built_once(
 
 
 async def test_bodies_share_a_bound(make_app: MakeApp) -> None:
-    """What is being sent counts; more is a 503 with `Retry-After`; and what was read is given back."""
-    app = make_app(max_body_bytes=10_000, max_held_bytes=20_000)
+    """What is being sent counts; more is a 503 with `Retry-After`, but for small bodies; and what was read is given back."""
+    app = make_app(max_body_bytes=1_000_000, max_held_bytes=2_000_000)
     sent, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def slow_body() -> Any:
-        yield b"x" * 9_000
+        yield b"x" * 990_000
         sent.release()
         await go_on.wait()
         yield b"y"
@@ -143,7 +143,7 @@ async def test_bodies_share_a_bound(make_app: MakeApp) -> None:
             slow = [asyncio.create_task(client.post(COMPLETIONS, content=slow_body())) for _ in range(2)]
             for _ in slow:
                 await sent.acquire()
-            body = json.dumps(COMPLETION | {"user": "u" * 5000}).encode()
+            body = json.dumps(COMPLETION | {"user": "u" * 500_000}).encode()
             refused = await client.post(COMPLETIONS, content=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
             assert refused.headers["retry-after"] == "1"
