@@ -72,6 +72,17 @@ def test_hand_offs_are_in_the_ledger(simulated: SimulatedMesh) -> None:
     assert stages["decoded"]["member"].startswith("token-")
 
 
+def test_a_clients_own_request_id_leads_to_the_ledger(simulated: SimulatedMesh) -> None:
+    """It comes back with the answer, and `explain` finds the answer's id by it, and it by the answer's."""
+    headers = {"X-Request-Id": "ticket-42"}
+    body = {"model": MODEL, "prompt": QUESTION, "max_tokens": 3}
+    answer = simulated.post("/v1/completions", body, headers=headers)
+    assert answer.headers["X-Request-Id"] == "ticket-42"
+    request_id = answer.json()["id"]
+    assert simulated.ledger(request_id, "received")["received"]["client_request_id"] == "ticket-42"
+    assert simulated.ledger("ticket-42", "received")["received"]["request_id"] == request_id
+
+
 async def _leave_early(mesh: SimulatedMesh, count: int) -> None:
     async with mesh.async_client() as client:
 

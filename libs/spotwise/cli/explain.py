@@ -22,7 +22,10 @@ _SWAPS = ("swapped_out", "swapped_in")
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="Id of the answer, or its X-Request-Id header.")],
+    request_id: Annotated[
+        str,
+        typer.Argument(help="Id of the answer; the client's own X-Request-Id leads to it."),
+    ],
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
     redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

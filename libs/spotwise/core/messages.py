@@ -332,8 +332,8 @@ class LedgerEntry:
     """One line of a request's ledger: what a member did for it.
 
     Attributes:
-        stage: `assigned`, `prefilled`, `handed_off`, `kv_received`, `preempted`, `decoded`, `failed`, `attempt_lost` or
-            `completed`.
+        stage: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`,
+            `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
         at_s: Unix time.
         facts: (name, value) pairs; names carry their unit.
     """

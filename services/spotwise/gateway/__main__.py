@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.core.messages import MemberKind
 from spotwise.gateway.api import create_app
+from spotwise.gateway.http_protocol import http_protocol
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import ApiOptions
@@ -58,6 +59,8 @@ async def serve(settings: GatewaySettings) -> None:
         settings.served_name,
         api_keys=settings.bearer_keys,
         max_body_bytes=settings.max_body_bytes,
+        max_held_bytes=settings.max_held_body_bytes,
+        cors_origins=settings.browser_origins,
         default_max_tokens=settings.default_max_tokens,
     )
     async with ServiceHost.open(settings, MemberKind.GATEWAY) as host:
@@ -71,6 +74,8 @@ async def serve(settings: GatewaySettings) -> None:
                 port=settings.port,
                 log_config=None,
                 access_log=False,
+                http=http_protocol(settings.http_limits, metrics.count_error),
+                ws="none",
                 timeout_keep_alive=settings.keep_alive_s,
                 timeout_graceful_shutdown=2,
             )

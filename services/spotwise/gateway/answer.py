@@ -150,7 +150,7 @@ class GenerationResponse(Response):
                 async for index, piece in pieces:
                     await self._send_piece(send, index, piece)
             except Exception as error:
-                described = describe(error)
+                described = describe(error, self._plan.api_id)
                 self._metrics.count_error(described.code or str(described.status))
                 await _send_part(send, event(described.body()))
             else:

@@ -7,25 +7,33 @@ lines and not by the framework's, so that every error has OpenAI's shape and a s
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.gateway.answer import GenerationResponse
 from spotwise.gateway.auth import BearerAuth, key_name
-from spotwise.gateway.body import read_json_object
+from spotwise.gateway.body import BodyReader, parse_json_object
 from spotwise.gateway.chat import ChatWording, plan_chat
 from spotwise.gateway.completions import CompletionWording, plan_completion
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.plan import ApiOptions, require_model
+from spotwise.gateway.off_loop import OffLoop, is_small
+from spotwise.gateway.plan import ApiOptions, GenerationPlan, require_model
+from spotwise.gateway.request_ids import RequestIds, TrailingSlashes, client_request_id, name_request
+from spotwise.gateway.sse import run_unless_left
 from spotwise.gateway.text import ChatText
+
+#: From a parsed body and the name of its key to a plan.
+PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
 
 
 def create_app(generation: Generation, text: ChatText, options: ApiOptions, metrics: GatewayMetrics) -> FastAPI:
@@ -42,6 +50,19 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
     # Added last is outermost: what BearerAuth raises is worded by ErrorEdge too.
     app.add_middleware(BearerAuth, api_keys=options.api_keys)
     app.add_middleware(ErrorEdge, count_error=metrics.count_error)
+    app.add_middleware(TrailingSlashes)
+    if options.cors_origins:
+        # Outside of the keys: what a browser asks beforehand carries none.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
+    app.add_middleware(RequestIds)
+    bodies = BodyReader(options.max_body_bytes, options.max_held_bytes)
+    off_loop = OffLoop()
     model_card = {
         "id": options.model_name,
         "object": "model",
@@ -61,21 +82,26 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         require_model(model_id, options)
         return _json(model_card)
 
+    async def plan(request: Request, plan_body: PlanBody) -> GenerationPlan:
+        async with bodies.body(request) as body:
+            planning = off_loop.run(len(body), _plan, plan_body, body, text, options, key_name(request))
+            planned = await (planning if is_small(len(body)) else run_unless_left(request.receive, planning))
+        name_request(request, planned.api_id)
+        return planned.named(client_request_id(request))
+
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
-        body = await read_json_object(request, options.max_body_bytes)
-        plan = await plan_chat(body, text, options, key_name(request))
-        wording = ChatWording(plan, options.model_name, text.token_bytes)
-        return GenerationResponse(plan, wording, generation, text, metrics, arrived_s)
+        planned = await plan(request, plan_chat)
+        wording = ChatWording(planned, options.model_name, text.token_bytes)
+        return GenerationResponse(planned, wording, generation, text, metrics, arrived_s)
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
-        body = await read_json_object(request, options.max_body_bytes)
-        plan = await plan_completion(body, text, options, key_name(request))
-        wording = CompletionWording(plan, options.model_name, text.token_bytes)
-        return GenerationResponse(plan, wording, generation, text, metrics, arrived_s)
+        planned = await plan(request, plan_completion)
+        wording = CompletionWording(planned, options.model_name, text.token_bytes)
+        return GenerationResponse(planned, wording, generation, text, metrics, arrived_s)
 
     @app.get("/health")
     async def get_health() -> Response:
@@ -89,6 +115,10 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         return Response(generate_latest(metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return app
+
+
+def _plan(plan_body: PlanBody, body: bytearray, text: ChatText, options: ApiOptions, key: str) -> GenerationPlan:
+    return plan_body(parse_json_object(body), text, options, key)
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

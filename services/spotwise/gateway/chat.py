@@ -13,13 +13,14 @@ from spotwise.gateway.choice import Piece, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.plan import ApiOptions, GenerationPlan, PromptTokens, plan_generation, require_model
+from spotwise.gateway.prompt_limits import prompt_too_long
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.sse import event
-from spotwise.gateway.text import ChatTemplateError, ChatText
+from spotwise.gateway.text import ChatTemplateError, ChatText, PromptTooLongError
 
 
-async def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
+def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
     """Check a body, which came with the key of that name, and plan it.
 
     Raises:
@@ -47,9 +48,11 @@ async def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions
         add_generation_prompt = not continue_final_message
     messages = [message.for_template() for message in request.messages]
     try:
-        token_ids = await text.encode_chat(messages, add_generation_prompt, continue_final_message)
+        token_ids = text.encode_chat(messages, add_generation_prompt, continue_final_message)
     except ChatTemplateError as error:
         raise bad_request(str(error), error.param, "chat_template_error") from error
+    except PromptTooLongError as error:
+        raise prompt_too_long("messages", text.context_length, error.at_least_tokens) from error
     if not token_ids:
         raise bad_request("Invalid value for 'messages': they render to nothing.", "messages", "invalid_value")
     return plan_generation(

@@ -94,7 +94,7 @@ class Choice:
         self._rules = rules
         self._with_logprobs = with_logprobs
         self._detokenizer = text.detokenizer(rules.skip_special_tokens)
-        self._scanner = StopStringScanner(rules.stop_strings, rules.include_stop)
+        self._scanner = StopStringScanner(rules.stop_tables, rules.include_stop)
         self._eos_token_ids = text.eos_token_ids
         self._decoded_characters = 0
         self._started = False

@@ -20,18 +20,17 @@ from spotwise.gateway.plan import (
     plan_generation,
     require_model,
 )
+from spotwise.gateway.prompt_limits import prompt_too_long, require_choices
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_completions import CompletionRequest, Prompt
 from spotwise.gateway.sse import event
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.text import ChatText, PromptTooLongError
 
 #: OpenAI's documented default of this endpoint, and vLLM's.
 DEFAULT_MAX_TOKENS = 16
 
 
-async def plan_completion(
-    body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str
-) -> GenerationPlan:
+def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
     """Check a body, which came with the key of that name, and plan it.
 
     Raises:
@@ -50,9 +49,10 @@ async def plan_completion(
         raise bad_request(
             "Invalid value for 'max_tokens': 0 is allowed only with 'echo'.", "max_tokens", "invalid_value"
         )
+    require_choices(request.n, request.num_prompts, options.max_n, options.max_sequences)
     given = request.prompts()
     params = ["prompt"] if given == [request.prompt] else [f"prompt.{index}" for index in range(len(given))]
-    prompts = [await _tokenize(*pair, text, echo) for pair in zip(given, params, strict=True)]
+    prompts = [_tokenize(*pair, text, echo) for pair in zip(given, params, strict=True)]
     return plan_generation(
         request,
         prompts,
@@ -66,10 +66,16 @@ async def plan_completion(
     )
 
 
-async def _tokenize(prompt: Prompt, param: str, text: ChatText, echo: bool) -> PromptTokens:
+def _tokenize(prompt: Prompt, param: str, text: ChatText, echo: bool) -> PromptTokens:
     if isinstance(prompt, str):
-        return PromptTokens(await text.encode(prompt), prompt if echo else None, param)
+        try:
+            token_ids = text.encode(prompt)
+        except PromptTooLongError as error:
+            raise prompt_too_long(param, text.context_length, error.at_least_tokens) from error
+        return PromptTokens(token_ids, prompt if echo else None, param)
     check_token_ids(param, prompt, text.vocab_size)
+    if len(prompt) >= text.context_length:
+        raise prompt_too_long(param, text.context_length, len(prompt))
     return PromptTokens(tuple(prompt), text.decode(prompt) if echo else None, param)
 
 

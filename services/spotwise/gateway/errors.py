@@ -21,6 +21,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spotwise.gateway.generation import GenerationError
+from spotwise.gateway.request_ids import request_id
+
+#: Names and values of clients are told back in errors, and may be megabytes.
+_MAX_MESSAGE_CHARACTERS, _MAX_PARAM_CHARACTERS = 1000, 200
 
 log = structlog.get_logger("spotwise.gateway")
 
@@ -56,11 +60,17 @@ class ApiError(Exception):
         """Return the JSON body."""
         client_fault = "rate_limit_error" if self.status == 429 else "invalid_request_error"
         kind = client_fault if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = self.param and _shortened(self.param, _MAX_PARAM_CHARACTERS)
+        message = _shortened(self.message, _MAX_MESSAGE_CHARACTERS)
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> Response:
         """Return the HTTP response."""
         return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+
+
+def _shortened(words: str, max_characters: int) -> str:
+    return words if len(words) <= max_characters else words[:max_characters] + "…"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -68,8 +78,8 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def describe(error: Exception) -> ApiError:
-    """Turn any exception into what the client may know of it; the unforeseen is logged."""
+def describe(error: Exception, request_id: str) -> ApiError:
+    """Turn any exception into what the client may know of it; the unforeseen is logged with the request's id."""
     match error:
         case ApiError():
             return error
@@ -81,7 +91,7 @@ def describe(error: Exception) -> ApiError:
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:
-            log.error("request failed unexpectedly", exc_info=error)
+            log.error("request failed unexpectedly", request_id=request_id, exc_info=error)
             return ApiError(500, "The server failed unexpectedly; its log says why.", code="internal_error")
 
 
@@ -105,7 +115,7 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         allowed = Headers(error.headers).get("allow", "another method")
         message = f"Not allowed to {request.method} on {request.url.path}; use {allowed}."
         return ApiError(405, message, code="method_not_allowed", headers=error.headers).response()
-    return describe(error).response()
+    return describe(error, request_id(request.scope)).response()
 
 
 class ErrorEdge:
@@ -137,7 +147,7 @@ class ErrorEdge:
         except ClientDisconnect:
             return  # it left while it sent its body: nobody is there to answer
         except Exception as error:
-            described = describe(error)
+            described = describe(error, request_id(scope))
             self._count_error(described.code or str(described.status))
             if started:
                 raise  # the server then cuts the connection: the client must not take the half for the whole

@@ -26,6 +26,7 @@ class SequenceSpec:
             what its workers hold.
         priority: the lower, the earlier its turn.
         tenant: whose it is; empty where nobody said.
+        client_request_id: what the client calls the request; empty where it gave no id.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -34,6 +35,7 @@ class SequenceSpec:
     unbounded: bool = False
     priority: int = 0
     tenant: str = ""
+    client_request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

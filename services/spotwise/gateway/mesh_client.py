@@ -13,6 +13,7 @@ import structlog
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.messages import (
+    LedgerEntry,
     MemberKind,
     MemberState,
     Message,
@@ -124,6 +125,7 @@ class MeshGeneration:
         spec = self._fit(spec)
         stream = _Stream(request_id, spec, self._host.clock.now())
         self._streams[request_id] = stream
+        self._record_names(request_id, spec.client_request_id)
         self._loop.feed(g.RequestReceived(request_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
         try:
             while True:
@@ -136,6 +138,16 @@ class MeshGeneration:
         finally:
             del self._streams[request_id]
             self._loop.feed(g.RequestClosed(request_id))
+
+    def _record_names(self, request_id: str, client_request_id: str) -> None:
+        """Let each of a request's two ids lead to the other, for `spotwise explain`."""
+        if client_request_id:
+            for known_as, name, other in (
+                (request_id, "client_request_id", client_request_id),
+                (client_request_id, "request_id", request_id),
+            ):
+                entry = LedgerEntry(known_as, 0, "received", self._host.id, self._host.clock.now(), ((name, other),))
+                self._host.record(entry)
 
     def _fit(self, spec: SequenceSpec) -> SequenceSpec:
         """Lower an unbounded sequence to the largest worker's KV cache; a prompt that fills it is left to the scheduler."""

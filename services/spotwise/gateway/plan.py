@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.auth import ApiKey, tenant_of
 from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
+from spotwise.gateway.prompt_limits import require_choices
 from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
 
 #: Seeds stay non-negative in 64 bits signed, whatever the client's and however many choices are added.
@@ -32,6 +34,8 @@ class ApiOptions:
         model_name: the model's name; requests for another are refused.
         api_keys: accepted bearer keys; empty leaves the API open.
         max_body_bytes: largest request body.
+        max_held_bytes: most bytes of request bodies that are read or wait at the same time.
+        cors_origins: origins whose pages may use the API from a browser; `*` is every one.
         default_max_tokens: bound of output tokens where a chat names none; `None` is what the context leaves.
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
@@ -41,6 +45,8 @@ class ApiOptions:
     model_name: str
     api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: int = 8 << 20
+    max_held_bytes: int = 128 << 20
+    cors_origins: tuple[str, ...] = ()
     default_max_tokens: int | None = None
     max_n: int = 16
     max_sequences: int = 256
@@ -67,14 +73,14 @@ class TextRules:
     """How tokens become the text of the answer, the same for all sequences of a request.
 
     Attributes:
-        stop_strings: end the text.
+        stop_tables: of the strings that end the text.
         include_stop: what stopped the sequence, string or token, stays in the text.
         min_tokens: stop strings count from this token on.
         skip_special_tokens: special tokens give no text.
         score_only: the output is dropped; only the prompt's log-probabilities are wanted.
     """
 
-    stop_strings: tuple[str, ...]
+    stop_tables: StopTables
     include_stop: bool
     min_tokens: int
     skip_special_tokens: bool
@@ -111,6 +117,15 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+
+    def named(self, client_request_id: str) -> GenerationPlan:
+        """Return the plan of a request that its client calls so; the same where it has no name."""
+        if not client_request_id:
+            return self
+        sequences = tuple(
+            replace(each, spec=replace(each.spec, client_request_id=client_request_id)) for each in self.sequences
+        )
+        return replace(self, sequences=sequences)
 
 
 def require_model(name: str, options: ApiOptions) -> None:
@@ -154,19 +169,10 @@ def plan_generation(
     Raises:
         ApiError: 400, with the parameter at fault.
     """
-    choices = request.n or 1
-    if choices > options.max_n:
-        raise bad_request(
-            f"Invalid value for 'n': at most {options.max_n} choices are supported.", "n", "invalid_value"
-        )
-    if choices * len(prompts) > options.max_sequences:
-        raise bad_request(
-            f"Too many choices: {len(prompts)} prompts times n={choices} exceed {options.max_sequences}.",
-            "prompt",
-            "invalid_value",
-        )
+    choices = require_choices(request.n, len(prompts), options.max_n, options.max_sequences)
     check_token_ids("stop_token_ids", request.stop_token_ids or (), text.vocab_size)
     logit_bias = _logit_bias(request, text.vocab_size)
+    stop_token_ids = _stop_token_ids(request, text)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
     api_id = f"{id_prefix}-{secrets.token_hex(16)}"
@@ -176,7 +182,7 @@ def plan_generation(
     for prompt in prompts:
         check_token_ids(prompt.param, prompt.token_ids, text.vocab_size)
         max_new_tokens = _max_new_tokens(prompt, max_tokens, max_tokens_param, default_max_tokens, text.context_length)
-        stop = _stop_criteria(request, max_new_tokens, text, max_tokens_param)
+        stop = _stop_criteria(request, max_new_tokens, stop_token_ids, max_tokens_param)
         for choice in range(choices):
             sampling = _sampling(
                 request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
@@ -185,7 +191,7 @@ def plan_generation(
             spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant)
             sequences.append(PlannedSequence(request_id, spec, prompt))
     rules = TextRules(
-        stop_strings=tuple(request.stop),
+        stop_tables=StopTables(tuple(request.stop)),
         include_stop=request.include_stop_str_in_output or False,
         min_tokens=request.min_tokens or 0,
         skip_special_tokens=request.skip_special_tokens is not False,
@@ -227,8 +233,15 @@ def _sampling(
     )
 
 
+def _stop_token_ids(request: GenerationRequest, text: ChatText) -> tuple[int, ...]:
+    stop_token_ids = set(request.stop_token_ids or ())
+    if not request.ignore_eos:
+        stop_token_ids |= text.eos_token_ids
+    return tuple(sorted(stop_token_ids))
+
+
 def _stop_criteria(
-    request: GenerationRequest, max_new_tokens: int, text: ChatText, max_tokens_param: str
+    request: GenerationRequest, max_new_tokens: int, stop_token_ids: tuple[int, ...], max_tokens_param: str
 ) -> StopCriteria:
     min_tokens = request.min_tokens or 0
     if min_tokens > max_new_tokens:
@@ -237,10 +250,7 @@ def _stop_criteria(
             "min_tokens",
             "invalid_value",
         )
-    stop_token_ids = set(request.stop_token_ids or ())
-    if not request.ignore_eos:
-        stop_token_ids |= text.eos_token_ids
-    return StopCriteria(max_new_tokens, tuple(sorted(stop_token_ids)), min_tokens)
+    return StopCriteria(max_new_tokens, stop_token_ids, min_tokens)
 
 
 def _max_new_tokens(

@@ -16,6 +16,10 @@ from spotwise.gateway.errors import bad_request, from_validation
 from spotwise.gateway.parameters import Endpoint, refuse_unsupported
 
 MAX_STOP_STRINGS = 16
+#: Each costs a table of so many numbers, and text is held back while it may still become one.
+MAX_STOP_CHARACTERS = 1024
+#: Of `stop_token_ids` and of `logit_bias`: they travel with every sequence's record.
+MAX_LISTED_TOKENS = 1024
 
 #: A repetition penalty near 0 makes infinities of logits, and a draw among infinities is no draw.
 MIN_REPETITION_PENALTY = 0.01
@@ -25,10 +29,12 @@ def _as_stop_strings(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return []
+    if isinstance(stops, list) and len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are supported")
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are supported")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise ValueError(f"a stop string has at most {MAX_STOP_CHARACTERS} characters")
     if "" in stops:
         raise ValueError("a stop string must not be empty")
     return stops
@@ -67,7 +73,7 @@ class GenerationRequest(StrictBody):
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[list[str], BeforeValidator(_as_stop_strings)] = []
     n: int | None = Field(None, ge=1)
@@ -78,7 +84,7 @@ class GenerationRequest(StrictBody):
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=10)
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=MAX_LISTED_TOKENS)
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

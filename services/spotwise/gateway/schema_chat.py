@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
+from spotwise.gateway.errors import bad_request
+from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_json
 from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.schema import GenerationRequest, StrictBody
 from spotwise.gateway.text import ChatMessage
+
+#: Some templates look at every message again for each.
+MAX_MESSAGES = 16_384
+#: Of one message.
+MAX_TOOL_CALLS = 1024
 
 
 def _as_text(value: Any) -> Any:
@@ -35,7 +42,11 @@ def _as_arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
+        require_bounded_json(value.encode())
         return orjson.loads(value or "{}")
+    except JsonTooComplexError as error:
+        words = f"Invalid value for 'messages': the arguments of a tool call are too complex: {error}."
+        raise bad_request(words, "messages", "body_too_complex") from error
     except orjson.JSONDecodeError:
         return value
 
@@ -64,7 +75,7 @@ class Message(StrictBody):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_as_text)] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
     function_call: FunctionCall | None = None
 
     @model_validator(mode="after")
@@ -86,7 +97,7 @@ class ChatRequest(GenerationRequest):
 
     endpoint: ClassVar = Endpoint.CHAT
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)

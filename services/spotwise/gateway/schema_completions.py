@@ -24,6 +24,12 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0)
 
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts there are, as far as can be told without a look at each."""
+        several = isinstance(self.prompt, list) and bool(self.prompt) and type(self.prompt[0]) is not int
+        return len(self.prompt) if several else 1
+
     def prompts(self) -> list[Prompt]:
         """Return the prompts: a string, a list of strings, token ids, or a list of token id lists.
 
@@ -33,21 +39,21 @@ class CompletionRequest(GenerationRequest):
         if self.prompt is None:
             raise bad_request("You must provide a prompt parameter.", "prompt", "missing_required_parameter")
         if isinstance(self.prompt, str) or (isinstance(self.prompt, list) and _are_ids(self.prompt)):
-            prompts, paths = [self.prompt], ["prompt"]
-        elif isinstance(self.prompt, list):
-            prompts, paths = self.prompt, [f"prompt.{index}" for index in range(len(self.prompt))]
-        else:
+            if not self.prompt:
+                raise _empty("prompt")
+            return [self.prompt]
+        if not isinstance(self.prompt, list):
             raise _wrong_shape("prompt")
-        if not prompts:
+        if not self.prompt:
             raise _empty("prompt")
-        for prompt, path in zip(prompts, paths, strict=True):
+        for index, prompt in enumerate(self.prompt):
             if prompt in ("", []):
-                raise _empty(path)
+                raise _empty(f"prompt.{index}")
             if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_ids(prompt)):
-                raise _wrong_shape(path)
-        if len({type(prompt) for prompt in prompts}) > 1:
+                raise _wrong_shape(f"prompt.{index}")
+        if len({type(prompt) for prompt in self.prompt}) > 1:
             raise _wrong_shape("prompt")
-        return prompts
+        return self.prompt
 
 
 def _are_ids(values: list[Any]) -> bool:

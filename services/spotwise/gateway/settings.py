@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.gateway.role import RecoveryLimits
 from spotwise.gateway.auth import ApiKey, parse_api_keys
+from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.mesh.settings import ModelServiceSettings
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
+
+
+def _listed(values: str) -> tuple[str, ...]:
+    return tuple(value for value in map(str.strip, values.split(",")) if value)
 
 
 class GatewaySettings(ModelServiceSettings):
@@ -27,6 +36,27 @@ class GatewaySettings(ModelServiceSettings):
         description="how long an idle connection stays open; longer than clients keep theirs (5 s in many), "
         "or a request meets the end of its connection",
     )
+    max_held_body_bytes: int = Field(
+        128 << 20,
+        ge=1024,
+        description="of large request bodies that are being read or wait at the same time; more are a 503",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="clients' connections at the same time; a further one takes the place of an idle one, or is told 503",
+    )
+    max_header_bytes: int = Field(64 << 10, ge=1024, description="a request with longer headers is refused")
+    header_timeout_s: float = Field(10.0, gt=0, description="a request whose headers take longer is refused")
+    body_timeout_s: float = Field(60.0, gt=0, description="a request whose body takes longer is refused")
+    write_timeout_s: float = Field(
+        60.0, gt=0, description="a client that takes next to nothing of its answer for so long is cut off"
+    )
+    cors_origins: str = Field(
+        "",
+        description="comma-separated origins (https://chat.example) whose pages may use the API from a browser; * for all; "
+        "empty for none",
+    )
     default_max_tokens: int | None = Field(None, ge=1, description="of a chat that names none; else the context's rest")
     submit_timeout_s: float = Field(5.0, gt=0, description="a scheduler that does not answer by then is not there")
     store_timeout_s: float = Field(
@@ -36,6 +66,14 @@ class GatewaySettings(ModelServiceSettings):
         30.0, ge=0, description="how long a lost attempt is tried again before the client hears of it"
     )
     stall_s: float = Field(120.0, gt=0, description="an attempt that brings nothing for so long counts as lost")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, cors_origins: str) -> str:
+        for origin in _listed(cors_origins):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError("an origin is scheme, host and perhaps port, e.g. https://chat.example:8443, or *")
+        return cors_origins
 
     @field_validator("api_keys")
     @classmethod
@@ -47,6 +85,22 @@ class GatewaySettings(ModelServiceSettings):
     def bearer_keys(self) -> tuple[ApiKey, ...]:
         """The keys that let a client in."""
         return parse_api_keys(self.api_keys)
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """What a connection may take."""
+        return HttpLimits(
+            max_connections=within_open_files(self.max_connections),
+            max_header_bytes=self.max_header_bytes,
+            header_timeout_s=self.header_timeout_s,
+            body_timeout_s=self.body_timeout_s,
+            write_timeout_s=self.write_timeout_s,
+        )
+
+    @property
+    def browser_origins(self) -> tuple[str, ...]:
+        """The origins whose pages may use the API."""
+        return _listed(self.cors_origins)
 
     @property
     def recovery(self) -> RecoveryLimits:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from spotwise.mesh.cancelling import end_tasks
@@ -48,6 +49,24 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None])
             await worker
     finally:
         await end_tasks((worker, watcher))
+
+
+async def run_unless_left(receive: Receive, work: Coroutine[Any, Any, Item]) -> Item:
+    """Return what `work` returns; see `run_while_connected`.
+
+    Raises:
+        ClientDisconnect: the client left before.
+        Exception: what `work` raised.
+    """
+    results: list[Item] = []
+
+    async def keep_result() -> None:
+        results.append(await work)
+
+    await run_while_connected(receive, keep_result())
+    if not results:
+        raise ClientDisconnect
+    return results[0]
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -10,11 +10,25 @@ Method: one Knuth-Morris-Pratt automaton a stop string, so that a character cost
 from __future__ import annotations
 
 
+class StopTables:
+    """The automata of some stop strings: built once, however many texts are scanned for them.
+
+    Args:
+        stop_strings: none of them empty.
+    """
+
+    __slots__ = ("automata",)
+
+    def __init__(self, stop_strings: tuple[str, ...] = ()) -> None:
+        # Longest first: of two that end at the same character the longer one then wins.
+        self.automata = tuple((stop, _borders(stop)) for stop in sorted(set(stop_strings), key=len, reverse=True))
+
+
 class StopStringScanner:
     """Finds the end of one text.
 
     Args:
-        stop_strings: none of them empty.
+        tables: of the stop strings.
         include_stop_string: the stop string found stays in the text.
 
     Attributes:
@@ -23,9 +37,8 @@ class StopStringScanner:
 
     __slots__ = ("_automata", "_held", "_include", "_reached", "matched")
 
-    def __init__(self, stop_strings: tuple[str, ...], include_stop_string: bool = False) -> None:
-        # Longest first: of two that end at the same character the longer one then wins.
-        self._automata = [(stop, _borders(stop)) for stop in sorted(set(stop_strings), key=len, reverse=True)]
+    def __init__(self, tables: StopTables, include_stop_string: bool = False) -> None:
+        self._automata = tables.automata
         self._reached = [0] * len(self._automata)
         self._include = include_stop_string
         self._held = ""

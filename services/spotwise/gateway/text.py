@@ -9,7 +9,7 @@ template, which has written its own.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from spotwise.gateway.detokenize import Detokenizer, TokenBytes
 from spotwise.gateway.tool_calls import TEMPLATE_ERRORS, DroppedCallError, render_with_calls
 
-#: Shorter prompts are tokenized on the event loop: about 2 ms of work, less trouble than a thread.
-_INLINE_CHARACTERS = 4096
+#: A longer prompt is counted in parts of so many characters first: tokenizing takes hundreds of bytes a character.
+_PART_CHARACTERS = 1 << 16
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 # Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.
 _UNNAMED_CONTEXT = {"gemma3_text": 131_072, "bloom": 2048}
@@ -45,6 +45,18 @@ class ChatTemplateError(Exception):
     def __init__(self, message: str, param: str = "messages") -> None:
         super().__init__(message)
         self.param = param
+
+
+class PromptTooLongError(Exception):
+    """A text cannot fit into the context.
+
+    Attributes:
+        at_least_tokens: it has so many tokens or more.
+    """
+
+    def __init__(self, at_least_tokens: int) -> None:
+        super().__init__(f"at least {at_least_tokens} tokens")
+        self.at_least_tokens = at_least_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,7 @@ class ChatText:
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.token_bytes = TokenBytes(self._backend)
+        self._longest_token_characters = max(map(len, self._backend.get_vocab()), default=1)
 
     @classmethod
     def load(cls, model_dir: Path, max_context_length: int | None = None) -> ChatText:
@@ -98,23 +111,31 @@ class ChatText:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model_dir)
         facts = _read_facts(model_dir, tokenizer)
         context_length = min(facts.context_length, max_context_length or facts.context_length)
-        return cls(tokenizer, context_length, facts.vocab_size, facts.eos_token_ids)
+        text = cls(tokenizer, context_length, facts.vocab_size, facts.eos_token_ids)
+        with contextlib.suppress(
+            ChatTemplateError
+        ):  # compiles the template, which would hold up the loop at the first chat
+            text.render_chat([{"role": "user", "content": ""}], True, False)
+        return text
 
     @property
     def has_chat_template(self) -> bool:
         """Whether chats can be rendered."""
         return bool(self._tokenizer.chat_template)
 
-    async def encode(self, prompt: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Tokenize; a long text in a thread, so that streams go on meanwhile."""
-        if len(prompt) <= _INLINE_CHARACTERS:
-            return self._encode(prompt, add_special_tokens)
-        return await asyncio.to_thread(self._encode, prompt, add_special_tokens)
+    def encode(self, prompt: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Tokenize; work for a thread where the text is long.
 
-    async def encode_chat(
+        Raises:
+            PromptTooLongError: it cannot fit into the context; found before all of it is tokenized.
+        """
+        self._refuse_overlong(prompt)
+        return self._encode(prompt, add_special_tokens)
+
+    def encode_chat(
         self, messages: Sequence[ChatMessage], add_generation_prompt: bool, continue_final_message: bool
     ) -> tuple[int, ...]:
-        """Render the chat template and tokenize.
+        """Render the chat template and tokenize; work for a thread where there is much text.
 
         Args:
             messages: `role` and `content` (a string) and whatever else the template knows.
@@ -123,9 +144,10 @@ class ChatText:
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.
+            PromptTooLongError: they cannot fit into the context.
         """
         rendered = self.render_chat(messages, add_generation_prompt, continue_final_message)
-        return await self.encode(rendered, add_special_tokens=False)
+        return self.encode(rendered, add_special_tokens=False)
 
     def render_chat(
         self, messages: Sequence[ChatMessage], add_generation_prompt: bool, continue_final_message: bool
@@ -160,6 +182,24 @@ class ChatText:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones left out."""
         return self._backend.decode(token_ids, skip_special_tokens=True)
+
+    def _refuse_overlong(self, prompt: str) -> None:
+        """Refuse by characters, then by counting parts until the context is full.
+
+        A part that is cut within a token may count that token's characters singly, and no more: so much is allowed for.
+        """
+        # Every character belongs to a token, as in all tokenizers of language models that fall back to bytes.
+        fits_at_most = self.context_length * self._longest_token_characters
+        if len(prompt) > fits_at_most:
+            raise PromptTooLongError(-(-len(prompt) // self._longest_token_characters))
+        if len(prompt) <= _PART_CHARACTERS:
+            return
+        tokens = 0
+        for start in range(0, len(prompt), _PART_CHARACTERS):
+            tokens += len(self._encode(prompt[start : start + _PART_CHARACTERS], add_special_tokens=False))
+            tokens -= 2 * self._longest_token_characters
+            if tokens > self.context_length:
+                raise PromptTooLongError(tokens)
 
     def _encode(self, prompt: str, add_special_tokens: bool) -> tuple[int, ...]:
         # encode_batch releases the interpreter lock; encode holds it, which would stall the loop from any thread.

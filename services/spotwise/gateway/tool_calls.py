@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 #: What a template raises over messages that it is not made for.
-TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 _MARK = "spotwise_earlier_call"
 _NO_CONTENT: tuple[dict[str, str], ...] = ({}, {"content": ""})

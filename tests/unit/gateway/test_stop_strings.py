@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.gateway.stop_strings import StopStringScanner
+from spotwise.gateway.stop_strings import StopStringScanner, StopTables
 
 SMALL_TEXTS = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
 
 
 def scan(pieces: list[str], stops: list[str], include: bool) -> tuple[str, str | None]:
-    scanner = StopStringScanner(tuple(stops), include)
+    scanner = StopStringScanner(StopTables(tuple(stops)), include)
     given_text = "".join(scanner.push(piece) for piece in pieces)
     return given_text + scanner.flush(), scanner.matched
 
@@ -36,7 +36,7 @@ def test_any_split_gives_what_find_gives_on_the_whole(pieces: list[str], stops: 
 @given(st.lists(SMALL_TEXTS, max_size=8), STOPS)
 def test_holds_back_only_what_may_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
     """After every piece the text given is all but the longest end that begins a stop string."""
-    scanner = StopStringScanner(tuple(stops))
+    scanner = StopStringScanner(StopTables(tuple(stops)))
     text = given_text = ""
     for piece in pieces:
         text += piece
@@ -64,6 +64,6 @@ def test_examples(pieces: list[str], stops: list[str], want: str) -> None:
 
 def test_gives_nothing_after_a_match() -> None:
     """What the model still says is not part of the text."""
-    scanner = StopStringScanner(("END",))
+    scanner = StopStringScanner(StopTables(("END",)))
     assert scanner.push("a END b") == "a "
     assert (scanner.push("c"), scanner.flush(), scanner.matched) == ("", "", "END")

@@ -10,27 +10,55 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_mesh import CONTEXT_LENGTH
 from transformers import Gemma3TextConfig
 
-from spotwise.gateway.text import ChatTemplateError, ChatText, ModelTextError
+from spotwise.gateway.text import ChatTemplateError, ChatText, ModelTextError, PromptTooLongError
 
 Encode = Callable[[str], list[int]]
 
 
-async def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, encode: Encode) -> None:
+def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, encode: Encode) -> None:
     """`<s>` begins a prompt as this tokenizer says."""
-    assert await text.encode("Hello") == (0, *encode("Hello"))
+    assert text.encode("Hello") == (0, *encode("Hello"))
 
 
-async def test_long_prompts_give_the_same_tokens(text: ChatText, encode: Encode) -> None:
-    """A prompt that is tokenized in a thread is tokenized alike."""
-    words = "the quick brown fox " * 1000
-    assert await text.encode(words) == (0, *encode(words))
+@pytest.mark.parametrize("part_characters", [7, 100, 10_000])
+def test_long_prompts_give_the_same_tokens(
+    text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, part_characters: int
+) -> None:
+    """A prompt that is counted in parts first is tokenized whole."""
+    monkeypatch.setattr("spotwise.gateway.text._PART_CHARACTERS", part_characters)
+    words = "the quick brown fox 👩‍🚀 " * 40
+    assert text.encode(words) == (0, *encode(words))
 
 
-async def test_chat_template_writes_its_own_special_tokens(text: ChatText, encode: Encode) -> None:
+@pytest.mark.parametrize("words", ["x", "the quick brown fox ", "你好", "👩‍🚀"])
+def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
+    text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """Some parts of it suffice, or its length; what is told of its tokens is true."""
+    monkeypatch.setattr("spotwise.gateway.text._PART_CHARACTERS", 500)
+    tokenized = 0
+    tokenize = ChatText._encode
+
+    def counted(self: ChatText, part: str, add_special_tokens: bool) -> tuple[int, ...]:
+        nonlocal tokenized
+        tokenized += len(part)
+        return tokenize(self, part, add_special_tokens)
+
+    monkeypatch.setattr(ChatText, "_encode", counted)
+    for characters in (2500, 50_000):
+        prompt = (words * characters)[:characters]
+        with pytest.raises(PromptTooLongError) as refused:
+            text.encode(prompt)
+        assert CONTEXT_LENGTH < refused.value.at_least_tokens <= len(encode(prompt))
+    assert tokenized <= 2500
+
+
+def test_chat_template_writes_its_own_special_tokens(text: ChatText, encode: Encode) -> None:
     """Nothing is added to what the template rendered."""
-    got = await text.encode_chat([{"role": "user", "content": "Hi"}], True, False)
+    got = text.encode_chat([{"role": "user", "content": "Hi"}], True, False)
     assert got == tuple(encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
 
 

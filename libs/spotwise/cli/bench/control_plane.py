@@ -45,6 +45,8 @@ _GATEWAY_LIMIT_MIB = 300.0
 _QUICK = 10
 #: As fast as the mesh carries tokens: iterations take almost no time.
 _FAST = "1000"
+#: The gateway's own limit, which many streams exceed.
+_DEFAULT_CONNECTIONS = 4096
 #: About three tokens a second and stream: open streams are the load, not their tokens.
 _SLOW = "0.1"
 
@@ -132,6 +134,7 @@ def _load(
     task = progress.add_task(f"{name}: starting", total=shape.streams * shape.requests)
     # Nothing of a slow machine shall pass for an error: no reservation is asked for twice, no member given up in haste.
     patient = {"SPOTWISE_MAX_QUEUED": str(2 * shape.streams), "SPOTWISE_MEMBER_TIMEOUT_S": "10", **(env or {})}
+    patient["SPOTWISE_MAX_CONNECTIONS"] = str(max(_DEFAULT_CONNECTIONS, 2 * shape.streams))
     with running_mesh(("--engine", "simulated", *arguments), patient) as endpoint:
         prepare(endpoint)
         warm_up = replace(shape, streams=min(8, shape.streams), requests=1, output_tokens=8, seed=shape.seed + 1000)

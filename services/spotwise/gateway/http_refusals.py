@@ -1,0 +1,44 @@
+"""Errors below the application: what a connection hears that gets no further than the server, in the application's words."""
+
+from __future__ import annotations
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.request_ids import HEADER as REQUEST_ID_HEADER
+from spotwise.gateway.request_ids import new_request_id
+
+
+def written(error: ApiError) -> bytes:
+    """Return an error as the bytes of a whole answer, after which the connection is closed."""
+    response = error.response()
+    response.headers[REQUEST_ID_HEADER] = new_request_id()
+    response.headers["connection"] = "close"
+    lines = [b"%b: %b\r\n" % pair for pair in response.raw_headers]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", bytes(response.body)])
+
+
+def too_many_connections() -> ApiError:
+    """Return the 503 for a connection beyond the limit."""
+    message = "The server has too many connections; try again later."
+    return ApiError(503, message, code="too_many_connections", headers={"Retry-After": "1"})
+
+
+def headers_too_large(most_bytes: int) -> ApiError:
+    """Return the 431 for too many bytes."""
+    return ApiError(431, f"The request's headers exceed {most_bytes} bytes.", code="headers_too_large")
+
+
+def too_many_headers(most: int) -> ApiError:
+    """Return the 431 for too many headers."""
+    return ApiError(431, f"The request has more than {most} headers.", code="headers_too_large")
+
+
+def too_slow(what: str, seconds: float) -> ApiError:
+    """Return the 408 for headers or a body that did not come in time."""
+    return ApiError(408, f"The request's {what} did not come within {seconds:g} s.", code="request_timeout")
+
+
+def invalid_http() -> ApiError:
+    """Return the 400 for bytes that the parser does not take."""
+    return ApiError(400, "This is not a valid HTTP/1.1 request.", code="invalid_http")

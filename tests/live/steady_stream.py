@@ -1,0 +1,106 @@
+"""A stream beside whatever else a test does to a gateway, read by a process of its own: the longest wait between two events."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+
+import httpx
+
+from tests.live.mesh import MODEL, LiveMesh, wait_for
+
+#: Every line on standard input ends a lap; what was read in it is printed.
+_LAP = "lap\n"
+
+
+class SteadyStream:
+    """One stream of a live mesh; its reader is no thread of the test, whose own work would count."""
+
+    def __init__(self, mesh: LiveMesh) -> None:
+        command = [sys.executable, "-m", "tests.live.steady_stream", mesh.url]
+        self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> SteadyStream:
+        seen = 0
+
+        def runs() -> bool:
+            nonlocal seen
+            seen += self.lap().events
+            return seen > 5
+
+        wait_for(runs, lambda: "the steady stream's first events")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.kill()
+        self._reader.communicate()
+
+    def lap(self) -> Lap:
+        """What was read since the last lap."""
+        assert self._reader.stdin is not None
+        assert self._reader.stdout is not None
+        self._reader.stdin.write(_LAP)
+        self._reader.stdin.flush()
+        return Lap(**json.loads(self._reader.stdout.readline()))
+
+
+class Lap:
+    """Some seconds of the stream: its events, the longest wait for one (one that lasts included), and whether it ended."""
+
+    def __init__(self, events: int, longest_gap_s: float, ended: bool) -> None:
+        self.events = events
+        self.longest_gap_s = longest_gap_s
+        self.ended = ended
+
+
+def calm_gap_s(stream: SteadyStream) -> float:
+    """The longest gap of two seconds in which the test does nothing."""
+    stream.lap()
+    time.sleep(2)
+    return stream.lap().longest_gap_s
+
+
+def bearable_s(calm_s: float) -> float:
+    """The longest gap that an attack may cause: half a second, or more on a machine whose gaps are long without one."""
+    return max(0.5, 4 * calm_s)
+
+
+def _read(url: str) -> None:
+    lock = threading.Lock()
+    state = {"events": 0, "longest_gap_s": 0.0, "ended": False}
+    last_s = time.monotonic()
+
+    def note(ended: bool = False) -> None:
+        nonlocal last_s
+        with lock:
+            now_s = time.monotonic()
+            state["longest_gap_s"] = max(state["longest_gap_s"], now_s - last_s)
+            last_s = now_s
+            state["events"] += 1
+            state["ended"] = ended
+
+    def stream() -> None:
+        body = {"model": MODEL, "prompt": "Go on", "max_tokens": 8000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120.0) as response:
+            for _ in response.iter_raw():
+                note()
+        note(ended=True)
+
+    threading.Thread(target=stream, daemon=True).start()
+    for _ in sys.stdin:
+        with lock:
+            waiting_s = 0.0 if state["ended"] else time.monotonic() - last_s
+            said = {**state, "longest_gap_s": max(state["longest_gap_s"], waiting_s)}
+            state.update(events=0, longest_gap_s=0.0)
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _read(sys.argv[1])

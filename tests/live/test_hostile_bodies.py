@@ -1,0 +1,136 @@
+"""Bodies that would stop a gateway: each is refused by name, a stream beside them goes on, and memory stays within bounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.hostility import MEMORY_BYTES, Note, limit_memory, memory_high_water_bytes, note
+from tests.live.mesh import MODEL, LiveMesh
+from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
+from tests.live.test_simulated import SimulatedMesh
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+WORDS = "the quick brown fox jumps over the lazy dog. "
+
+
+def nested(levels: int) -> Any:
+    """A list in a list in a list."""
+    value: Any = "deep"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def chat(*messages: Any, **others: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": list(messages), **others}
+
+
+def user(content: str, **others: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **others}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": arguments}}],
+    }
+
+
+def completion(**others: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "Hi", "max_tokens": 4, **others}
+
+
+#: Each below the 8 MiB that a body may have; built where it is used, as together they are large.
+HOSTILE: dict[str, tuple[str, Any]] = {
+    "many prompts": (COMPLETIONS, lambda: completion(prompt=["a"] * 1_900_000)),
+    "many empty prompts": (COMPLETIONS, lambda: completion(prompt=[[]] * 2_600_000)),
+    "a long prompt": (COMPLETIONS, lambda: completion(prompt=WORDS * 166_000)),
+    "a long prompt of one letter": (COMPLETIONS, lambda: completion(prompt="a" * 7_500_000)),
+    "long stop strings": (COMPLETIONS, lambda: completion(stop=["ab" * 240_000] * 16, n=16)),
+    "many stop tokens": (COMPLETIONS, lambda: completion(prompt=["a"] * 16, n=16, stop_token_ids=[7] * 3_500_000)),
+    "many biases": (COMPLETIONS, lambda: completion(logit_bias={str(token_id): 1 for token_id in range(600_000)})),
+    "many wrong biases": (COMPLETIONS, lambda: completion(logit_bias=dict.fromkeys(map(str, range(600_000)), "x"))),
+    "a long message": (CHATS, lambda: chat(user(WORDS * 166_000))),
+    "many messages": (CHATS, lambda: chat(*[user("")] * 200_000)),
+    "many wrong messages": (CHATS, lambda: chat(*[{"role": "x", "content": 5}] * 16_000)),
+    "many wrong calls": (CHATS, lambda: chat({"role": "assistant", "tool_calls": [1] * 1_400_000})),
+    "nested levels in a message": (CHATS, lambda: chat(user("Hi", more=nested(400)))),
+    "nested levels in arguments": (CHATS, lambda: chat(user("Hi"), calling("[" * 400 + "]" * 400))),
+    "many lists in arguments": (CHATS, lambda: chat(user("Hi"), calling("[" + "[]," * 2_500_000 + "[]]"))),
+    "a long model name": (CHATS, lambda: chat(user("Hi")) | {"model": "m" * 7_500_000}),
+}
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
+    """A mesh without a model, its gateway limited to 1.5 GiB."""
+    mesh = SimulatedMesh(
+        tmp_path_factory.mktemp("limited"),
+        *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
+    )
+    mesh.up()
+    limit_memory(mesh.pid("gateway-0"))
+    yield mesh
+    mesh.down()
+
+
+@pytest.fixture(scope="module")
+def stream(limited: LiveMesh) -> Iterator[SteadyStream]:
+    """The stream beside it all."""
+    with SteadyStream(limited) as reading:
+        yield reading
+
+
+@pytest.fixture(scope="module")
+def calm_s(stream: SteadyStream) -> float:
+    """Its longest gap while nothing else is asked."""
+    return calm_gap_s(stream)
+
+
+def dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def send(mesh: LiveMesh, path: str, content: bytes) -> httpx.Response:
+    return httpx.post(f"{mesh.url}{path}", content=content, headers={"Content-Type": "application/json"}, timeout=120.0)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_stream_goes_on_beside_a_hostile_body(
+    limited: LiveMesh, calm_s: float, stream: SteadyStream, what: str, record_property: Note
+) -> None:
+    """The body is refused by name in a short answer, and the stream's gaps stay as they were."""
+    path, make = HOSTILE[what]
+    content = dump(make())
+    assert len(content) < 8 << 20
+    stream.lap()
+    answer = send(limited, path, content)
+    lap = stream.lap()
+    note(record_property, limited, lap)
+    assert answer.status_code in (400, 404), f"{answer.status_code} {answer.text[:300]}"
+    assert answer.json()["error"]["code"] != "invalid_json"
+    assert len(answer.content) < 4096
+    assert lap.events > 0
+    assert lap.longest_gap_s < bearable_s(calm_s)
+
+
+def test_many_hostile_bodies_at_once(
+    limited: LiveMesh, calm_s: float, stream: SteadyStream, record_property: Note
+) -> None:
+    """Eight of the worst: each is refused, or told to come again; memory has stayed within its limit all along."""
+    worst = [(path, dump(make())) for path, make in (HOSTILE["a long prompt"], HOSTILE["many prompts"])] * 4
+    stream.lap()
+    with ThreadPoolExecutor(len(worst)) as clients:
+        answers = list(clients.map(lambda each: send(limited, *each), worst))
+    lap = stream.lap()
+    note(record_property, limited, lap)
+    assert {answer.status_code for answer in answers} <= {400, 503}
+    assert not lap.ended
+    assert lap.longest_gap_s < bearable_s(calm_s)
+    assert memory_high_water_bytes(limited.pid("gateway-0")) < MEMORY_BYTES

@@ -1,0 +1,125 @@
+"""Request ids, origins, encodings, slashes: what headers and paths ask for beside the body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.settings import GatewaySettings
+
+MakeApp = Callable[..., FastAPI]
+ORIGIN = "https://chat.example"
+
+
+def connect(app: FastAPI, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_clients_request_id_is_the_answers(client: httpx.AsyncClient, mesh: FakeMesh, stream: bool) -> None:
+    """And goes with the request into the mesh."""
+    body = COMPLETION | {"stream": stream}
+    response = await client.post("/v1/completions", json=body, headers={"X-Request-Id": "trace/42:a=b"})
+    assert response.headers.get_list("x-request-id") == ["trace/42:a=b"]
+    assert mesh.spec.client_request_id == "trace/42:a=b"
+
+
+async def test_without_one_it_is_the_id_of_the_answer(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+    """Under which its ledger is kept; errors of the mesh carry it as well."""
+    response = await client.post("/v1/completions", json=COMPLETION)
+    assert response.headers.get_list("x-request-id") == [response.json()["id"]]
+    assert mesh.spec.client_request_id == ""
+    mesh.specs.clear()
+    mesh.fail_at = 0
+    failed = await client.post("/v1/completions", json=COMPLETION)
+    assert (failed.status_code, failed.headers.get_list("x-request-id")) == (503, list(mesh.specs))
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/v1/models"])
+async def test_errors_carry_an_id(make_app: MakeApp, path: str) -> None:
+    """Whatever is refused: by its body, its path, its key."""
+    async with connect(make_app(api_keys=(ApiKey("key"),))) as client:
+        for headers in ({}, {"Authorization": "Bearer key"}):
+            response = await client.post(path, json={}, headers=headers)
+            assert response.status_code >= 400
+            assert response.headers["x-request-id"].startswith("req-")
+            named = await client.post(path, json={}, headers=headers | {"X-Request-Id": "mine"})
+            assert named.headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "é", '"quoted"', "a,b"])
+async def test_odd_ids_are_not_given_back(client: httpx.AsyncClient, given: str) -> None:
+    """They get the gateway's own."""
+    headers = {b"X-Request-Id": given.encode("latin-1")}
+    response = await client.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert response.headers["x-request-id"] == response.json()["id"]
+
+
+async def test_a_browser_asks_without_a_key_and_reads_answers_and_errors(make_app: MakeApp) -> None:
+    """The preflight needs no key; the request itself does, and a page may read what is wrong with it."""
+    app = make_app(api_keys=(ApiKey("key"),), cors_origins=(ORIGIN,))
+    asked = {
+        "Origin": ORIGIN,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    }
+    async with connect(app) as client:
+        preflight = await client.options("/v1/chat/completions", headers=asked)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == ORIGIN
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+        assert "x-stainless-os" in preflight.headers["access-control-allow-headers"]
+        refused = await client.post("/v1/chat/completions", json=CHAT, headers={"Origin": ORIGIN})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+        answer = await client.post(
+            "/v1/chat/completions", json=CHAT, headers={"Origin": ORIGIN, "Authorization": "Bearer key"}
+        )
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, ORIGIN)
+        assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+        other = await client.options("/v1/chat/completions", headers=asked | {"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(("origins", "allowed"), [(("*",), "*"), ((), None)])
+async def test_every_origin_or_none(make_app: MakeApp, origins: tuple[str, ...], allowed: str | None) -> None:
+    """`*` lets pages of all origins in; by default none is."""
+    async with connect(make_app(cors_origins=origins), Origin=ORIGIN) as client:
+        assert (await client.get("/v1/models")).headers.get("access-control-allow-origin") == allowed
+
+
+@pytest.mark.parametrize("origins", ["chat.example", "https://chat.example/", "https://a, b", "https://a/b"])
+def test_what_is_no_origin_is_refused_at_the_start(origins: str, model_dir: Path) -> None:
+    """Browsers send scheme, host and port; anything else would never match."""
+    with pytest.raises(ValidationError, match="an origin is"):
+        GatewaySettings(model_dir=model_dir, cors_origins=origins)
+    allowed = GatewaySettings(model_dir=model_dir, cors_origins="https://chat.example:8443, http://localhost,")
+    assert allowed.browser_origins == ("https://chat.example:8443", "http://localhost")
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "gzip, identity"])
+async def test_encoded_bodies(client: httpx.AsyncClient, coding: str) -> None:
+    """415, which says what to send instead; `identity` is none."""
+    response = await client.post("/v1/completions", content=b"\x1f\x8b", headers={"Content-Encoding": coding})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+    assert response.headers["accept-encoding"] == "identity"
+    plain = await client.post("/v1/completions", json=COMPLETION, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
+
+
+async def test_slashes_behind_a_path(make_app: MakeApp) -> None:
+    """Mean the path without them, also for what needs no key."""
+    async with connect(make_app(api_keys=(ApiKey("key"),))) as client:
+        assert (await client.get("/health/")).status_code == 200
+        client.headers["Authorization"] = "Bearer key"
+        assert (await client.get("/v1/models/")).json()["object"] == "list"
+        assert (await client.get(f"/v1/models/{MODEL}/")).json()["id"] == MODEL
+        assert (await client.post("/v1/chat/completions/", json=CHAT)).status_code == 200
+        assert (await client.post("/v1/completions//", json=COMPLETION)).status_code == 200
+        assert (await client.get("/")).json()["error"]["code"] == "unknown_url"

@@ -1,0 +1,66 @@
+"""Work off the event loop: what runs at once and what waits is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from spotwise.gateway.errors import ApiError
+from spotwise.gateway.off_loop import INLINE_BYTES, LARGE_BYTES, OffLoop
+from tests.contracts.waiting import PATIENCE_S
+
+
+async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
+    """By size."""
+    off_loop = OffLoop()
+    here = threading.get_ident()
+    assert await off_loop.run(INLINE_BYTES, threading.get_ident) == here
+    assert await off_loop.run(INLINE_BYTES + 1, threading.get_ident) != here
+    assert await off_loop.run(LARGE_BYTES + 1, threading.get_ident) != here
+
+
+async def test_errors_come_through() -> None:
+    """As they were raised."""
+    with pytest.raises(ZeroDivisionError):
+        await OffLoop().run(LARGE_BYTES + 1, lambda: 1 // 0)
+
+
+async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waiting() -> None:
+    """Also when the client leaves whose work is running: a thread cannot be stopped, and goes on taking memory."""
+    off_loop = OffLoop()
+    go_on, running, most = threading.Event(), 0, 0
+
+    def work() -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        assert go_on.wait(PATIENCE_S)
+        running -= 1
+        return running
+
+    tasks = [asyncio.create_task(off_loop.run(LARGE_BYTES + 1, work)) for _ in range(4)]
+    assert await off_loop.run(LARGE_BYTES, lambda: "small") == "small"
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await asyncio.sleep(0.05)
+    assert running == 1
+    go_on.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asyncio.gather(*tasks[2:]) == [0, 0]
+    assert most == 1
+
+
+async def test_more_than_may_wait_is_told_to_come_again() -> None:
+    """503, at once."""
+    off_loop = OffLoop()
+    go_on = threading.Event()
+    tasks = [asyncio.create_task(off_loop.run(LARGE_BYTES + 1, go_on.wait, PATIENCE_S)) for _ in range(17)]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refused:
+        await off_loop.run(LARGE_BYTES + 1, go_on.wait)
+    assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    go_on.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert all(await asyncio.gather(*tasks))
