@@ -96,6 +96,21 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedPair:
+    """A prompt worker and a token worker between which hand-offs fail, as a scheduler reports them.
+
+    Attributes:
+        failures: requests whose hand-off between the two failed, since one went well.
+        until_s: Unix time from which the scheduler tries the pair again.
+    """
+
+    prompt_worker: str
+    token_worker: str
+    failures: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """Who a process is and how it is doing; sent as its heartbeat, kept in the registry.
 
@@ -105,6 +120,7 @@ class Member:
         pool: of workers only: the home pool, which a scheduler's `ChangeHome` may change.
         transfer_address: a worker's KV listener.
         load: of workers only.
+        quarantined: of schedulers only: pairs of workers that get no hand-offs for a while.
     """
 
     id: str
@@ -118,3 +134,4 @@ class Member:
     transfer_address: str = ""
     model: str = ""
     load: WorkerLoad | None = None
+    quarantined: tuple[QuarantinedPair, ...] = ()

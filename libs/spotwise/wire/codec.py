@@ -136,6 +136,15 @@ def member_to(member: m.Member) -> cluster.Member:
         transfer_address=member.transfer_address,
         model=member.model,
         load=_load_to(member.load) if member.load else None,
+        quarantined=[
+            cluster.QuarantinedPair(
+                prompt_worker=pair.prompt_worker,
+                token_worker=pair.token_worker,
+                failures=pair.failures,
+                until_unix_s=pair.until_s,
+            )
+            for pair in member.quarantined
+        ],
     )
 
 
@@ -153,6 +162,10 @@ def member_from(proto: cluster.Member) -> m.Member:
         transfer_address=proto.transfer_address,
         model=proto.model,
         load=_load_from(proto.load) if proto.HasField("load") else None,
+        quarantined=tuple(
+            m.QuarantinedPair(pair.prompt_worker, pair.token_worker, pair.failures, pair.until_unix_s)
+            for pair in proto.quarantined
+        ),
     )
 
 
@@ -194,6 +207,7 @@ def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
         max_new_tokens=message.max_new_tokens,
         prefix_spans=message.prefix_spans,
         priority=message.priority,
+        avoid=[cluster.Suspects(worker_ids=suspects) for suspects in message.avoid],
     )
 
 
@@ -206,6 +220,7 @@ def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
         max_new_tokens=proto.max_new_tokens,
         prefix_spans=tuple(proto.prefix_spans),
         priority=proto.priority,
+        avoid=tuple(tuple(suspects.worker_ids) for suspects in proto.avoid),
     )
 
 
