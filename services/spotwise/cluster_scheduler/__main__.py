@@ -1,10 +1,20 @@
 """The cluster scheduler: a prompt worker and a token worker for every request."""
 
 import sys
+from dataclasses import replace
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
+from spotwise.core.messages import (
+    Member,
+    MemberKind,
+    RecordLedger,
+    RequestAccepted,
+    RequestRejected,
+    Send,
+    SubmitRequest,
+    Tick,
+)
 from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
@@ -31,6 +41,7 @@ class SchedulerService:
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
             journal,
         )
+        self._role = role
 
     async def start(self) -> None:
         """Learn who is registered, hear gateways, workers and heartbeats, and keep time.
@@ -41,6 +52,7 @@ class SchedulerService:
         Raises:
             MeshError: the store does not answer.
         """
+        self._host.describe_with(self._describe)
         for member in await self._host.store.members():
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
@@ -51,6 +63,9 @@ class SchedulerService:
 
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
+
+    def _describe(self, member: Member) -> Member:
+        return replace(member, quarantined=self._role.quarantined(self._host.clock.now()))
 
     async def _tick(self) -> None:
         self._loop.feed(Tick())
