@@ -24,7 +24,8 @@ NEW_TOKENS = 30
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[FailureMesh]:
     """One prompt worker, and one token worker that refuses its KV."""
-    mesh = FailureMesh(tmp_path, "--simulated-kv", "real", "--prompt-workers", "1", "--token-workers", "1")
+    pools = ("--prompt-workers", "1", "--token-workers", "1")
+    mesh = FailureMesh(tmp_path, "--simulated-kv", "real", *pools, env={"SPOTWISE_JOURNAL": str(tmp_path / "journals")})
     mesh.up()
     command = [sys.executable, "-m", "spotwise.cli", "join", "token", "--id", "token-odd"]
     env = {**mesh.env, "SPOTWISE_KV_BLOCK_SIZE": "32"}
@@ -60,6 +61,8 @@ def test_a_pair_whose_hand_offs_fail_is_found_out_and_shown(pair: FailureMesh) -
     assert ledger["completed"]["attempts"] == 1
     assert ledger["assigned"]["placed_by"] == "bad_pair"
     pair.wait_until_idle()
+    done = pair.command("replay", str(pair.home / "journals"))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def wait_for_quarantine(mesh: FailureMesh) -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ NEW_TOKENS = 60
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailureMesh]:
     """A mesh whose own worker leaves once the failing one is there."""
-    live = FailureMesh(
-        tmp_path_factory.mktemp("iterations"), "--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"
-    )
+    home = tmp_path_factory.mktemp("iterations")
+    pools = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
+    live = FailureMesh(home, *pools, env={"SPOTWISE_JOURNAL": str(home / "journals")})
     live.up()
     yield live
     live.down()
@@ -72,6 +72,8 @@ def test_an_engine_that_fails_for_everybody_ends_its_worker(
         assert failing.returncode == 1
         assert "the engine fails for every request" in (mesh.home / "failing-0.log").read_text()
         mesh.wait_until_idle()
+        done = mesh.command("replay", str(mesh.home / "journals"))
+        assert done.returncode == 0, done.stdout + done.stderr
     finally:
         sound.kill()
         sound.wait()

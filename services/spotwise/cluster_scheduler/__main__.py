@@ -3,11 +3,14 @@
 import sys
 from dataclasses import replace
 
+import structlog
+
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import (
     Member,
     MemberKind,
+    QuarantinedPair,
     RecordLedger,
     RequestAccepted,
     RequestRejected,
@@ -22,6 +25,8 @@ from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+
+_log = structlog.get_logger(__name__)
 
 #: How often the role looks at its deadlines (lost members, orders without an answer, long waits).
 TICK_S = 0.2
@@ -42,6 +47,7 @@ class SchedulerService:
             journal,
         )
         self._role = role
+        self._quarantined: tuple[QuarantinedPair, ...] = ()
 
     async def start(self) -> None:
         """Learn who is registered, hear gateways, workers and heartbeats, and keep time.
@@ -69,6 +75,22 @@ class SchedulerService:
 
     async def _tick(self) -> None:
         self._loop.feed(Tick())
+        self._log_quarantine()
+
+    def _log_quarantine(self) -> None:
+        """Say once for each time that a pair rests or is tried again."""
+        logged = {(pair.prompt_worker, pair.token_worker, pair.until_s) for pair in self._quarantined}
+        now = self._host.clock.now()
+        self._quarantined = self._role.quarantined(now)
+        for pair in self._quarantined:
+            if (pair.prompt_worker, pair.token_worker, pair.until_s) not in logged:
+                _log.warning(
+                    "pair_quarantined",
+                    prompt_worker=pair.prompt_worker,
+                    token_worker=pair.token_worker,
+                    failures=pair.failures,
+                    for_s=round(pair.until_s - now, 1),
+                )
 
     async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
         """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""

@@ -40,7 +40,7 @@ class AvoidingPlacer:
         if plan is None or not (avoid or self._quarantine):
             return plan
         workers = frozenset(suspects[0] for suspects in avoid if len(suspects) == 1)
-        if not workers.isdisjoint((plan.prompt_worker.id, plan.token_worker.id)):
+        if workers:
             demand = replace(demand, without=workers)
             plan = self._placer.place(demand) or plan
         if plan.prompt_worker is plan.token_worker:
