@@ -11,7 +11,7 @@ from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.attempt_history import MAX_FRUITLESS, PROGRESS_TOKENS
 from spotwise.core.gateway.role import RecoveryLimits
 from spotwise.core.request import FinishReason
-from tests.unit.core.builders import only, worker_member
+from tests.unit.core.builders import ledger, only, worker_member
 from tests.unit.core.gateway_bench import GatewayBench
 
 LIMITS = RecoveryLimits(recovery_s=1000.0, retry_pause_s=0.5, stall_s=5000.0, member_timeout_s=2.0)
@@ -163,6 +163,20 @@ class TestFelled:
             bench.feed(worker_member(f"w{number}", incarnation=bench.incarnation))
             bench.pause()
         assert bench.failures == {}
+
+    def test_the_ledger_names_each_worker(self) -> None:
+        """The last one, too: who asks what a request did finds all three."""
+        bench = Bench()
+        bench.open(workers=None)
+        lost = []
+        for number in range(3):
+            bench.worker(f"w{number}")
+            bench.place("r", f"w{number}")
+            commands = bench.feed(m.Tick(), 2.1)
+            lost += [entry["reason"] for entry in ledger(commands, "attempt_lost")]
+            bench.pause()
+        assert lost == [f"token_worker w{number} silent for 2 s" for number in range(3)]
+        assert list(bench.failures) == ["r"]
 
     def test_engines_that_fail_with_it_alone_count_as_workers(self) -> None:
         """Two gave it back, the third ended."""

@@ -181,6 +181,7 @@ class GatewayRole:
         """
         if request.retry_at_s is not None:
             return  # lost already, and the next attempt has its time
+        self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
         if suspects:
             request.history.given_back(suspects)
         if felled is not None:
@@ -201,7 +202,6 @@ class GatewayRole:
             return
         self._streams.pop(request.stream_id, None)
         request.retry_at_s = now + self.limits.retry_pause_s
-        self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
         if is_first and not request.history.is_suspect:
             self._submit(request, now)
 
@@ -304,12 +304,14 @@ class GatewayRole:
         for change in self.membership.expire(now):
             if isinstance(change, MemberLost):
                 self._member_lost(change, now)
-        tries_a_suspect = any(r.history.is_suspect and r.retry_at_s is None for r in self._requests.values())
+        tries_a_suspect: bool | None = None  # not looked for yet
         for request in list(self._requests.values()):
             if request.retry_at_s is not None:
                 if request.retry_at_s > now:
                     continue
                 if request.history.is_suspect:
+                    if tries_a_suspect is None:
+                        tries_a_suspect = self._tries_a_suspect()
                     if tries_a_suspect:
                         self._wait_for_suspect(request, now)
                         continue
@@ -317,6 +319,9 @@ class GatewayRole:
                 self._submit(request, now)
             elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)
+
+    def _tries_a_suspect(self) -> bool:
+        return any(request.history.is_suspect and request.retry_at_s is None for request in self._requests.values())
 
     def _wait_for_suspect(self, request: _Request, now: float) -> None:
         """Look again later; the time for its recovery does not run meanwhile."""

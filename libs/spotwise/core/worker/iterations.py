@@ -6,11 +6,11 @@ ordered, and a sequence is in one of them at most. What fails is examined (`exam
 share an iteration; a prompt may take several, and its first token comes with the last of them. Rows are offered in the order
 of the worker's discipline (`discipline.py`).
 
-Invariants: every runnable decode takes part as long as there are rows and blocks. FCFS: of two sequences whose prompts are
-computed here and that are never preempted, the earlier has run at least as many iterations as the later, but for those in
-which it lacked a block, or has ended; who has no blocks yet is not passed by a later one that has none either. Where prompts
-come first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that were preempted and wait for
-theirs; where they do not, nobody loses blocks but to who came before.
+Invariants, but while a failure is examined: every runnable decode takes part as long as there are rows and blocks. FCFS: of
+two sequences whose prompts are computed here and that are never preempted, the earlier has run at least as many iterations as
+the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed by a later one that has
+none either. Where prompts come first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that
+were preempted and wait for theirs; where they do not, nobody loses blocks but to who came before.
 """
 
 from __future__ import annotations
