@@ -55,6 +55,7 @@ class FakeWorker:
         host_blocks: what these hold.
         windows: open reservations: (epoch, block ids) by request.
         pushes: hand-offs under way, by sequence.
+        engine_is_broken: whether all its iterations fail.
         inbox: what members sent to it while it stalled.
         waiting: what else would have happened on it meanwhile.
     """
@@ -74,6 +75,7 @@ class FakeWorker:
     kv_push_token_s: float | None = None
     pushes: dict[str, FakePush] = field(default_factory=dict)
     alive: bool = True
+    engine_is_broken: bool = False
     stalled: bool = False
     inbox: list[Callable[[], None]] = field(default_factory=list)
     waiting: list[Callable[[], None]] = field(default_factory=list)

@@ -8,6 +8,9 @@ while, and then all that waited: its inbox in order, the rest in any, mixed. Gat
 to them waits, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
 knows the registrations, old or new, and nothing else. The gateway may be replaced: its requests are nobody's then, and its
 successor numbers its streams from 1, as it did.
+
+Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
+worker. Hand-offs between pairs of `bad_pairs` fail. Who ends so comes back.
 """
 
 from __future__ import annotations
@@ -95,6 +98,9 @@ class MeshWorld:
         self.claims: dict[str, tuple[int, str]] = {}
         self.delivered: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, str] = {}
+        self.culprits: set[str] = set()
+        self.killers: set[str] = set()
+        self.bad_pairs: set[tuple[str, str]] = set()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._link_free: dict[tuple[str, str], float] = {}
@@ -171,6 +177,12 @@ class MeshWorld:
     def kill(self, worker_id: str) -> None:
         worker = self.workers.pop(worker_id)
         worker.alive = False
+
+    def come_back(self, worker: FakeWorker) -> None:
+        """Start one that ended by itself again, as its supervisor would."""
+        worker_id, pool = worker.member.id, worker.member.pool
+        assert pool is not None
+        self.at(self.rng.uniform(0.5, 3.0), lambda: self.start_worker(worker_id, pool))
 
     def restart_scheduler(self, after_s: float) -> None:
         """Kill it; its successor starts later, numbers orders from its start on, and reads what is registered."""
@@ -310,10 +322,11 @@ class MeshWorld:
             *self.claims[command.request_id],
         )
         stream = m.StreamRef("gateway", command.stream_id, self.gateway.incarnation)
+        avoid = command.avoid
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
         priority, _ = self.claims[command.request_id]
-        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans, priority)
+        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
         self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
 
     def _ask_scheduler(self, order: m.SubmitRequest) -> None:
@@ -370,8 +383,10 @@ class MeshWorld:
                 case c.TakeHome(pool):
                     self.homes_changed += 1
                     worker.member = replace(worker.member, pool=pool)
-                case c.Leave():
+                case c.Leave(failure):
                     self._leave(worker)
+                    if failure:
+                        self.come_back(worker)
                 case _:
                     self._processes.perform(worker, command)
 

@@ -70,7 +70,10 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
     """A delta as a worker makes it: an error comes with its reason and without a token, all else with a token."""
     stream_id, index = draw(U32), draw(U32)
     if draw(st.booleans()):
-        return m.TokenDelta(stream_id, index, None, FinishReason.ERROR, draw(TEXT), draw(st.booleans()))
+        suspects = draw(st.lists(TEXT, max_size=2).map(tuple))
+        return m.TokenDelta(
+            stream_id, index, None, FinishReason.ERROR, draw(TEXT), draw(st.booleans()), suspects=suspects
+        )
     return m.TokenDelta(
         stream_id,
         index,
@@ -85,7 +88,15 @@ def deltas(draw: st.DrawFn) -> m.TokenDelta:
 
 MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.SubmitRequest: st.builds(
-        m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32, st.lists(U64, max_size=5).map(tuple), PRIORITIES
+        m.SubmitRequest,
+        TEXT,
+        EPOCHS,
+        STREAMS,
+        U32,
+        U32,
+        st.lists(U64, max_size=5).map(tuple),
+        PRIORITIES,
+        st.lists(st.lists(TEXT, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
     ),
     m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
     m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
@@ -128,6 +139,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         TEXT,
         st.none() | LOADS,
         st.none() | TEXT,
+        st.lists(st.builds(m.QuarantinedPair, TEXT, TEXT, U32, NUMBERS), max_size=2).map(tuple),
     ),
 }
 RECORDS = st.builds(

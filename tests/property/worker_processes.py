@@ -37,6 +37,9 @@ class Surroundings(Protocol):
     iteration_s: float
     push_s: float
     records: dict[str, RequestRecord]
+    culprits: set[str]
+    killers: set[str]
+    bad_pairs: set[tuple[str, str]]
 
     @property
     def workers(self) -> Mapping[str, FakeWorker]:
@@ -53,6 +56,12 @@ class Surroundings(Protocol):
 
     def feed_worker(self, worker: FakeWorker, event: Any) -> None:
         """Tell a role."""
+
+    def kill(self, worker_id: str) -> None:
+        """End a worker without a word."""
+
+    def come_back(self, worker: FakeWorker) -> None:
+        """Start one that ended by itself again."""
 
 
 class WorkerProcesses:
@@ -108,6 +117,8 @@ class WorkerProcesses:
                 raise AssertionError(f"nobody performs {command}")
 
     def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
+        if not worker.alive:
+            return
         if worker.stalled:
             worker.waiting.append(lambda: self._load(worker, request_id, epoch))
             return
@@ -128,7 +139,18 @@ class WorkerProcesses:
             worker.waiting.append(lambda: self._iterate(worker))
             return
         sampled = []
-        for row in worker.batches.popleft().rows:
+        batch = worker.batches.popleft()
+        requests = {worker.engine[row.sequence_id].request_id for row in batch.rows}
+        if not self._world.killers.isdisjoint(requests):
+            self._world.kill(worker.member.id)
+            self._world.come_back(worker)
+            return
+        if worker.engine_is_broken or not self._world.culprits.isdisjoint(requests):
+            for row in batch.rows:  # what it wrote is anything
+                worker.write(row.block_ids, (-1,) * (row.first_position + row.num_tokens), row.first_position)
+            self._world.feed_worker(worker, c.IterationFailed("bad luck"))
+            return
+        for row in batch.rows:
             record = worker.engine.get(row.sequence_id)
             assert record is not None, "a row of a sequence that the engine forgot"
             known = len(record.prompt_token_ids) + worker.outputs[row.sequence_id]
@@ -188,6 +210,7 @@ class WorkerProcesses:
             or target.member.incarnation != push.target.incarnation
             or target.windows.get(push.request_id) != (push.epoch, push.target.block_ids)
         )
+        refused = refused or (worker.member.id, push.target.worker_id) in self._world.bad_pairs
         if refused or target is None:
             push.over = True
             self._push_failed(worker, push, "refused")

@@ -17,7 +17,7 @@ from spotwise.cli.mesh_access import find_store, open_store, running_state
 from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.cli.run_state import RunState, ServiceState
 from spotwise.core.cluster.views import holds_foreign_work
-from spotwise.core.messages import Member, MemberKind, Pool, WorkerLoad
+from spotwise.core.messages import Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 
@@ -171,6 +171,7 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
         lines.insert(0, "pool: home (now in), where a worker holds work of another pool")
+    lines = [*(_quarantine(pair) for status_ in members for pair in status_.member_now.quarantined), *lines]
     loads = [(s.member.id, load) for s in members if (load := s.member_now.load) is not None]
     for worker_id, load in sorted(loads, key=lambda entry: entry[0], reverse=True):
         if told := _told(load):
@@ -186,6 +187,15 @@ def _told(load: WorkerLoad) -> str:
         "in": load.kv_blocks_swapped_in,
     }
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
+
+def _quarantine(pair: QuarantinedPair) -> str:
+    """Say that a pair of workers gets no hand-offs, and for how long."""
+    left_s = max(0.0, pair.until_s - time.time())
+    return (
+        f"hand-offs from {pair.prompt_worker} to {pair.token_worker} failed for {pair.failures:,} requests; "
+        f"none for {left_s:.0f} s more"
+    )
 
 
 def _pool(status_: MemberStatus) -> str:

@@ -111,6 +111,21 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedPair:
+    """A prompt worker and a token worker between which hand-offs fail, as a scheduler reports them.
+
+    Attributes:
+        failures: requests whose hand-off between the two failed, since one went well.
+        until_s: Unix time from which the scheduler tries the pair again.
+    """
+
+    prompt_worker: str
+    token_worker: str
+    failures: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """Who a process is and how it is doing; sent as its heartbeat, kept in the registry.
 
@@ -122,6 +137,7 @@ class Member:
         load: of workers only.
         model_digest: of a worker, the digest of the weights that it computes with, once they are loaded; of a scheduler, the
             one that its mesh serves. `None` where there are no weights, or it is not known yet.
+        quarantined: of schedulers only: pairs of workers that get no hand-offs for a while.
     """
 
     id: str
@@ -136,3 +152,4 @@ class Member:
     model: str = ""
     load: WorkerLoad | None = None
     model_digest: str | None = None
+    quarantined: tuple[QuarantinedPair, ...] = ()

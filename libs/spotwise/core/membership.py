@@ -27,10 +27,15 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member left, fell silent or was replaced by a new incarnation; what it held is gone."""
+    """A member left, fell silent or was replaced by a new incarnation; what it held is gone.
+
+    Attributes:
+        is_expected: it said goodbye, or had said that it would leave.
+    """
 
     member: Member
     reason: str
+    is_expected: bool = False
 
 
 MembershipEvent = MemberJoined | MemberLost
@@ -65,7 +70,7 @@ class Membership:
             known = None
         if member.state is MemberState.LEFT:
             if known is not None:
-                events.append(self._lose(known, "left", now))
+                events.append(self._lose(known, "left", now, is_expected=True))
             return events
         self._members[member.id] = member
         self._heard_s[member.id] = self._listened_s(now)
@@ -113,8 +118,8 @@ class Membership:
         """Return the prompt and token workers present, in order of id."""
         return self.all(MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 
-    def _lose(self, member: Member, reason: str, now: float) -> MemberLost:
+    def _lose(self, member: Member, reason: str, now: float, *, is_expected: bool = False) -> MemberLost:
         del self._members[member.id]
         self._heard_s.pop(member.id, None)
         self._lost_s[member.id] = now
-        return MemberLost(member, reason)
+        return MemberLost(member, reason, is_expected or member.state is MemberState.DRAINING)

@@ -16,6 +16,7 @@ from spotwise.core.members import Member as Member
 from spotwise.core.members import MemberKind as MemberKind
 from spotwise.core.members import MemberState as MemberState
 from spotwise.core.members import Pool as Pool
+from spotwise.core.members import QuarantinedPair as QuarantinedPair
 from spotwise.core.members import WorkerLoad as WorkerLoad
 from spotwise.core.record import KvTarget
 from spotwise.core.request import FinishReason
@@ -33,6 +34,10 @@ class StreamRef:
     gateway_id: str
     stream_id: int
     incarnation: int = 0
+
+
+#: Whose fault a lost attempt may be: a worker, or the prompt worker and the token worker of a hand-off that failed.
+Suspects = tuple[str, ...]
 
 
 class RejectCode(StrEnum):
@@ -56,6 +61,7 @@ class SubmitRequest:
         max_new_tokens: tokens still owed at most.
         prefix_spans: hashes of the prompt's beginnings, see `prefix_spans.py`: who was sent the same may still hold its KV.
         priority: of those that wait for room, the lower number comes first.
+        avoid: what its earlier attempts failed of, the latest last.
     """
 
     request_id: str
@@ -65,6 +71,7 @@ class SubmitRequest:
     max_new_tokens: int
     prefix_spans: tuple[int, ...] = ()
     priority: int = 0
+    avoid: tuple[Suspects, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +257,7 @@ class TokenDelta(NamedTuple):
         queue_s: with a sequence's first token here: seconds from the order to its prefill.
         cached_tokens: with a sequence's first token here: tokens of its prompt that needed no computing.
         logprobs, prompt_logprobs: where the client asked for them.
+        suspects: with a retryable error that another choice of workers may avoid.
     """
 
     stream_id: int
@@ -262,6 +270,7 @@ class TokenDelta(NamedTuple):
     cached_tokens: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    suspects: Suspects = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.requests import Requests
+from spotwise.core.cluster.requests import Entry, Requests
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import MemberKind, RejectCode
 
@@ -115,6 +115,10 @@ class SchedulerRole:
         """Requests accepted and not closed."""
         return len(self._requests)
 
+    def quarantined(self, now: float) -> tuple[m.QuarantinedPair, ...]:
+        """Pairs of workers that get no hand-offs at Unix time `now` (seconds)."""
+        return self._assigner.quarantine.shown(now)
+
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerCommand]:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
         self._handlers[type(event)](event, now)
@@ -131,6 +135,7 @@ class SchedulerRole:
             if known.order.epoch >= order.epoch:
                 return  # delivered twice, or overtaken by a newer attempt
             self._assigner.drop(known, cancel=True)
+        self._note_failures(order, known.order.avoid if known is not None else (), now)
         if refusal := self._refusal(order):
             self._reject(order, *refusal)
             return
@@ -138,6 +143,12 @@ class SchedulerRole:
         self._commands.append(m.to_gateway(order.stream, accepted))
         self._requests.accept(order, now)
         self._assigner.assign_waiting(now)
+
+    def _note_failures(self, order: m.SubmitRequest, before: tuple[m.Suspects, ...], now: float) -> None:
+        """Learn of hand-offs that failed: those that the request's last attempt did not have to avoid yet."""
+        for suspects in order.avoid:
+            if suspects not in before and len(suspects) > 1 and all(id_ in self.pools for id_ in suspects):
+                self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
 
     def _refusal(self, order: m.SubmitRequest) -> tuple[RejectCode, str, float | None] | None:
         if not self.pools.ready:
@@ -164,12 +175,20 @@ class SchedulerRole:
     def _close(self, order: m.CloseRequest, now: float) -> None:
         entry = self._requests.get(order.request_id)
         if entry is not None and entry.order.epoch <= order.epoch:
+            if order.finished:
+                self._note_success(entry)
             self._assigner.drop(entry, cancel=not order.finished)
             self._assigner.assign_waiting(now)
         elif entry is None and not order.finished:
             # accepted by a scheduler that is no more: whoever holds it must hear of it
             for worker in self.pools:
                 self._assigner.cancel(worker.id, order.request_id, order.epoch)
+
+    def _note_success(self, entry: Entry) -> None:
+        """Learn of a hand-off that went well, where the request could not end with its first token."""
+        prompt_worker, token_worker, asked_s = entry.prompt_worker, entry.token_worker, entry.asked_s
+        if prompt_worker and token_worker and asked_s is not None and entry.order.max_new_tokens > 1:
+            self._assigner.quarantine.went_well((prompt_worker, token_worker), asked_s)
 
     # --- members and time ---------------------------------------------------------------------------------------------
 
@@ -190,6 +209,7 @@ class SchedulerRole:
                 self.pools.join(member)
         elif member.kind in _WORKERS:
             self.pools.lose(member.id)
+            self._assigner.quarantine.forget(member.id)
             self._assigner.give_back(lambda entry: member.id in (entry.prompt_worker, entry.token_worker))
         elif member.kind is MemberKind.GATEWAY:
             for entry in [entry for entry in self._requests if entry.order.stream.gateway_id == member.id]:
@@ -207,6 +227,7 @@ class SchedulerRole:
         for change in self.membership.expire(now):
             self._member_changed(change)
         self._drop_orphans(now)
+        self._assigner.quarantine.expire(now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)
         for entry in self._requests.queued:

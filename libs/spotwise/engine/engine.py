@@ -7,7 +7,8 @@ row that reaches the end of its known tokens, and appends what it sampled.
 Invariants: a token is the same whatever rows run beside it (bit for bit in so far as the matrix products are); weights are
 held once, by all workers of a machine together where they have a folder for that; every method but the KV cache's is called
 from one thread; when an iteration returns, a device has finished what it was given, so that any thread may copy the KV that
-was written, on any stream. Layers of an iteration that still runs are told of as they write theirs (`layer_progress`).
+was written, on any stream; one that raises has appended nothing, so that its rows can be run again. Layers of an iteration
+that still runs are told of as they write theirs (`layer_progress`).
 """
 
 from __future__ import annotations
@@ -264,12 +265,18 @@ class Engine:
             self._kernels,
         )
         logprobs = logprobs_where_asked(logits, [seq.sampling for seq in sequences], token_ids)
-        results = []
-        for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True):
-            reported = None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs)
+        results = tuple(
+            SampledToken(
+                sequence.sequence_id,
+                token_id,
+                logprob,
+                None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
+            )
+            for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True)
+        )
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
             sequence.append(token_id)
-            results.append(SampledToken(sequence.sequence_id, token_id, logprob, reported))
-        return tuple(results)
+        return results
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
         """Return logits `[rows, vocab_size]` where all rows decode and a recording can compute them."""

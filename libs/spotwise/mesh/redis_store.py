@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool
+from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords
@@ -172,4 +172,6 @@ def _member(fields: dict[str, object]) -> Member:
     fields["state"] = MemberState(str(fields["state"]))
     fields["pool"] = Pool(str(fields["pool"])) if fields["pool"] else None
     fields["load"] = None  # the registry says who is there; how they do, they say themselves
-    return Member(**fields)  # type: ignore[arg-type]
+    quarantined = fields.pop("quarantined", ())  # the registration of an older process has none
+    assert isinstance(quarantined, list | tuple)
+    return Member(**fields, quarantined=tuple(QuarantinedPair(**pair) for pair in quarantined))  # type: ignore[arg-type]

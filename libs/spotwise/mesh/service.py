@@ -206,8 +206,7 @@ class ServiceHost:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("task_failed", task=task.get_name(), exc_info=error)
-            self._failure = MeshError(f"background work failed: {task.get_name()}: {error}")
-            self.stop()
+            self.fail(f"background work failed: {task.get_name()}: {error}")
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Call `work` again and again; a broker or store that is away for a moment is logged and waited for."""
@@ -241,6 +240,11 @@ class ServiceHost:
     def stop(self) -> None:
         """End `run`; idempotent."""
         self._stopping.set()
+
+    def fail(self, reason: str) -> None:
+        """End `run` with an error, so that whoever supervises the process starts another."""
+        self._failure = MeshError(reason)
+        self.stop()
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`; raises as `serve`."""

@@ -143,6 +143,15 @@ def member_to(member: m.Member) -> cluster.Member:
         model=member.model,
         load=_load_to(member.load) if member.load else None,
         model_digest=member.model_digest,
+        quarantined=[
+            cluster.QuarantinedPair(
+                prompt_worker=pair.prompt_worker,
+                token_worker=pair.token_worker,
+                failures=pair.failures,
+                until_unix_s=pair.until_s,
+            )
+            for pair in member.quarantined
+        ],
     )
 
 
@@ -161,6 +170,10 @@ def member_from(proto: cluster.Member) -> m.Member:
         model=proto.model,
         load=_load_from(proto.load) if proto.HasField("load") else None,
         model_digest=proto.model_digest if proto.HasField("model_digest") else None,
+        quarantined=tuple(
+            m.QuarantinedPair(pair.prompt_worker, pair.token_worker, pair.failures, pair.until_unix_s)
+            for pair in proto.quarantined
+        ),
     )
 
 
@@ -202,6 +215,7 @@ def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
         max_new_tokens=message.max_new_tokens,
         prefix_spans=message.prefix_spans,
         priority=message.priority,
+        avoid=[cluster.Suspects(worker_ids=suspects) for suspects in message.avoid],
     )
 
 
@@ -214,6 +228,7 @@ def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
         max_new_tokens=proto.max_new_tokens,
         prefix_spans=tuple(proto.prefix_spans),
         priority=proto.priority,
+        avoid=tuple(tuple(suspects.worker_ids) for suspects in proto.avoid),
     )
 
 

@@ -132,6 +132,7 @@ def batch_from(proto: pb.TokenBatch) -> TokenBatch:
             prompt_logprobs=tuple(_logprobs_from(entry) for entry in extra.prompt_logprobs)
             if extra.has_prompt_logprobs
             else None,
+            suspects=tuple(extra.suspects),
         )
     number = proto.number if proto.HasField("number") else None
     return TokenBatch(proto.worker_id, tuple(deltas), proto.incarnation, number)
@@ -160,6 +161,7 @@ def _extra_to(position: int, delta: TokenDelta) -> pb.TokenExtra:
         logprobs=_logprobs_to(delta.logprobs) if delta.logprobs else None,
         has_prompt_logprobs=delta.prompt_logprobs is not None,
         prompt_logprobs=[_logprobs_to(entry) for entry in delta.prompt_logprobs or ()],
+        suspects=delta.suspects,
     )
 
 

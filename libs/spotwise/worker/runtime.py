@@ -76,7 +76,7 @@ class WorkerRuntime:
                 c.SwapOut: swaps.swap_out,
                 c.SwapIn: swaps.swap_in,
                 c.TakeHome: lambda command: host.introduce(pool=command.pool),
-                c.Leave: lambda command: host.stop(),
+                c.Leave: lambda command: host.fail(command.failure) if command.failure else host.stop(),
             },
             journal,
         )

@@ -1,12 +1,23 @@
 """The cluster scheduler: a prompt worker and a token worker for every request."""
 
 import sys
+from dataclasses import replace
 
 import structlog
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
+from spotwise.core.messages import (
+    Member,
+    MemberKind,
+    QuarantinedPair,
+    RecordLedger,
+    RequestAccepted,
+    RequestRejected,
+    Send,
+    SubmitRequest,
+    Tick,
+)
 from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
@@ -37,6 +48,7 @@ class SchedulerService:
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
             journal,
         )
+        self._quarantined: tuple[QuarantinedPair, ...] = ()
 
     async def start(self) -> None:
         """Learn who is registered, hear gateways, workers and heartbeats, and keep time.
@@ -47,6 +59,7 @@ class SchedulerService:
         Raises:
             MeshError: the store does not answer.
         """
+        self._host.describe_with(self._describe)
         for member in await self._host.store.members():
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
@@ -58,9 +71,13 @@ class SchedulerService:
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
 
+    def _describe(self, member: Member) -> Member:
+        return replace(member, quarantined=self._role.quarantined(self._host.clock.now()))
+
     def _tick(self, tick: Tick) -> None:
         self._loop.feed(tick)
         self._say_which_model()
+        self._log_quarantine()
 
     def _say_which_model(self) -> None:
         """Register what the mesh serves, for `spotwise status` and for workers that join, and log who has something else."""
@@ -71,6 +88,21 @@ class SchedulerService:
             if self._refused.get(worker_id, "") != digest:
                 _log.error("other_weights", worker=worker_id, weights=digest, served=pools.served_model.digest)
         self._refused = refused
+
+    def _log_quarantine(self) -> None:
+        """Say once for each time that a pair rests or is tried again."""
+        logged = {(pair.prompt_worker, pair.token_worker, pair.until_s) for pair in self._quarantined}
+        now = self._host.clock.now()
+        self._quarantined = self._role.quarantined(now)
+        for pair in self._quarantined:
+            if (pair.prompt_worker, pair.token_worker, pair.until_s) not in logged:
+                _log.warning(
+                    "pair_quarantined",
+                    prompt_worker=pair.prompt_worker,
+                    token_worker=pair.token_worker,
+                    failures=pair.failures,
+                    for_s=round(pair.until_s - now, 1),
+                )
 
     async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
         """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""

@@ -50,6 +50,7 @@ _STATUS = {
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
     g.FAIL_STORE: 503,
+    g.FAIL_FELLS_WORKERS: 422,  # no 5xx: clients send those again by themselves
 }
 
 
@@ -247,6 +248,7 @@ class MeshGeneration:
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
             prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),
             priority=stream.spec.priority,
+            avoid=command.avoid,
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:

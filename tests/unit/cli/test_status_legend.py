@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
 
 from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row, _table, _with_other_weights
-from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription
 
 
@@ -49,6 +50,17 @@ def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: Work
     assert _row(status)[2] == shown
     assert any(line.startswith("pool:") for line in _legend([status])) == ("(" in shown)
     assert _as_dict(status)["pool_now"] == ("mixed" if "mixed" in shown else shown)
+
+
+def test_pairs_without_hand_offs_are_named() -> None:
+    """Below the table, with what happened and for how long; in JSON as the scheduler says it."""
+    pair = QuarantinedPair("p", "t", 3, time.time() + 20.4)
+    member = Member("s", MemberKind.CLUSTER_SCHEDULER, 1, MemberState.READY, "host", 1, "host:1", quarantined=(pair,))
+    status = MemberStatus(member, True, None)
+    assert "hand-offs from p to t failed for 3 requests; none for 20 s more" in _legend([status])
+    assert _as_dict(status)["quarantined"] == (
+        {"prompt_worker": "p", "token_worker": "t", "failures": 3, "until_s": pair.until_s},
+    )
 
 
 def worker_with(load: WorkerLoad) -> MemberStatus:

@@ -65,7 +65,7 @@ def test_who_says_that_it_left_is_lost_at_once() -> None:
     gone = replace(GATEWAY, state=MemberState.LEFT)
     assert members.observe(gone, 0.0) == []
     members.observe(GATEWAY, 0.1)
-    assert members.observe(gone, 0.2) == [MemberLost(GATEWAY, "left")]
+    assert members.observe(gone, 0.2) == [MemberLost(GATEWAY, "left", is_expected=True)]
     assert members.expire(9.0) == []
 
 

@@ -143,7 +143,7 @@ def test_every_error_code_is_listed() -> None:
     source = "\n".join(path.read_text() for path in gateway.glob("*.py"))
     told = set(re.findall(r'code="(\w+)"', source))
     told |= {RejectCode(code).value for code in RejectCode}
-    told |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE, g.FAIL_STORE}
+    told |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE, g.FAIL_STORE, g.FAIL_FELLS_WORKERS}
     assert told <= listed
     assert all(f'"{code}"' in source or code in told for code in listed)
 

@@ -198,15 +198,25 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
     await worker.idle()
 
 
-async def test_an_iteration_that_fails_ends_its_sequences_and_the_worker_goes_on(
-    mesh: TwinMesh, worker: TwinWorker
-) -> None:
-    """All of that batch, with the engine's words; a request after it gets its tokens."""
+async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh, worker: TwinWorker) -> None:
+    """It is run again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
     await mesh.write("r", PROMPT, 3, stream_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.end_of(1)
+    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
+    await worker.idle()
+
+
+async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_goes_on(
+    mesh: TwinMesh, worker: TwinWorker
+) -> None:
+    """With the engine's words, and the worker's name; a request after it gets its tokens."""
+    worker.engine.failures += [RuntimeError("out of memory"), RuntimeError("out of memory")]
+    await mesh.write("r", PROMPT, 3, stream_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
     end = await mesh.end_of(1)
-    assert end.finish_reason is FinishReason.ERROR
+    assert (end.finish_reason, end.retryable, end.suspects) == (FinishReason.ERROR, True, ("w",))
     assert "RuntimeError: out of memory" in end.error
     await worker.idle()
     await mesh.write("next", PROMPT, 3, stream_id=2)
@@ -228,6 +238,7 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
     assert [delta.token_id for delta in mesh.deltas(1)] == [*expected_tokens(PROMPT, 1), None]
     assert (end.token_index, end.finish_reason, end.retryable) == (1, FinishReason.ERROR, True)
     assert "the KV hand-off failed" in end.error
+    assert end.suspects == ("w", "o")
     await worker.idle()
     await other.idle()
 
@@ -253,7 +264,7 @@ async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorke
     await mesh.write("r", PROMPT, 3, stream_id=1)
     await mesh.reserve("w", "r", 6, 3, stream_id=1)
     await mesh.heard_of(m.KvReserved, "r")
-    mesh.clock.advance(5.0)
+    mesh.clock.advance(10.0)
     end = await mesh.end_of(1)
     assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
     await worker.idle()

@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spotwise.core import messages as m
+from spotwise.core.cluster.avoidance import AvoidingPlacer
 from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.prefix_memory import PrefixMemory
+from spotwise.core.cluster.quarantine import Quarantine
 from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.repurposing import Repurposing
 from spotwise.core.cluster.requests import Entry, Requests
@@ -58,7 +60,8 @@ class Assigner:
         self._scheduler_id = scheduler_id
         self._pools = pools
         self._requests = requests
-        self._placer = Placer(pools, policy)
+        self.quarantine = Quarantine()
+        self._placer = AvoidingPlacer(Placer(pools, policy), self.quarantine)
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
@@ -77,7 +80,7 @@ class Assigner:
                 break
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
             demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
-            placement = self._placer.place(demand)
+            placement = self._placer.place(demand, order.avoid, now)
             if placement is None:
                 break
             self.repurposing.placed(placement.short)
@@ -112,6 +115,7 @@ class Assigner:
             )
             self._start_prefill(entry, self._assignments, target)
         else:
+            self.quarantine.tried((prompt_worker.id, token_worker.id), now)
             self._pools.intend(prompt_worker.id, entry.request_id, entry.prompt_queued)
             self._count(entry, token_worker, 0, now)
             self._reserve(entry, self._assignments, token_worker.id)

@@ -59,11 +59,13 @@ class Demand:
         prompt_tokens: at least 1.
         max_new_tokens: at least 1.
         held: of the prompt's first tokens, how many a worker may hold already, by worker id.
+        without: workers that are not chosen.
     """
 
     prompt_tokens: int
     max_new_tokens: int
     held: Mapping[str, int] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
 
     def uncomputed(self, worker: WorkerView) -> int:
         """Tokens of the prompt that the worker would have to compute: the last one always."""
@@ -79,6 +81,7 @@ class PlacedBy(StrEnum):
     CONVERSION = "conversion"
     BREAK_EVEN = "break_even"
     ALL_OVER = "all_over"
+    BAD_PAIR = "bad_pair"  #: `avoidance.py`
 
 
 @dataclass(slots=True)
@@ -249,7 +252,7 @@ class Placer:
     def _token_worker(self, demand: Demand, group: Group, *, bounded: bool = True) -> WorkerView | None:
         max_owed = self._policy.max_owed_tokens
         spare = max_owed - demand.max_new_tokens if bounded and max_owed is not None else None
-        need = Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True, max_owed=spare)
+        need = Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True, max_owed=spare, without=demand.without)
         return next(iter(self._pools.first_of(Queue.HOME, (group,), need)), None)
 
     def _first(
@@ -263,6 +266,7 @@ class Placer:
             reserves,
             self._policy.max_pending_prompt_tokens - demand.prompt_tokens if bounded else None,
             max_owed - demand.max_new_tokens if max_owed is not None else None,
+            demand.without,
         )
         found = self._pools.first_of(queue, groups, need)
         for worker_id in demand.held:

@@ -34,6 +34,7 @@ class Need:
         reserves: whether it must have room for the request's KV; else it must only be able to hold the prompt ever.
         max_pending: prompt tokens that may be pending there at most, where a prompt waits; `None` for no bound.
         max_owed: tokens that may be owed there at most, where any are; `None` for no bound.
+        without: workers that are not chosen.
     """
 
     prompt_tokens: int
@@ -41,6 +42,7 @@ class Need:
     reserves: bool
     max_pending: int | None = None
     max_owed: int | None = None
+    without: frozenset[str] = frozenset()
 
     @property
     def kv_tokens(self) -> int:
@@ -50,6 +52,8 @@ class Need:
     def is_met_by(self, view: WorkerView) -> bool:
         """Tell whether the worker has all of it."""
         if view.tokens_to_wait_behind > _bound(self.max_pending) or view.owed_tokens > _bound(self.max_owed):
+            return False
+        if self.without and view.id in self.without:
             return False
         if self.reserves:
             return view.has_room(self.prompt_tokens, self.max_new_tokens)

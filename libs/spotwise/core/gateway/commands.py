@@ -66,6 +66,7 @@ class SubmitAttempt:
     stream_id: int
     output_token_ids: tuple[int, ...]
     model_digest: str | None = None
+    avoid: tuple[m.Suspects, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +106,10 @@ FAIL_NO_SCHEDULER = "no_scheduler"
 FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
 FAIL_STORE = "store_unavailable"
+FAIL_FELLS_WORKERS = "fells_workers"
+FELLS_WORKERS = (
+    "three workers in a row ended or failed while they computed this request, and it is not given to another; "
+    "do not send it again as it is"
+)
 
 GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger

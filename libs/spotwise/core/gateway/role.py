@@ -2,7 +2,8 @@
 
 Law: the gateway owns a request. It numbers its attempts (epochs), hands each token on exactly once and in order, and when a
 worker is lost or gives an attempt back, submits the next one with the tokens committed so far; the client sees a pause. Only
-when recovery has failed for `recovery_s`, or the first attempt is rejected, does the client see an error.
+when recovery has failed for `recovery_s`, attempts come to nothing (`attempt_history.py`), or the first attempt is rejected,
+does the client see an error.
 
 Source: stateful inference recovery at token granularity, SpotServe section 4; the stateless sampler (`sampling.py`) makes
 the committed tokens sufficient.
@@ -24,8 +25,9 @@ from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.attempt_history import MAX_FRUITLESS, AttemptHistory
 from spotwise.core.gateway.received_batches import ReceivedBatches
-from spotwise.core.membership import MemberLost, Membership
+from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, RequestState, advance, is_terminal
 
 
@@ -87,6 +89,7 @@ class _Request:
     progress_s: float = 0.0
     lost_since_s: float | None = None
     retry_at_s: float | None = None
+    history: AttemptHistory = field(default_factory=AttemptHistory)
 
 
 class GatewayRole:
@@ -149,9 +152,11 @@ class GatewayRole:
         request.doubted_s.clear()
         request.gap_since_s = None
         request.submitted_s, request.retry_at_s = now, None
+        request.history.began()
+        token_ids, avoid = tuple(request.token_ids), request.history.avoid
         self._commands.append(
             g.SubmitAttempt(
-                request.request_id, request.epoch, request.stream_id, tuple(request.token_ids), request.model_digest
+                request.request_id, request.epoch, request.stream_id, token_ids, request.model_digest, avoid
             )
         )
 
@@ -204,10 +209,35 @@ class GatewayRole:
             if not request.workers:
                 self._attempt_lost(request, "the broker was away", now)
 
-    def _attempt_lost(self, request: _Request, reason: str, now: float) -> None:
-        """Try again soon, or give up when that has gone on for too long."""
+    def _attempt_lost(
+        self,
+        request: _Request,
+        reason: str,
+        now: float,
+        *,
+        suspects: m.Suspects = (),
+        felled: m.Member | None = None,
+    ) -> None:
+        """Try again soon, or give up when that has gone on for too long, or comes to nothing.
+
+        Args:
+            suspects: whom the worker names that gave the attempt back.
+            felled: the worker that ended with it.
+        """
         if request.retry_at_s is not None:
             return  # lost already, and the next attempt has its time
+        self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
+        if suspects:
+            request.history.given_back(suspects)
+        if felled is not None:
+            request.history.felled(felled.id, felled.incarnation)
+        if request.history.has_felled_too_many:
+            self._fail(request, g.FAIL_FELLS_WORKERS, g.FELLS_WORKERS, None, now)
+            return
+        if request.history.is_fruitless:
+            message = f"the request made no progress in {MAX_FRUITLESS} attempts: {reason}"
+            self._fail(request, g.FAIL_NOT_RECOVERED, message, 1.0, now)
+            return
         is_first = request.lost_since_s is None
         if request.lost_since_s is None:
             request.lost_since_s = now
@@ -217,8 +247,7 @@ class GatewayRole:
             return
         self._streams.pop(request.stream_id, None)
         request.retry_at_s = now + self.limits.retry_pause_s
-        self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
-        if is_first:
+        if is_first and not request.history.is_suspect:
             self._submit(request, now)
 
     # --- tokens -------------------------------------------------------------------------------------------------------
@@ -250,7 +279,7 @@ class GatewayRole:
         """Take in what a worker says of an attempt; tell whether it was the next token, or the end."""
         if delta.finish_reason is FinishReason.ERROR:
             if delta.retryable:
-                self._attempt_lost(request, delta.error, now)
+                self._attempt_lost(request, delta.error, now, suspects=delta.suspects)
             else:
                 self._fail(request, g.FAIL_ENGINE, delta.error, None, now)
             return True
@@ -273,6 +302,7 @@ class GatewayRole:
             request.state = advance(request.state, RequestEvent.PREFILL_STARTED)
         request.progress_s, request.lost_since_s = now, None
         request.gap_since_s = now if request.early else None
+        request.history.brought(len(ready))
         finish_reason = ready[-1].finish_reason
         self._commands.append(g.Deliver(request.request_id, tuple(ready), finish_reason))
         if finish_reason is not None:
@@ -321,15 +351,20 @@ class GatewayRole:
         for event in self.membership.observe(member, now):
             if isinstance(event, MemberLost):
                 self._member_lost(event, now)
+            elif isinstance(event, MemberJoined):
+                for request in self._requests.values():
+                    request.history.has_returned(member.id, member.incarnation)
 
     def _member_lost(self, event: MemberLost, now: float) -> None:
         """Recover what the member had: a worker its assigned requests, a scheduler those that wait in its queue."""
         member = event.member
         is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
+        felled = None if event.is_expected else member
         for request in list(self._requests.values()):
             waits = is_scheduler and request.queued and not request.workers and request.retry_at_s is None
             if waits or member.id in request.workers:
-                self._attempt_lost(request, f"{member.kind.value} {member.id} {event.reason}", now)
+                reason = f"{member.kind.value} {member.id} {event.reason}"
+                self._attempt_lost(request, reason, now, felled=None if waits else felled)
 
     def _was_away(self, seconds: float) -> None:
         """Put off what silence would end: nobody could be heard."""
@@ -349,14 +384,33 @@ class GatewayRole:
         for change in self.membership.expire(now):
             if isinstance(change, MemberLost):
                 self._member_lost(change, now)
+        tries_a_suspect: bool | None = None  # not looked for yet
         for request in list(self._requests.values()):
             if request.retry_at_s is not None:
-                if request.retry_at_s <= now:
-                    self._submit(request, now)
+                if request.retry_at_s > now:
+                    continue
+                if request.history.is_suspect:
+                    if tries_a_suspect is None:
+                        tries_a_suspect = self._tries_a_suspect()
+                    if tries_a_suspect:
+                        self._wait_for_suspect(request, now)
+                        continue
+                    tries_a_suspect = True
+                self._submit(request, now)
             elif any(now - since_s > self.limits.gap_s for since_s in _missing_s(request)):
                 self._attempt_lost(request, "tokens were lost on their way", now)
             elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)
+
+    def _tries_a_suspect(self) -> bool:
+        return any(request.history.is_suspect and request.retry_at_s is None for request in self._requests.values())
+
+    def _wait_for_suspect(self, request: _Request, now: float) -> None:
+        """Look again later; the time for its recovery does not run meanwhile."""
+        assert request.retry_at_s is not None and request.lost_since_s is not None
+        retry_at_s = now + self.limits.retry_pause_s
+        request.lost_since_s += retry_at_s - request.retry_at_s
+        request.retry_at_s = retry_at_s
 
 
 def _missing_s(request: _Request) -> list[float]:

@@ -67,7 +67,7 @@ class IterationsCounted:
 
 @dataclass(frozen=True, slots=True)
 class IterationFailed:
-    """The engine raised in the oldest batch ordered; nothing of it counts."""
+    """The engine raised in the oldest batch ordered; nothing of it counts, and its sequences are as they were."""
 
     reason: str
 
@@ -282,7 +282,13 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process."""
+    """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process.
+
+    Attributes:
+        failure: why it cannot go on, where it was not sent away: another process is to take its place.
+    """
+
+    failure: str = ""
 
 
 WorkerCommand = (

@@ -174,7 +174,9 @@ class Holdings:
         self._deltas.clear()
         return batches
 
-    def tell_failure(self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool) -> None:
+    def tell_failure(
+        self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool, suspects: m.Suspects = ()
+    ) -> None:
         """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""
         delta = m.TokenDelta(
             stream_id=stream.stream_id,
@@ -183,14 +185,15 @@ class Holdings:
             finish_reason=FinishReason.ERROR,
             error=reason,
             retryable=retryable,
+            suspects=suspects,
         )
         self.publish(stream, delta)
 
     # --- ways out -----------------------------------------------------------------------------------------------------
 
-    def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool) -> None:
+    def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool, suspects: m.Suspects = ()) -> None:
         """End a sequence that cannot be served here, and tell its gateway and its other worker."""
-        self.tell_failure(sequence.stream, sequence.output_tokens, reason, retryable=retryable)
+        self.tell_failure(sequence.stream, sequence.output_tokens, reason, retryable=retryable, suspects=suspects)
         self.record(sequence, "failed", now, reason=reason)
         self.cancel_target(sequence)
         self.end(sequence, FinishReason.ERROR)

@@ -2,14 +2,15 @@
 
 Law: iteration-level scheduling (Orca, section 4.1): between iterations finished sequences leave and waiting ones join. As many
 iterations are in flight as the engine's pipeline has stages, one without a pipeline; they end in the order in which they were
-ordered, and a sequence is in one of them at most. Decode rows and prefill rows share an iteration; a prompt may take several,
-and its first token comes with the last of them. Rows are offered in the order of the worker's discipline (`discipline.py`).
+ordered, and a sequence is in one of them at most. What fails is examined (`examination.py`). Decode rows and prefill rows
+share an iteration; a prompt may take several, and its first token comes with the last of them. Rows are offered in the order
+of the worker's discipline (`discipline.py`).
 
-Invariants: every runnable decode takes part as long as there are rows and blocks. FCFS: of two sequences whose prompts are
-computed here and that are never preempted, the earlier has run at least as many iterations as the later, but for those in
-which it lacked a block, or has ended; who has no blocks yet is not passed by a later one that has none either. Where prompts
-come first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that were preempted and wait for
-theirs; where they do not, nobody loses blocks but to who came before.
+Invariants, but while a failure is examined: every runnable decode takes part as long as there are rows and blocks. FCFS: of
+two sequences whose prompts are computed here and that are never preempted, the earlier has run at least as many iterations as
+the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed by a later one that has
+none either. Where prompts come first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that
+were preempted and wait for theirs; where they do not, nobody loses blocks but to who came before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.discipline import Order
+from spotwise.core.worker.examination import Examination, Verdict
 from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.memory import Memory
 from spotwise.core.worker.pace import Pace
@@ -46,6 +48,9 @@ class Iterations:
         self._policy = policy
         self._pace = Pace(policy.max_stall_s, policy.context_parity, policy.cost)
         self._runs = CountedRuns(holdings, policy)
+        self._examination = Examination()
+        #: Why the engine is of no use any more; `None` while it is.
+        self.broken: str | None = None
         self._members: frozenset[str] = frozenset()
         self._decodes_bound_prompts = policy.max_stall_s is not None or policy.limits.max_num_batched_tokens is not None
 
@@ -57,20 +62,33 @@ class Iterations:
     def run_next(self, now: float) -> None:
         """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
         while self._holdings.iterations_in_flight < self._policy.max_in_flight:
-            candidates = self._order.order(self._candidates(), now)
+            examined = self._examination.next_part()
+            if examined is not None and self._holdings.iterations_in_flight:
+                return  # one at a time: whose fault it was must be plain
+            candidates = self._order.order(self._candidates() if examined is None else examined, now)
             self._memory.start_round(candidates, now)
             members, batch = self._next_batch(candidates, now)
             if batch is not None:
-                self._begin(members, batch, candidates, now)
+                self._begin(members, batch, candidates, now, examines=examined is not None)
             self._memory.end_round()
             if batch is None:
-                return
+                if examined is None:
+                    return
+                self._examination.skip_part()
 
-    def _begin(self, members: list[tuple[Sequence, int]], batch: Batch, candidates: list[Sequence], now: float) -> None:
+    def _begin(
+        self,
+        members: list[tuple[Sequence, int]],
+        batch: Batch,
+        candidates: list[Sequence],
+        now: float,
+        *,
+        examines: bool,
+    ) -> None:
         self._holdings.begin_iteration(members)
         self._pace.ordered(batch, now)
-        somebody_waits = len(members) < len(candidates)
-        is_settled = not somebody_waits or self._memory.is_settled(candidates)
+        somebody_waits = examines or len(members) < len(candidates)
+        is_settled = not examines and (not somebody_waits or self._memory.is_settled(candidates))
         steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
         self._holdings.say(c.RunIteration(batch, steps))
 
@@ -144,6 +162,7 @@ class Iterations:
         self.finished += 1
         self._pace.ended(now)
         members = self._holdings.end_iteration()
+        self._examination.succeeded(members)
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
             self._memory.prefixes.enter_computed(sequence)
@@ -161,11 +180,14 @@ class Iterations:
         self._pace.ended(now)
         if event.steps > 1:
             self._runs.advance(event.steps)
-            for sequence, _ in self._holdings.end_iteration():
+            members = self._holdings.end_iteration()
+            self._examination.succeeded(members)
+            for sequence, _ in members:
                 if sequence.tokens_to_length <= 0:
                     self._token_counted(sequence, now)
             return
         members, prefixes = self._holdings.end_iteration(), self._memory.prefixes
+        self._examination.succeeded(members)
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
             if prefixes.is_enabled:
@@ -178,11 +200,28 @@ class Iterations:
                     self._token_counted(sequence, now)
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
-        """Give up what was in the batch: what the engine did to it is unknown."""
+        """Try the batch again in parts; of whom it is known that the engine fails with it, or where it always does, give up.
+
+        Nothing is undone: positions, tokens and the prefix cache advance with a result only, and the KV that was written is
+        written again.
+        """
         self._runs.count(1, ended=True)
-        self._pace.ended(now)
-        for sequence, _ in self._holdings.end_iteration():
-            self._holdings.fail(sequence, f"the engine failed: {event.reason}", now, retryable=False)
+        self._pace.ended(now, failed=True)
+        members = [sequence for sequence, _ in self._holdings.end_iteration()]
+        match self._examination.failed(members):
+            case Verdict.CULPRIT:
+                reason = f"the engine fails with this request: {event.reason}"
+                self._holdings.fail(members[0], reason, now, retryable=False)
+            case Verdict.GIVE_BACK:
+                self._give_back(members, f"the engine failed with this request alone: {event.reason}", now)
+            case Verdict.ENGINE_FAILS:
+                self.broken = f"the engine fails for every request: {event.reason}"
+                self._give_back([each for each in self._holdings if not each.condemned], self.broken, now)
+
+    def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
+        """Let other workers try."""
+        for sequence in sequences:
+            self._holdings.fail(sequence, reason, now, retryable=True, suspects=(self._holdings.worker_id,))
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         assert sequence.stop is not None  # what has no record is in no batch

@@ -133,11 +133,13 @@ class Pace:
         """Note an iteration that begins now, or after those in flight."""
         self._in_flight.append((batch, now))
 
-    def ended(self, now: float) -> None:
+    def ended(self, now: float, *, failed: bool = False) -> None:
         """Note that the oldest iteration in flight has ended; it began when the one before it had, or when it was ordered."""
         batch, ordered_s = self._in_flight.popleft()
         seconds = now - max(ordered_s, self._last_end_s)
         self._last_end_s = now
+        if failed:
+            return
         if batch.prompt_tokens < MIN_TOKENS or seconds <= 0.0:  # a clock that was set back
             return
         contexts = [(row.is_decode, pairs(row.first_position, row.num_tokens)) for row in batch.rows]

@@ -11,7 +11,7 @@ far, tries again elsewhere.
 Source: Splitwise, sections 4.2 and 4.3.
 
 Invariants: a push is opened for blocks that its sequence keeps until the push has ended; one is opened, or sent whole, at most
-once for a sequence.
+once for a sequence, however often its iterations fail.
 """
 
 from __future__ import annotations
@@ -154,8 +154,12 @@ class PromptSide:
     def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
         """Give the attempt back to its gateway."""
         sequence = self._holdings.push_ended(event.request_id, event.epoch)
-        if sequence is not None:
-            self._holdings.fail(sequence, f"the KV hand-off failed: {event.reason}", now, retryable=True)
+        if sequence is None:
+            return
+        assert sequence.target is not None
+        suspects = (self._holdings.worker_id, sequence.target.worker_id)
+        reason = f"the KV hand-off failed: {event.reason}"
+        self._holdings.fail(sequence, reason, now, retryable=True, suspects=suspects)
 
     def renew_leases(self, now: float) -> None:
         """Tell every token worker, in one message each, which of its reservations are still wanted."""

@@ -75,6 +75,7 @@ class WorkerRole:
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
+        self._failure = ""
         self._has_left = False
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
@@ -111,6 +112,7 @@ class WorkerRole:
     def handle(self, event: c.WorkerEvent, now: float) -> list[c.WorkerCommand]:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
         self._handlers[type(event)](event, now)
+        self._give_up_broken_engine(now)
         self._iterations.run_next(now)
         self._iterations.end_run_after(event)
         self._leave_if_done(now)
@@ -205,12 +207,20 @@ class WorkerRole:
         elif order.deadline_s < self._drain.deadline_s:
             self._drain = order
 
+    def _give_up_broken_engine(self, now: float) -> None:
+        """Leave at once where the engine is of no use, as one that failed unless it was to leave anyway."""
+        reason = self._iterations.broken
+        if reason is None or self._drain is not None:
+            return
+        self._failure = reason
+        self._drain, self._drain_started_s = m.Drain(self.worker_id, now, reason), now
+
     def _leave_if_done(self, now: float) -> None:
         if self._drain is None or self._has_left or len(self._holdings):
             return
         if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
             self._has_left = True
-            self._holdings.say(c.Leave())
+            self._holdings.say(c.Leave(self._failure))
 
 
 def _swaps_of(policy: WorkerPolicy, holdings: Holdings, prefixes: PrefixCache) -> Swaps | None:

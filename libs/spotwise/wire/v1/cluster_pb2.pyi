@@ -55,6 +55,7 @@ class SubmitRequest(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_SPANS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    AVOID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
@@ -64,6 +65,8 @@ class SubmitRequest(_message.Message):
     def stream(self) -> Global___StreamRef: ...
     @_builtins.property
     def prefix_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def avoid(self) -> _containers.RepeatedCompositeFieldContainer[Global___Suspects]: ...
     def __init__(
         self,
         *,
@@ -74,14 +77,37 @@ class SubmitRequest(_message.Message):
         max_new_tokens: _builtins.int = ...,
         prefix_spans: _abc.Iterable[_builtins.int] | None = ...,
         priority: _builtins.int = ...,
+        avoid: _abc.Iterable[Global___Suspects] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
+
+@_typing.final
+class Suspects(_message.Message):
+    """A worker, or the prompt worker and the token worker of a hand-off."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def worker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        worker_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_ids", b"worker_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Suspects: _TypeAlias = Suspects  # noqa: Y015
 
 @_typing.final
 class CloseRequest(_message.Message):
@@ -344,6 +370,34 @@ class WorkerLoad(_message.Message):
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 
 @_typing.final
+class QuarantinedPair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_WORKER_FIELD_NUMBER: _builtins.int
+    TOKEN_WORKER_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    UNTIL_UNIX_S_FIELD_NUMBER: _builtins.int
+    prompt_worker: _builtins.str
+    token_worker: _builtins.str
+    failures: _builtins.int
+    until_unix_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        prompt_worker: _builtins.str = ...,
+        token_worker: _builtins.str = ...,
+        failures: _builtins.int = ...,
+        until_unix_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "prompt_worker", b"prompt_worker", "token_worker", b"token_worker", "until_unix_s", b"until_unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantinedPair: _TypeAlias = QuarantinedPair  # noqa: Y015
+
+@_typing.final
 class Member(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -359,6 +413,7 @@ class Member(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -373,6 +428,10 @@ class Member(_message.Message):
     model_digest: _builtins.str
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
+    @_builtins.property
+    def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantinedPair]:
+        """of schedulers only"""
+
     def __init__(
         self,
         *,
@@ -388,10 +447,11 @@ class Member(_message.Message):
         model: _builtins.str = ...,
         load: Global___WorkerLoad | None = ...,
         model_digest: _builtins.str | None = ...,
+        quarantined: _abc.Iterable[Global___QuarantinedPair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "load", b"load", "model_digest", b"model_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "pool", b"pool", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "pool", b"pool", "quarantined", b"quarantined", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015

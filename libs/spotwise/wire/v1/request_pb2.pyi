@@ -240,6 +240,7 @@ class TokenExtra(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     QUEUE_S_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SUSPECTS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     without_token: _builtins.bool
     finish_reason: Global___FinishReason.ValueType
@@ -252,6 +253,8 @@ class TokenExtra(_message.Message):
     def logprobs(self) -> Global___TokenLogprobs: ...
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    @_builtins.property
+    def suspects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -265,10 +268,11 @@ class TokenExtra(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         queue_s: _builtins.float | None = ...,
         cached_tokens: _builtins.int | None = ...,
+        suspects: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "queue_s", b"queue_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "retryable", b"retryable", "without_token", b"without_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_queue_s", b"_queue_s", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "has_prompt_logprobs", b"has_prompt_logprobs", "logprobs", b"logprobs", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "queue_s", b"queue_s", "retryable", b"retryable", "suspects", b"suspects", "without_token", b"without_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

@@ -206,7 +206,7 @@ class SimulatedEngine:
                 self._carried_s = 0.0
 
     def _sample(self, batch: Batch) -> tuple[SampledToken, ...]:
-        sampled = []
+        ending = []
         for row in batch.rows:
             sequence = self._sequences.get(row.sequence_id)
             if sequence is None:
@@ -215,6 +215,9 @@ class SimulatedEngine:
             if end > sequence.length:
                 raise ValueError(f"row {row.sequence_id}: {end} tokens of a sequence of {sequence.length}")
             if end == sequence.length:
-                scores, sequence.prompt_logprobs = sequence.prompt_logprobs, None
-                sampled.append(SampledToken(row.sequence_id, sequence.next_token(), sequence.logprobs, scores))
+                ending.append((row.sequence_id, sequence))
+        sampled = []  # from here on nothing fails: a batch that did is tried again
+        for sequence_id, sequence in ending:
+            scores, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+            sampled.append(SampledToken(sequence_id, sequence.next_token(), sequence.logprobs, scores))
         return tuple(sampled)

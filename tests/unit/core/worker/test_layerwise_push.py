@@ -10,7 +10,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import KvPush, PushCosts, PushMode
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta
+from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows
 
 LAYERWISE = WorkerPolicy(BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE)
 
@@ -97,10 +97,13 @@ class TestLayerwise:
         assert deltas(bench.iterate(r=50)) == []
         bench.assert_empty()
 
-    def test_an_iteration_that_fails_calls_off_its_pushes(self) -> None:
-        """What the engine wrote is unknown."""
+    def test_a_prompt_whose_iterations_fail_keeps_its_push_until_it_is_given_up(self) -> None:
+        """It is opened once; layers that were told of are whole, and written again with the same."""
         bench = WorkerBench(policy=LAYERWISE)
-        bench.prefill("r")
+        assert only(bench.prefill("r"), c.OpenPush)
+        commands = bench.feed(c.IterationFailed("out of memory"))
+        assert rows(commands) == ["r@1"]
+        assert only(commands, c.OpenPush) == only(commands, c.AbortPush) == []
         assert only(bench.feed(c.IterationFailed("out of memory")), c.AbortPush) == [c.AbortPush("r", 1)]
         bench.feed(c.HandoffFailed("r", 1, "called off"))
         bench.assert_empty()

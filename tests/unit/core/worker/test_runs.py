@@ -175,10 +175,11 @@ def test_an_engine_may_end_an_order_by_itself() -> None:
 
 
 def test_an_engine_failure_ends_the_run() -> None:
-    """With all its members."""
+    """Its member is tried again, one iteration at a time; given back, it leaves nothing."""
     bench = bench_of()
     bench.in_place("a", max_new=50)
     counted(bench)
+    assert steps(bench.feed(c.IterationFailed("broken"))) == 1
     bench.feed(c.IterationFailed("broken"))
     bench.assert_empty()
     assert steps(bench.in_place("b", max_new=50)) == 1

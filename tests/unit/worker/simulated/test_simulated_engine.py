@@ -136,6 +136,18 @@ async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
     assert len(await results.run(BatchRow("r@1", 0, 3, (0,)))) == 1
 
 
+async def test_who_was_in_a_batch_that_failed_is_as_before() -> None:
+    """Its rows, run again without the one that failed it, bring the tokens that they would have brought."""
+    results = Results(engine())
+    await results.engine.add_sequence(record())
+    row = BatchRow("r@1", 0, 3, (0,))
+    assert isinstance(await results.run(row, BatchRow("x@1", 0, 1, (0,))), ValueError)
+    (token,) = await results.run(row)
+    fresh = Results(engine())
+    await fresh.engine.add_sequence(record())
+    assert (token,) == await fresh.run(row)
+
+
 async def test_iterations_end_one_after_the_other_in_their_order() -> None:
     """Also where they are ordered at once; each costs what its shape costs."""
     cost = NoCost()

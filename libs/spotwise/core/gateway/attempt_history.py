@@ -1,0 +1,91 @@
+"""What a request's attempts came to, and when that is enough.
+
+Law: an attempt makes progress once it has brought `PROGRESS_TOKENS` tokens; the first token comes of the prompt phase, which
+each attempt repeats. Without progress in between,
+
+1. `MAX_FRUITLESS` attempts that workers gave back for a failure end the request: no choice of workers serves it;
+2. `MAX_FELLED` attempts that ended a worker, or that a worker gave back because its engine fails with it, end the request as
+   one that fells its workers. A worker that had a notice, or said goodbye, was not felled; neither was one that was only
+   silent and comes back as the same incarnation;
+3. from `SUSPECT_FELLED` on, a request is a suspect, and of a gateway's suspects one is tried at a time, so that what it takes
+   along is plain.
+
+What workers name as the reason of a failure is avoided by later attempts. Nothing here bounds the attempts of a request that
+makes progress: on machines that come and go, a long one may need many.
+
+Source: `docs/adr/0024-requests-that-fell-workers.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spotwise.core.messages import Suspects
+
+#: Tokens of one attempt that are progress.
+PROGRESS_TOKENS = 8
+#: Attempts in a row that workers gave back, before the request is given up.
+MAX_FRUITLESS = 5
+#: Workers in a row that ended or failed with the request, before it is given up.
+MAX_FELLED = 3
+#: After so many it is tried only while no other suspect is.
+SUSPECT_FELLED = 2
+#: What is avoided at most; of more, the latest.
+MAX_AVOIDED = 8
+
+
+@dataclass(slots=True)
+class AttemptHistory:
+    """One request's attempts since its last progress.
+
+    Attributes:
+        avoid: what failed, each once, the latest last.
+    """
+
+    avoid: tuple[Suspects, ...] = ()
+    _tokens: int = 0
+    _fruitless: int = 0
+    _felled: list[tuple[str, int | None]] = field(default_factory=list)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the request may be what fells its workers."""
+        return len(self._felled) >= SUSPECT_FELLED
+
+    @property
+    def has_felled_too_many(self) -> bool:
+        """Whether no further worker shall compute it."""
+        return len(self._felled) >= MAX_FELLED
+
+    @property
+    def is_fruitless(self) -> bool:
+        """Whether no choice of workers seems to serve it."""
+        return self._fruitless >= MAX_FRUITLESS
+
+    def began(self) -> None:
+        """Note a new attempt."""
+        self._tokens = 0
+
+    def brought(self, tokens: int) -> None:
+        """Note tokens of this attempt."""
+        self._tokens += tokens
+        if self._tokens >= PROGRESS_TOKENS and (self._fruitless or self._felled):
+            self._fruitless = 0
+            self._felled.clear()
+
+    def given_back(self, suspects: Suspects) -> None:
+        """Note that a worker gave the attempt back, and of what it failed."""
+        others = [known for known in self.avoid if known != suspects]
+        self.avoid = (*others, suspects)[-MAX_AVOIDED:]
+        self._fruitless += 1
+        if len(suspects) == 1 and (suspects[0], None) not in self._felled:  # once more on the same proves nothing more
+            self._felled.append((suspects[0], None))
+
+    def felled(self, worker_id: str, incarnation: int) -> None:
+        """Note that a worker ended without a word while the attempt was there."""
+        self._felled.append((worker_id, incarnation))
+
+    def has_returned(self, worker_id: str, incarnation: int) -> None:
+        """Note that a worker that was taken for lost is there: it was only silent."""
+        if self._felled:
+            self._felled = [each for each in self._felled if each != (worker_id, incarnation)]

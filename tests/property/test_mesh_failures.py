@@ -1,0 +1,110 @@
+"""The real roles among pairs, engines and requests that fail: whose fault it is not, that loses nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS
+from spotwise.core.cluster.policy import PoolPolicy
+from tests.property.mesh_world import MeshWorld
+from tests.property.test_mesh_world import (
+    PACES,
+    POLICIES,
+    POOL_POLICIES,
+    POOLS,
+    assert_nothing_held,
+    assert_served,
+    settle,
+    world_of,
+)
+
+SEEDS = st.integers(0, 2**32)
+
+
+def whole(world: MeshWorld, but: set[str]) -> None:
+    """Every request got every token, but for some."""
+    for request_id, ending in world.ended.items():
+        if request_id not in but:
+            assert ending == "length"
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 16), st.floats(0.0, 1.0), POOL_POLICIES)
+def test_bad_pairs_cost_a_request_two_attempts_at_most(
+    seed, pools, num_blocks, pace, policy, count, share, pool_policy
+):
+    """Some pairs of workers, or all, cannot hand KV over."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    for prompt_worker in range(len(pools)):
+        for token_worker in range(len(pools)):
+            if world.rng.random() <= share:
+                world.bad_pairs.add((f"w{prompt_worker}", f"w{token_worker}"))
+    settle(world, count)
+    whole(world, set())
+    assert max(world.attempts.values()) <= 1 + MAX_FAILED_HANDOFFS
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 16), st.integers(1, 2), POOL_POLICIES)
+def test_requests_that_fail_their_iterations_harm_nobody_else(
+    seed, pools, num_blocks, pace, policy, count, culprits, pool_policy
+):
+    """All others get all tokens in one attempt, however often the batches fail that they share with those."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world.culprits = {f"r{number}" for number in range(min(culprits, count))}
+    settle(world, count)
+    whole(world, world.culprits)
+    for request_id in world.ended:
+        if request_id in world.culprits:
+            assert world.ended[request_id] in ("engine_error", "fells_workers", "not_recovered")
+            assert world.delivered[request_id] == []
+        else:
+            assert world.attempts[request_id] == 1
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(3, 16), st.integers(1, 3), POOL_POLICIES)
+def test_engines_that_break_cost_nobody_a_token(seed, pools, num_blocks, pace, policy, count, broken, pool_policy):
+    """A worker whose engine fails for every request ends, and its successor's does not; what it had goes on elsewhere."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+
+    def break_engine(worker_id: str) -> None:
+        if worker_id in world.workers:
+            world.workers[worker_id].engine_is_broken = True
+
+    def repair() -> None:
+        for worker in world.workers.values():
+            worker.engine_is_broken = False
+
+    for number in range(min(broken, len(pools))):
+        world.at(world.rng.uniform(0.5, 3), partial(break_engine, f"w{number}"))
+    # with fewer requests left than it takes to be sure, one stays broken
+    world.at(4.0, repair)
+    settle(world, count)
+    for request_id, ending in world.ended.items():
+        assert ending in ("length", "no_workers", "fells_workers", "not_recovered")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 12))
+def test_a_request_that_ends_its_workers_ends_three(seed, pools, num_blocks, pace, policy, count):
+    """And is then given up; whatever was on them gets every token, be it on the next one that it ends."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, PoolPolicy())
+    world.killers = {"r0"}
+    ended = []
+    kill = world.kill
+    world.kill = lambda worker_id: (ended.append(worker_id), kill(worker_id))  # type: ignore[assignment, func-returns-value]
+    settle(world, count)
+    assert world.ended.pop("r0") in ("fells_workers", "no_workers")
+    assert len(ended) <= 3
+    assert_served(world)
+    assert_nothing_held(world)

@@ -1,0 +1,104 @@
+"""Pairs of workers that rest after failed hand-offs, and for how long."""
+
+from __future__ import annotations
+
+from spotwise.core.cluster.quarantine import FIRST_S, FORGOTTEN_S, LONGEST_S, TRIAL_S, Quarantine
+from spotwise.core.members import QuarantinedPair
+
+BAD = ("p", "t")
+
+
+def resting(now: float = 100.0) -> Quarantine:
+    """A quarantine in which one pair rests since `now`."""
+    quarantine = Quarantine()
+    quarantine.failed(BAD, now)
+    quarantine.failed(BAD, now)
+    return quarantine
+
+
+def test_one_failure_is_no_bad_pair() -> None:
+    """With the second it is, for a while."""
+    quarantine = Quarantine()
+    quarantine.failed(BAD, 100.0)
+    assert quarantine.avoided(100.0) == frozenset()
+    quarantine.failed(BAD, 101.0)
+    assert quarantine.avoided(101.0) == {BAD}
+    assert quarantine.shown(101.0) == (QuarantinedPair("p", "t", 2, 101.0 + FIRST_S),)
+    assert quarantine.avoided(101.0 + FIRST_S) == frozenset()
+
+
+def test_a_success_in_between_clears_a_pair() -> None:
+    """Of a request that was placed after the failure; an older one proves nothing."""
+    quarantine = Quarantine()
+    quarantine.failed(BAD, 100.0)
+    quarantine.went_well(BAD, asked_s=99.0)
+    assert quarantine
+    quarantine.went_well(BAD, asked_s=101.0)
+    assert not quarantine
+    quarantine.went_well(BAD, asked_s=102.0)
+    quarantine.failed(BAD, 103.0)
+    assert quarantine.avoided(103.0) == frozenset()
+
+
+def test_attempts_of_before_that_fail_late_prolong_nothing() -> None:
+    """They are counted."""
+    quarantine = resting()
+    for _ in range(20):
+        quarantine.failed(BAD, 105.0)
+    assert quarantine.shown(105.0) == (QuarantinedPair("p", "t", 22, 100.0 + FIRST_S),)
+
+
+def test_a_pair_is_tried_with_one_request_afterwards() -> None:
+    """While that one may fail, others keep away; then the pair is like any other."""
+    quarantine = resting()
+    now = 100.0 + FIRST_S
+    assert quarantine.avoided(now) == frozenset()
+    quarantine.tried(BAD, now)
+    assert quarantine.avoided(now + 1.0) == {BAD}
+    assert quarantine.avoided(now + TRIAL_S) == frozenset()
+    quarantine.tried(BAD, now + TRIAL_S)
+    assert quarantine.avoided(now + TRIAL_S) == frozenset()
+
+
+def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
+    """As long as its trials fail."""
+    quarantine = resting()
+    now, lengths = 100.0, []
+    for _ in range(8):
+        (shown,) = quarantine.shown(now)
+        lengths.append(shown.until_s - now)
+        now = shown.until_s
+        quarantine.tried(BAD, now)
+        now += 1.0
+        quarantine.failed(BAD, now)
+    assert lengths[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    assert lengths[-1] == LONGEST_S
+
+
+def test_a_trial_that_goes_well_ends_it() -> None:
+    """The next failure is the first one."""
+    quarantine = resting()
+    now = 100.0 + FIRST_S
+    quarantine.tried(BAD, now)
+    quarantine.went_well(BAD, asked_s=now)
+    assert not quarantine
+
+
+def test_a_worker_that_is_gone_takes_its_pairs_along() -> None:
+    """Its successor has a link of its own; other pairs stay."""
+    quarantine = resting()
+    quarantine.failed(("p", "u"), 100.0)
+    quarantine.failed(("p", "u"), 100.0)
+    quarantine.forget("t")
+    assert quarantine.avoided(100.0) == {("p", "u")}
+    quarantine.forget("p")
+    assert not quarantine
+
+
+def test_old_news_is_forgotten() -> None:
+    """Nothing is kept for ever."""
+    quarantine = resting()
+    quarantine.expire(100.0 + FIRST_S + FORGOTTEN_S - 1.0)
+    assert quarantine
+    quarantine.expire(100.0 + FIRST_S + FORGOTTEN_S)
+    assert not quarantine
