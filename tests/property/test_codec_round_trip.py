@@ -87,6 +87,8 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         m.SubmitRequest, TEXT, EPOCHS, STREAMS, U32, U32, st.lists(U64, max_size=5).map(tuple), PRIORITIES
     ),
     m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
+    m.ConfirmAttempts: st.builds(m.ConfirmAttempts, TEXT, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
+    m.AttemptsConfirmed: st.builds(m.AttemptsConfirmed, TEXT, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
     m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
     m.RequestRejected: st.builds(
         m.RequestRejected, TEXT, EPOCHS, st.sampled_from(m.RejectCode), TEXT, st.none() | NUMBERS
@@ -125,6 +127,8 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         TEXT,
         TEXT,
         st.none() | LOADS,
+        st.none() | U32,
+        st.none() | U32,
     ),
 }
 RECORDS = st.builds(

@@ -105,6 +105,8 @@ class Member:
         pool: of workers only: the home pool, which a scheduler's `ChangeHome` may change.
         transfer_address: a worker's KV listener.
         load: of workers only.
+        open_requests: of a gateway, requests that have not ended; of a scheduler, those accepted and not closed.
+        queued_requests: of a scheduler only: those of them that wait for room.
     """
 
     id: str
@@ -118,3 +120,5 @@ class Member:
     transfer_address: str = ""
     model: str = ""
     load: WorkerLoad | None = None
+    open_requests: int | None = None
+    queued_requests: int | None = None

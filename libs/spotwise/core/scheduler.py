@@ -24,10 +24,21 @@ from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import Requests
+from spotwise.core.cluster.tombstones import Tombstones
+from spotwise.core.confirmation import Confirmations
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import MemberKind, RejectCode
 
-SchedulerEvent = m.SubmitRequest | m.CloseRequest | m.KvReserved | m.PrefillAccepted | m.KvRefused | m.Member | m.Tick
+SchedulerEvent = (
+    m.SubmitRequest
+    | m.CloseRequest
+    | m.AttemptsConfirmed
+    | m.KvReserved
+    | m.PrefillAccepted
+    | m.KvRefused
+    | m.Member
+    | m.Tick
+)
 SchedulerCommand = m.Send | m.RecordLedger
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
@@ -43,6 +54,7 @@ class SchedulerLimits:
         reservation_timeout_s: a reservation, or an order for both phases, that was not answered by then is given up.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
+        confirm_every_s: seconds between two questions to a gateway about its requests; `None` where none answers.
     """
 
     max_queued: int = 1024
@@ -50,6 +62,7 @@ class SchedulerLimits:
     reservation_timeout_s: float = 2.0
     lease_s: float = 3.0
     member_timeout_s: float = 2.0
+    confirm_every_s: float | None = None
 
 
 class SchedulerRole:
@@ -79,6 +92,8 @@ class SchedulerRole:
         policy = policy or PoolPolicy()
         self.pools = Pools(policy.decode_queue)
         self._requests = Requests()
+        self._tombstones = Tombstones()
+        self._confirmations = Confirmations(scheduler_id, self.limits.confirm_every_s)
         self._commands: list[SchedulerCommand] = []
         self._assigner = Assigner(
             scheduler_id,
@@ -92,6 +107,7 @@ class SchedulerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.SubmitRequest: self._submit,
             m.CloseRequest: self._close,
+            m.AttemptsConfirmed: self._attempts_confirmed,
             m.KvReserved: self._assigner.kv_reserved,
             m.PrefillAccepted: self._assigner.prefill_accepted,
             m.KvRefused: self._assigner.kv_refused,
@@ -118,6 +134,8 @@ class SchedulerRole:
     # --- the gateway's side -------------------------------------------------------------------------------------------
 
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
+        if self._tombstones.cover(order.request_id, order.epoch, now):
+            return  # its closing came first, and its gateway waits for no answer
         known = self._requests.get(order.request_id)
         if known is not None:
             if known.order.epoch >= order.epoch:
@@ -151,6 +169,8 @@ class SchedulerRole:
 
     def _close(self, order: m.CloseRequest, now: float) -> None:
         entry = self._requests.get(order.request_id)
+        if not order.finished and (entry is None or entry.order.epoch < order.epoch):
+            self._tombstones.add(order.request_id, order.epoch, now)
         if entry is not None and entry.order.epoch <= order.epoch:
             self._assigner.drop(entry, cancel=not order.finished)
             self._assigner.assign_waiting(now)
@@ -158,6 +178,24 @@ class SchedulerRole:
             # accepted by a scheduler that is no more: whoever holds it must hear of it
             for worker in self.pools:
                 self._assigner.cancel(worker.id, order.request_id, order.epoch)
+
+    def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
+        self._confirmations.answered(answer.gateway_id)
+        for request_id, epoch in answer.ended:
+            entry = self._requests.get(request_id)
+            if entry is not None and entry.order.epoch <= epoch:
+                self._assigner.drop(entry, cancel=True)
+        self._assigner.assign_waiting(now)
+
+    def _confirm(self, now: float) -> None:
+        """Ask the gateways about their requests, and forget those of one that is gone."""
+        entries = list(self._requests)
+        self._commands += self._confirmations.ask(
+            ((e.order.stream.gateway_id, (e.request_id, e.order.epoch), e.accepted_s) for e in entries), now
+        )
+        for entry in entries:
+            if self._confirmations.is_gone(entry.order.stream.gateway_id):
+                self._assigner.drop(entry, cancel=True)
 
     # --- members and time ---------------------------------------------------------------------------------------------
 
@@ -187,6 +225,8 @@ class SchedulerRole:
     def _tick(self, event: m.Tick, now: float) -> None:
         for change in self.membership.expire(now):
             self._member_changed(change)
+        if self._confirmations.is_due(now):
+            self._confirm(now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)
         for entry in self._requests.queued:

@@ -1,10 +1,21 @@
 """The cluster scheduler: a prompt worker and a token worker for every request."""
 
 import sys
+from dataclasses import replace
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import MemberKind, RecordLedger, RequestAccepted, RequestRejected, Send, SubmitRequest, Tick
+from spotwise.core.messages import (
+    CloseRequest,
+    Member,
+    MemberKind,
+    RecordLedger,
+    RequestAccepted,
+    RequestRejected,
+    Send,
+    SubmitRequest,
+    Tick,
+)
 from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.role_loop import RoleLoop
@@ -24,9 +35,9 @@ class SchedulerService:
         self._host = host
         self._answers: list[RequestAccepted | RequestRejected] = []
         self._answering = False
-        role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
+        self._role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
         self._loop = RoleLoop(
-            role,
+            self._role,
             host.clock,
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
             journal,
@@ -41,12 +52,12 @@ class SchedulerService:
         Raises:
             MeshError: the store does not answer.
         """
+        self._host.describe_with(self._describe)
         for member in await self._host.store.members():
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.CLOSE, self._on_message)
-        await self._host.listen(subjects.SUBMIT, self._on_submit, queue=subjects.SCHEDULERS)
+        await self._host.listen(subjects.REQUESTS, self._on_request, queue=subjects.SCHEDULERS)
         self._host.every(TICK_S, self._tick, "tick")
 
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
@@ -55,8 +66,11 @@ class SchedulerService:
     async def _tick(self) -> None:
         self._loop.feed(Tick())
 
-    async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
-        """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""
+    def _describe(self, member: Member) -> Member:
+        return replace(member, open_requests=self._role.live, queued_requests=self._role.queued)
+
+    async def _on_request(self, order: SubmitRequest | CloseRequest, raw: BusMessage) -> None:
+        """A submission's gateway waits for the verdict as its reply, so that it learns at once when nobody is here."""
         self._answering = True
         self._loop.feed(order)
         self._answering = False

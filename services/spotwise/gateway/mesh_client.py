@@ -10,11 +10,13 @@ from dataclasses import replace
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.messages import (
+    Member,
     MemberKind,
     MemberState,
     Message,
     RecordLedger,
     RejectCode,
+    Send,
     StreamRef,
     SubmitRequest,
     Tick,
@@ -46,13 +48,23 @@ _STATUS = {
 
 
 class _Stream:
-    """What one `generate` call waits on."""
+    """What one `generate` call waits on.
+
+    Attributes:
+        record_turn: held by whoever writes or deletes the request's record, so that a deletion comes after a write that the
+            store takes its time for.
+        has_record: a write has begun.
+        is_submitted: a scheduler may know of the request.
+    """
 
     def __init__(self, request_id: str, spec: SequenceSpec, received_s: float) -> None:
         self.request_id = request_id
         self.spec = spec
         self.received_s = received_s
         self.assigned_s: float | None = None
+        self.record_turn = asyncio.Lock()
+        self.has_record = False
+        self.is_submitted = False
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
@@ -96,6 +108,7 @@ class MeshGeneration:
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
+                Send: lambda command: host.send(command.recipient_id, command.message),
                 RecordLedger: lambda command: host.record(command.entry),
             },
             journal,
@@ -103,6 +116,7 @@ class MeshGeneration:
 
     async def start(self) -> None:
         """Hear workers, schedulers and heartbeats, and keep time."""
+        self._host.describe_with(self._describe)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
@@ -123,8 +137,8 @@ class MeshGeneration:
                 if item.finish_reason is not None:
                     return
         finally:
-            del self._streams[request_id]
             self._loop.feed(g.RequestClosed(request_id))
+            del self._streams[request_id]
 
     def _fit(self, spec: SequenceSpec) -> SequenceSpec:
         """Lower an unbounded sequence to the largest worker's KV cache; a prompt that fills it is left to the scheduler."""
@@ -151,6 +165,9 @@ class MeshGeneration:
     async def _on_message(self, message: g.GatewayEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
 
+    def _describe(self, member: Member) -> Member:
+        return replace(member, open_requests=self._role.open_requests)
+
     async def _tick(self) -> None:
         self._loop.feed(Tick())
         self._metrics.observe_workers(self._role.membership.workers())
@@ -158,13 +175,20 @@ class MeshGeneration:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     async def _submit(self, command: g.SubmitAttempt) -> None:
-        stream = self._streams.get(command.request_id)
+        stream, attempt = self._streams.get(command.request_id), (command.request_id, command.epoch)
         if stream is None:
             return  # closed in the meantime
         try:
-            await self._host.store.put_record(self._record(stream, command))
+            async with stream.record_turn:
+                if not self._role.is_open(*attempt):
+                    return
+                stream.has_record = True
+                await self._host.store.put_record(self._record(stream, command))
+            if not self._role.is_open(*attempt):
+                return  # closed while the store took its time: the deletion is next, and no scheduler need hear of it
+            stream.is_submitted = True
             reply = await self._host.bus.request(
-                subjects.SUBMIT, encode(self._order(stream, command)), self._settings.submit_timeout_s
+                subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
             )
             answer: Message = decode(reply)
         except (MeshError, ValueError) as error:
@@ -204,12 +228,16 @@ class MeshGeneration:
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:
-        self._host.post(subjects.CLOSE, command.order)
-        self._host.spawn(self._delete_record(command.order.request_id), "delete_record")
+        stream = self._streams[command.order.request_id]
+        if stream.is_submitted:
+            self._host.post(subjects.REQUESTS, command.order)
+        if stream.has_record:
+            self._host.spawn(self._delete_record(stream), "delete_record")
 
-    async def _delete_record(self, request_id: str) -> None:
+    async def _delete_record(self, stream: _Stream) -> None:
         try:
-            await self._host.store.delete_record(request_id)
+            async with stream.record_turn:
+                await self._host.store.delete_record(stream.request_id)
         except MeshError:
             return  # its time to live ends it
 

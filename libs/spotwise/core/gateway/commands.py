@@ -49,6 +49,7 @@ GatewayEvent = (
     | m.RequestAssigned
     | m.RequestRejected
     | m.TokenBatch
+    | m.ConfirmAttempts
     | m.Member
     | m.Tick
 )
@@ -103,4 +104,4 @@ FAIL_NO_SCHEDULER = "no_scheduler"
 FAIL_NOT_RECOVERED = "not_recovered"
 FAIL_ENGINE = "engine_error"
 
-GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger
+GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.Send | m.RecordLedger

@@ -81,6 +81,7 @@ class GatewayRole:
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._token_batch,
+            m.ConfirmAttempts: self._confirm,
             m.Member: self._heartbeat,
             m.Tick: self._tick,
         }
@@ -89,6 +90,11 @@ class GatewayRole:
     def open_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._requests)
+
+    def is_open(self, request_id: str, epoch: int) -> bool:
+        """Tell whether an attempt is the current one of a request that has not ended, and is not lost."""
+        request = self._current(request_id, epoch)
+        return request is not None and request.retry_at_s is None
 
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
@@ -250,6 +256,11 @@ class GatewayRole:
     def _record(self, request: _Request, stage: str, now: float, **facts: str | int | float) -> None:
         entry = m.LedgerEntry(request.request_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
         self._commands.append(m.RecordLedger(entry))
+
+    def _confirm(self, question: m.ConfirmAttempts, now: float) -> None:
+        """Tell a holder which attempts are over: a message about their end may have been lost."""
+        ended = tuple(attempt for attempt in question.attempts if not self.is_open(*attempt))
+        self._commands.append(m.Send(question.holder_id, m.AttemptsConfirmed(self.gateway_id, ended)))
 
     # --- members and time ---------------------------------------------------------------------------------------------
 

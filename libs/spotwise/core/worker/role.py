@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.confirmation import Confirmations
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
@@ -30,6 +31,8 @@ from spotwise.core.worker.sequence import KvPlace
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 
+#: Schedulers whose last order is remembered; of those before them nobody waits for an echo.
+SCHEDULERS_REMEMBERED = 8
 #: A draining worker stays this long at least, so that work sent before the news spread still finds it.
 DRAIN_LINGER_S = 1.0
 
@@ -72,6 +75,7 @@ class WorkerRole:
         self._token_side = TokenSide(holdings, self._memory, incarnation, address)
         self._prompt_side = PromptSide(holdings, policy)
         self._iterations = Iterations(holdings, order, self._memory, self._prompt_side, policy)
+        self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen: dict[str, int] = {}
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
@@ -80,6 +84,7 @@ class WorkerRole:
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
             m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
+            m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHome: self._change_home,
             m.Drain: self._start_drain,
@@ -161,12 +166,34 @@ class WorkerRole:
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
-        self._assignments_seen[order.scheduler_id] = order.assignment
+        self._note_assignment(order.scheduler_id, order.assignment)
         self._token_side.reserve_kv(order, now, draining=self._drain is not None)
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
-        self._assignments_seen[order.scheduler_id] = order.assignment
+        self._note_assignment(order.scheduler_id, order.assignment)
         self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
+
+    def _note_assignment(self, scheduler_id: str, assignment: int) -> None:
+        self._assignments_seen.pop(scheduler_id, None)
+        self._assignments_seen[scheduler_id] = assignment
+        if len(self._assignments_seen) > SCHEDULERS_REMEMBERED:
+            del self._assignments_seen[next(iter(self._assignments_seen))]
+
+    def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
+        self._confirmations.answered(answer.gateway_id)
+        for request_id, epoch in answer.ended:
+            self._holdings.fence(request_id, epoch)
+
+    def _confirm(self, now: float) -> None:
+        """Ask the gateways about what is held for them, and let go of what is held for one that is gone."""
+        held = [sequence for sequence in self._holdings if not sequence.condemned]
+        for question in self._confirmations.ask(
+            ((s.stream.gateway_id, (s.request_id, s.epoch), s.arrived_s) for s in held), now
+        ):
+            self._holdings.say(question)
+        for sequence in held:
+            if self._confirmations.is_gone(sequence.stream.gateway_id):
+                self._holdings.fail(sequence, "its gateway does not answer", now, retryable=True)
 
     def _change_home(self, order: m.ChangeHome, now: float) -> None:
         """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
@@ -189,6 +216,8 @@ class WorkerRole:
     def _tick(self, event: m.Tick, now: float) -> None:
         self._token_side.expire_leases(now)
         self._prompt_side.renew_leases(now)
+        if self._confirmations.is_due(now):
+            self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
             for sequence in [s for s in self._holdings if not s.condemned]:
                 self._holdings.fail(sequence, "the worker had to leave", now, retryable=True)
