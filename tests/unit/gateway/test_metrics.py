@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
 
 
 def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
@@ -68,3 +68,16 @@ def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
         )
     }
     assert [*shown.values()] == [2, 10, 25, 5, 5]
+
+
+def test_workers_that_are_gone_are_forgotten_after_many_others() -> None:
+    """One that was only silent is counted on from where it was; there may be ever new ids."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m")
+    metrics.observe_workers([worker("steady", 1, WorkerLoad()), worker("w", 1, WorkerLoad(preemptions=1))])
+    for number in range(10 * GONE_WORKERS_REMEMBERED):
+        metrics.observe_workers([worker("steady", 1, WorkerLoad(preemptions=1)), worker(f"v{number}", 1, WorkerLoad())])
+        if number == GONE_WORKERS_REMEMBERED // 2:
+            metrics.observe_workers([worker("w", 1, WorkerLoad(preemptions=3))])
+    assert registry.get_sample_value("vllm:num_preemptions_total", {"model_name": "m"}) == 3
+    assert metrics.workers_remembered <= GONE_WORKERS_REMEMBERED + 2

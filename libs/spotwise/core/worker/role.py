@@ -16,6 +16,7 @@ from typing import Any
 from spotwise.core import messages as m
 from spotwise.core.confirmation import Confirmations
 from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrival_memory import ArrivalMemory
@@ -76,7 +77,7 @@ class WorkerRole:
         self._prompt_side = PromptSide(holdings, policy)
         self._iterations = Iterations(holdings, order, self._memory, self._prompt_side, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
-        self._assignments_seen: dict[str, int] = {}
+        self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
         self._has_left = False
@@ -166,18 +167,12 @@ class WorkerRole:
         )
 
     def _reserve_kv(self, order: m.ReserveKv, now: float) -> None:
-        self._note_assignment(order.scheduler_id, order.assignment)
+        self._assignments_seen[order.scheduler_id] = order.assignment
         self._token_side.reserve_kv(order, now, draining=self._drain is not None)
 
     def _start_prefill(self, order: m.StartPrefill, now: float) -> None:
-        self._note_assignment(order.scheduler_id, order.assignment)
+        self._assignments_seen[order.scheduler_id] = order.assignment
         self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
-
-    def _note_assignment(self, scheduler_id: str, assignment: int) -> None:
-        self._assignments_seen.pop(scheduler_id, None)
-        self._assignments_seen[scheduler_id] = assignment
-        if len(self._assignments_seen) > SCHEDULERS_REMEMBERED:
-            del self._assignments_seen[next(iter(self._assignments_seen))]
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
         self._confirmations.answered(answer.gateway_id)
