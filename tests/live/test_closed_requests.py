@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import httpx
+import psutil
 import pytest
 from redis import Redis
 
@@ -17,6 +19,11 @@ from tests.live.mesh import MODEL, LiveMesh, wait_for
 #: Simulated workers take about a minute for as many tokens: far longer than a test waits for an idle mesh.
 LONG = 2000
 CLIENTS = 20
+STORM = 1000
+#: Of the storm's clients, how many are there at once.
+STORM_WIDTH = 100
+#: What each process may have more after a second storm than after the first, and the store without its ledgers.
+SLACK_BYTES = 16 << 20
 
 
 class SimulatedMesh(LiveMesh):
@@ -38,10 +45,35 @@ class SimulatedMesh(LiveMesh):
         with self.redis() as redis:
             return sorted(redis.scan_iter("spotwise:request:*"))
 
+    def open_requests(self) -> dict[str, int]:
+        """Requests that gateway and scheduler have open, by member; a heartbeat or so old."""
+        members = [status.member for status in self.members()]
+        return {member.id: member.open_requests for member in members if member.open_requests is not None}
+
     def wait_until_closed(self) -> None:
-        """Wait until no worker and no record is left of any request."""
+        """Wait until nothing is left of any request: no sequence, no record, no entry."""
         self.wait_until_idle()
         wait_for(lambda: not self.records(), lambda: f"no records: {self.records()}")
+        nothing = {"gateway-0": 0, "scheduler-0": 0}
+        wait_for(lambda: self.open_requests() == nothing, lambda: f"no open requests: {self.open_requests()}")
+
+    def decoding(self) -> int:
+        """Sequences that workers have in their token phase."""
+        loads = (status.member_now.load for status in self.members())
+        return sum(load.decoding for load in loads if load is not None)
+
+    def resident_bytes(self) -> dict[str, int]:
+        """Resident memory of every process."""
+        return {name: psutil.Process(self.pid(name)).memory_info().rss for name in self.state.services}
+
+    def store_without_ledgers(self) -> tuple[int, int]:
+        """Keys but members, and bytes, of the store; the ledgers, which stay for an hour, are deleted for that."""
+        with self.redis() as redis:
+            ledgers = list(redis.scan_iter("spotwise:ledger:*"))
+            for first in range(0, len(ledgers), 500):
+                redis.delete(*ledgers[first : first + 500])
+            keys = [key for key in redis.scan_iter() if not key.startswith(b"spotwise:member:")]
+            return len(keys), redis.info("memory")["used_memory"]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +94,10 @@ async def streams(mesh: LiveMesh, count: int) -> AsyncIterator[Callable[[], int]
     async def one(client: httpx.AsyncClient, number: int) -> None:
         nonlocal begun
         async with client.stream("POST", "/v1/completions", json={**body, "prompt": f"{number} Once"}) as answer:
-            async for line in answer.aiter_lines():
-                begun += line.startswith("data: ")
-                break
+            assert answer.status_code == 200, await answer.aread()
+            lines = answer.aiter_lines()  # kept: a stream whose iterator goes is closed
+            line = await anext(lines)
+            begun += line.startswith("data: ")
             await asyncio.sleep(60.0)
 
     limits = httpx.Limits(max_connections=None)
@@ -106,11 +139,44 @@ def test_clients_that_leave_while_there_is_no_scheduler(mesh: SimulatedMesh) -> 
     async def leave() -> None:
         async with streams(mesh, CLIENTS) as begun:
             await until(lambda: begun() == CLIENTS)
+            await asyncio.to_thread(wait_for, lambda: mesh.decoding() == CLIENTS, lambda: f"decodes: {mesh.decoding()}")
             os.kill(mesh.pid("scheduler-0"), signal.SIGKILL)
             await asyncio.sleep(0.1)
 
     asyncio.run(leave())
     mesh.wait_until_closed()
+
+
+async def submit_and_leave(mesh: LiveMesh, count: int, seed: int) -> None:
+    """Many clients, each of which leaves within half a second, whatever it has by then."""
+    rng = random.Random(seed)
+    body = {"model": MODEL, "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    turn = asyncio.Semaphore(STORM_WIDTH)
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        async with turn:
+            asked = asyncio.create_task(client.post("/v1/completions", json={**body, "prompt": f"{number} Once"}))
+            await asyncio.sleep(rng.random() / 2)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+    async with httpx.AsyncClient(base_url=mesh.url, timeout=60.0, limits=httpx.Limits(max_connections=None)) as client:
+        await asyncio.gather(*(one(client, number) for number in range(count)))
+
+
+def test_a_storm_of_clients_that_submit_and_leave(mesh: SimulatedMesh) -> None:
+    """Twice a thousand: every count is at zero again, and the second storm costs no process memory that the first did not."""
+    sizes, stores = [], []
+    for seed in range(2):
+        asyncio.run(submit_and_leave(mesh, STORM, seed))
+        mesh.wait_until_closed()
+        stores.append(mesh.store_without_ledgers())
+        sizes.append(mesh.resident_bytes())
+    (keys, before), (keys_after, after) = stores
+    assert keys == keys_after == 0
+    assert after - before < SLACK_BYTES, stores
+    grown = {name: sizes[1][name] - sizes[0][name] for name in sizes[0]}
+    assert max(grown.values()) < SLACK_BYTES, grown
 
 
 async def until(reached: Callable[[], bool]) -> None:
