@@ -34,6 +34,8 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 
 TICK_S = 0.1
+#: Records written at once; a client that leaves before its record's turn costs nothing more, however long the store takes.
+MAX_WRITES = 32
 
 #: HTTP status of each way to fail.
 _STATUS = {
@@ -53,6 +55,7 @@ class _Stream:
     Attributes:
         record_turn: held by whoever writes or deletes the request's record, so that a deletion comes after a write that the
             store takes its time for.
+        submission: the work of submitting the current attempt.
         has_record: a write has begun.
         is_submitted: a scheduler may know of the request.
     """
@@ -63,6 +66,7 @@ class _Stream:
         self.received_s = received_s
         self.assigned_s: float | None = None
         self.record_turn = asyncio.Lock()
+        self.submission: asyncio.Task[None] | None = None
         self.has_record = False
         self.is_submitted = False
         self._items: deque[GeneratedTokens | GenerationError] = deque()
@@ -99,11 +103,12 @@ class MeshGeneration:
         self._settings = settings
         self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery)
         self._streams: dict[str, _Stream] = {}
+        self._writes = asyncio.Semaphore(MAX_WRITES)
         self._loop = RoleLoop(
             self._role,
             host.clock,
             {
-                g.SubmitAttempt: lambda command: host.spawn(self._submit(command), "submit"),
+                g.SubmitAttempt: self._submit_attempt,
                 g.CloseAttempts: self._close_attempts,
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
@@ -174,12 +179,15 @@ class MeshGeneration:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    async def _submit(self, command: g.SubmitAttempt) -> None:
-        stream, attempt = self._streams.get(command.request_id), (command.request_id, command.epoch)
-        if stream is None:
-            return  # closed in the meantime
+    def _submit_attempt(self, command: g.SubmitAttempt) -> None:
+        stream = self._streams[command.request_id]
+        stream.submission = asyncio.ensure_future(self._submit(stream, command))
+        self._host.spawn(stream.submission, "submit")
+
+    async def _submit(self, stream: _Stream, command: g.SubmitAttempt) -> None:
+        attempt = (command.request_id, command.epoch)
         try:
-            async with stream.record_turn:
+            async with stream.record_turn, self._writes:
                 if not self._role.is_open(*attempt):
                     return
                 stream.has_record = True
@@ -231,7 +239,9 @@ class MeshGeneration:
         stream = self._streams[command.order.request_id]
         if stream.is_submitted:
             self._host.post(subjects.REQUESTS, command.order)
-        if stream.has_record:
+        if not stream.has_record and stream.submission is not None:
+            stream.submission.cancel()
+        elif stream.has_record:
             self._host.spawn(self._delete_record(stream), "delete_record")
 
     async def _delete_record(self, stream: _Stream) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.mesh_client import MeshGeneration
+from spotwise.gateway.mesh_client import MAX_WRITES, MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded import LOOPBACK
@@ -111,3 +112,21 @@ async def test_who_leaves_later_is_closed_after_the_submission(model_dir: Path) 
         assert [type(order) for order in mesh.told] == [SubmitRequest, CloseRequest]
         await asyncio.sleep(0.05)
         assert await mesh.store.get_record("r") is None
+
+
+async def test_clients_that_leave_while_the_store_does_nothing_cost_nothing_more(model_dir: Path) -> None:
+    """Beyond the writes that were under way: no task waits for a store that may be away for long."""
+    mesh = OneGateway(model_dir)
+    async with mesh.generation() as generation:
+        clients = [asyncio.create_task(_take(generation, f"r{number}")) for number in range(10 * MAX_WRITES)]
+        await until(lambda: mesh.store.writing == MAX_WRITES)
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        named = Counter(task.get_name() for task in asyncio.all_tasks())
+        assert (named["submit"], named["delete_record"]) == (MAX_WRITES, MAX_WRITES)
+        mesh.store.may_write.set()
+        await until(lambda: not {"submit", "delete_record"} & {task.get_name() for task in asyncio.all_tasks()})
+        assert [await mesh.store.get_record(f"r{number}") for number in range(MAX_WRITES)] == [None] * MAX_WRITES
+        assert mesh.told == []
