@@ -7,7 +7,8 @@ Messages between scheduler and workers, tokens, and heartbeats, may be lost. A w
 while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: what comes
 to them waits, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
 knows the registrations, old or new, and nothing else. The gateway may be replaced: its requests are nobody's then, and its
-successor numbers its streams from 1, as it did.
+successor numbers its streams from 1, as it did. What says that a request is over may be lost, late or said twice, and a
+submission may come after it.
 
 Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
 worker. Hand-offs between pairs of `bad_pairs` fail. Who ends so comes back.
@@ -38,19 +39,14 @@ from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
+CONFIRM_EVERY_S = 2.0
 #: What a lossy mesh may lose: whoever waits for one of these gives up in time.
 LOSABLE = (
-    m.ReserveKv,
-    m.KvReserved,
-    m.KvRefused,
-    m.StartPrefill,
-    m.PrefillAccepted,
-    m.RenewLeases,
-    m.RequestAssigned,
-    m.TokenBatch,
-    m.ForgetGateway,
-    m.Member,
+    *(m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member),
+    *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
 )
+#: What says that a request, or an attempt, is over.
+ENDINGS = (m.CloseRequest, m.CancelRequest)
 #: A member whose own heartbeats do not come back for so long takes the broker for away.
 DEAF_AFTER_S = 0.75
 TICK_S = 0.1
@@ -71,11 +67,13 @@ class MeshWorld:
         pool_policy: PoolPolicy | None = None,
     ) -> None:
         self.rng = rng
-        self.limits = limits
+        self.limits = limits = replace(limits, confirm_every_s=CONFIRM_EVERY_S)
         self.pool_policy = pool_policy
         self.homes_changed = 0
-        self.policy = policy
+        self.policy = replace(policy, confirm_every_s=CONFIRM_EVERY_S)
         self.loss = 0.0
+        self.ending_loss = 0.0
+        self.submissions_wait_s = 0.0
         self.iteration_s = iteration_s
         self.push_s = push_s
         self.attempts: dict[str, int] = {}
@@ -126,10 +124,9 @@ class MeshWorld:
         return self.rng.uniform(0.0, most)
 
     def loses(self, message: Any) -> bool:
-        is_schedulers = (
-            isinstance(message, m.TokenBatch) and message.number is None
-        )  # that is not missed before `stall_s`
-        return isinstance(message, LOSABLE) and not is_schedulers and self.rng.random() < self.loss
+        if isinstance(message, ENDINGS):
+            return self.rng.random() < self.ending_loss
+        return isinstance(message, LOSABLE) and self.rng.random() < self.loss
 
     def pause(self, member_id: str, seconds: float) -> None:
         """Gateway or scheduler stand still, as after SIGSTOP; what comes waits."""
@@ -212,7 +209,7 @@ class MeshWorld:
 
     @staticmethod
     def _new_gateway(incarnation: int) -> GatewayRole:
-        limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0)
+        limits = RecoveryLimits(recovery_s=60.0, retry_pause_s=0.3, stall_s=500.0, unheld_s=10.0)
         return GatewayRole("gateway", limits, incarnation)
 
     def restart_gateway(self) -> None:
@@ -291,7 +288,9 @@ class MeshWorld:
                     self._submit(command)
                 case g.CloseAttempts(order):
                     self.records.pop(order.request_id, None)
-                    self.transmit("gateway", "scheduler", lambda order=order: self.feed_scheduler(order))
+                    self._close(order)
+                case m.Send():
+                    self._send("gateway", command)
                 case g.Deliver(request_id, tokens, finish_reason):
                     assert request_id not in self.ended, "delivered after the end"
                     for delta in tokens:
@@ -303,6 +302,15 @@ class MeshWorld:
                 case g.Fail(request_id, code):
                     assert request_id not in self.ended, "failed after the end"
                     self.ended[request_id] = code
+
+    def _close(self, order: m.CloseRequest) -> None:
+        for _ in range(self.rng.choice([1, 2]) if self.ending_loss else 1):
+            if self.loses(order):
+                continue
+            if self.ending_loss and self.rng.random() < 0.5:
+                self.at(self.delay(3.0), lambda: self.feed_scheduler(order))
+            else:
+                self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
 
     def _submit(self, command: g.SubmitAttempt) -> None:
         self.attempts[command.request_id] = command.epoch
@@ -327,7 +335,10 @@ class MeshWorld:
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
         priority, _ = self.claims[command.request_id]
         order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
-        self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
+        if self.submissions_wait_s:
+            self.at(self.delay(self.submissions_wait_s), lambda: self._ask_scheduler(order))
+        else:
+            self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
 
     def _ask_scheduler(self, order: m.SubmitRequest) -> None:
         """A submission is a question: whoever asks learns that nobody is there."""

@@ -99,6 +99,8 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.lists(st.lists(TEXT, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
     ),
     m.CloseRequest: st.builds(m.CloseRequest, TEXT, EPOCHS, st.booleans()),
+    m.ConfirmAttempts: st.builds(m.ConfirmAttempts, TEXT, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
+    m.AttemptsConfirmed: st.builds(m.AttemptsConfirmed, st.lists(st.tuples(TEXT, EPOCHS), max_size=5).map(tuple)),
     m.RequestAccepted: st.builds(m.RequestAccepted, TEXT, EPOCHS),
     m.RequestRejected: st.builds(
         m.RequestRejected, TEXT, EPOCHS, st.sampled_from(m.RejectCode), TEXT, st.none() | NUMBERS
@@ -140,6 +142,8 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
         st.none() | LOADS,
         st.none() | TEXT,
         st.lists(st.builds(m.QuarantinedPair, TEXT, TEXT, U32, NUMBERS), max_size=2).map(tuple),
+        st.none() | U32,
+        st.none() | U32,
     ),
 }
 RECORDS = st.builds(

@@ -65,6 +65,8 @@ SWAPPING = st.builds(
     swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.REACTIVE, WhenFull.PROACTIVE]), st.integers(0, 2)),
 )
 MAX_PROMPT, MAX_NEW = 20, 24
+#: Two questions to a gateway, what settles before the first, and three of the longest iterations in flight.
+OVER_HELD_S = 10.0
 #: Pools that spill over at once, soon and never; homes that stay, and homes that change as fast as anybody could want.
 POOL_POLICIES = st.builds(
     PoolPolicy,
@@ -117,6 +119,26 @@ def assert_nothing_held(world: MeshWorld) -> None:
         assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
 
 
+def watch_engines(world: MeshWorld) -> None:
+    """No engine holds for longer than `OVER_HELD_S` what its gateway has no request for."""
+    since: dict[tuple[str, str], float] = {}
+
+    def look() -> None:
+        over = [
+            (worker.member.id, sequence_id)
+            for worker in world.workers.values()
+            for sequence_id, record in worker.engine.items()
+            if not world.gateway.is_open(record.request_id, record.epoch)
+        ]
+        for known in [known for known in since if known not in over]:
+            del since[known]
+        for held in over:
+            assert world.now - since.setdefault(held, world.now) <= OVER_HELD_S, f"{held} is computed for nobody"
+        world.at(0.5, look)
+
+    look()
+
+
 def assert_served(world: MeshWorld) -> None:
     """Every request got every token, but for those that arrived while no worker or scheduler was there and were told so."""
     for request_id, ending in world.ended.items():
@@ -150,6 +172,38 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     settle(world, count)
     for request_id, ending in world.ended.items():
         assert ending in ("length", "closed")
+        if ending == "length":
+            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+    assert_nothing_held(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    POOLS,
+    st.integers(11, 24),
+    PACES,
+    POLICIES,
+    st.integers(2, 24),
+    st.sampled_from([0.3, 0.7, 1.0]),
+    st.sampled_from([0.0, 2.0]),
+    st.integers(0, 1),
+    POOL_POLICIES,
+)
+def test_requests_that_are_over_live_on_nowhere(
+    seed, pools, num_blocks, pace, policy, count, loss, submissions_wait_s, restarts, pool_policy
+):
+    """Closings and cancellations are lost, late or said twice, and submissions come after them; the others get every token."""
+    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    watch_engines(world)
+    world.ending_loss, world.submissions_wait_s = loss, submissions_wait_s
+    for _ in range(restarts):
+        world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
+    for number in range(0, count, 2):
+        world.at(world.rng.uniform(0.1, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
+    settle(world, count)
+    for request_id, ending in world.ended.items():
+        assert ending in ("length", "closed", "no_workers", "no_scheduler")
         if ending == "length":
             assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
     assert_nothing_held(world)

@@ -138,6 +138,8 @@ class Member:
         model_digest: of a worker, the digest of the weights that it computes with, once they are loaded; of a scheduler, the
             one that its mesh serves. `None` where there are no weights, or it is not known yet.
         quarantined: of schedulers only: pairs of workers that get no hand-offs for a while.
+        open_requests: of a gateway, requests that have not ended; of a scheduler, those accepted and not closed.
+        queued_requests: of a scheduler only: those of them that wait for room.
     """
 
     id: str
@@ -153,3 +155,5 @@ class Member:
     load: WorkerLoad | None = None
     model_digest: str | None = None
     quarantined: tuple[QuarantinedPair, ...] = ()
+    open_requests: int | None = None
+    queued_requests: int | None = None

@@ -38,6 +38,9 @@ class MemberLost:
     is_expected: bool = False
 
 
+#: Of a member that is gone the last incarnation is remembered for so long; no heartbeat comes later than that.
+FORGOTTEN_AFTER_S = 600.0
+
 MembershipEvent = MemberJoined | MemberLost
 
 
@@ -71,6 +74,7 @@ class Membership:
         if member.state is MemberState.LEFT:
             if known is not None:
                 events.append(self._lose(known, "left", now, is_expected=True))
+            self._lost_s.setdefault(member.id, now)
             return events
         self._members[member.id] = member
         self._heard_s[member.id] = self._listened_s(now)
@@ -94,6 +98,7 @@ class Membership:
             timeout_s = self._timeouts_s.get(self._members[id_].kind, self.timeout_s)
             if listened_s - heard_s > timeout_s:
                 lost.append(self._lose(self._members[id_], f"silent for {timeout_s:g} s", now))
+        self._forget(now)
         return lost
 
     def is_gone(self, member_id: str, incarnation: int) -> bool:
@@ -104,6 +109,11 @@ class Membership:
         """Tell whether a member was lost within the last time-out and has not come back: news of it may still be stale."""
         lost_s = self._lost_s.get(member_id)
         return lost_s is not None and member_id not in self._members and now - lost_s <= self.timeout_s
+
+    @property
+    def remembered(self) -> int:
+        """Ids of which the last incarnation is known, present or not."""
+        return len(self._newest)
 
     def get(self, member_id: str) -> Member | None:
         """Return a member that is present."""
@@ -117,6 +127,13 @@ class Membership:
     def workers(self) -> list[Member]:
         """Return the prompt and token workers present, in order of id."""
         return self.all(MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+
+    def _forget(self, now: float) -> None:
+        gone = [
+            id_ for id_, lost_s in self._lost_s.items() if id_ not in self._members and now - lost_s > FORGOTTEN_AFTER_S
+        ]
+        for id_ in gone:
+            del self._lost_s[id_], self._newest[id_]
 
     def _lose(self, member: Member, reason: str, now: float, *, is_expected: bool = False) -> MemberLost:
         del self._members[member.id]

@@ -40,6 +40,10 @@ class StreamRef:
 Suspects = tuple[str, ...]
 
 
+#: A request, and the epoch of its attempt.
+Attempt = tuple[str, int]
+
+
 class RejectCode(StrEnum):
     """Why the scheduler does not take a request."""
 
@@ -81,6 +85,24 @@ class CloseRequest:
     request_id: str
     epoch: int
     finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsConfirmed:
+    """Of the attempts that a holder named, `ended` are over, and all others are open."""
+
+    ended: tuple[Attempt, ...]
+
+
+# --- worker or scheduler -> gateway -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmAttempts:
+    """Say which of these attempts are over: `holder_id` holds something for them; see `confirmation.py`."""
+
+    holder_id: str
+    attempts: tuple[Attempt, ...]
 
 
 # --- scheduler -> gateway ---------------------------------------------------------------------------------------------
@@ -358,6 +380,8 @@ class LedgerEntry:
 Message = (
     SubmitRequest
     | CloseRequest
+    | ConfirmAttempts
+    | AttemptsConfirmed
     | RequestAccepted
     | RequestRejected
     | RequestAssigned

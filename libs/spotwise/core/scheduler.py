@@ -25,10 +25,21 @@ from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import Entry, Requests
+from spotwise.core.cluster.tombstones import Tombstones
+from spotwise.core.confirmation import Confirmations
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import MemberKind, RejectCode
 
-SchedulerEvent = m.SubmitRequest | m.CloseRequest | m.KvReserved | m.PrefillAccepted | m.KvRefused | m.Member | m.Tick
+SchedulerEvent = (
+    m.SubmitRequest
+    | m.CloseRequest
+    | m.AttemptsConfirmed
+    | m.KvReserved
+    | m.PrefillAccepted
+    | m.KvRefused
+    | m.Member
+    | m.Tick
+)
 SchedulerCommand = m.Send | m.RecordLedger
 
 _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
@@ -46,6 +57,7 @@ class SchedulerLimits:
         member_timeout_s: silence after which a member counts as lost.
         gateway_timeout_s: the same for a gateway: what it asked for is computed for nobody until then, and would be computed
             again if it were only slow.
+        confirm_every_s: seconds between two questions to a gateway about its requests; `None` where none answers.
     """
 
     max_queued: int = 1024
@@ -54,6 +66,7 @@ class SchedulerLimits:
     lease_s: float = 3.0
     member_timeout_s: float = 2.0
     gateway_timeout_s: float = 10.0
+    confirm_every_s: float | None = None
 
 
 class SchedulerRole:
@@ -85,6 +98,8 @@ class SchedulerRole:
         policy = policy or PoolPolicy()
         self.pools = Pools(policy.decode_queue)
         self._requests = Requests()
+        self._tombstones = Tombstones()
+        self._confirmations = Confirmations(scheduler_id, self.limits.confirm_every_s)
         self._commands: list[SchedulerCommand] = []
         self._assigner = Assigner(
             scheduler_id,
@@ -98,6 +113,7 @@ class SchedulerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.SubmitRequest: self._submit,
             m.CloseRequest: self._close,
+            m.AttemptsConfirmed: self._attempts_confirmed,
             m.KvReserved: self._assigner.kv_reserved,
             m.PrefillAccepted: self._assigner.prefill_accepted,
             m.KvRefused: self._assigner.kv_refused,
@@ -130,6 +146,8 @@ class SchedulerRole:
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
             return  # sent before that gateway was replaced
+        if self._tombstones.cover(order.request_id, order.epoch, now):
+            return  # its closing came first, and its gateway waits for no answer
         known = self._requests.get(order.request_id)
         if known is not None:
             if known.order.epoch >= order.epoch:
@@ -174,6 +192,8 @@ class SchedulerRole:
 
     def _close(self, order: m.CloseRequest, now: float) -> None:
         entry = self._requests.get(order.request_id)
+        if not order.finished and (entry is None or entry.order.epoch < order.epoch):
+            self._tombstones.add(order.request_id, order.epoch, now)
         if entry is not None and entry.order.epoch <= order.epoch:
             if order.finished:
                 self._note_success(entry)
@@ -189,6 +209,13 @@ class SchedulerRole:
         prompt_worker, token_worker, asked_s = entry.prompt_worker, entry.token_worker, entry.asked_s
         if prompt_worker and token_worker and asked_s is not None and entry.order.max_new_tokens > 1:
             self._assigner.quarantine.went_well((prompt_worker, token_worker), asked_s)
+
+    def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
+        for request_id, epoch in answer.ended:
+            entry = self._requests.get(request_id)
+            if entry is not None and entry.order.epoch <= epoch:
+                self._assigner.drop(entry, cancel=True)
+        self._assigner.assign_waiting(now)
 
     # --- members and time ---------------------------------------------------------------------------------------------
 
@@ -228,6 +255,9 @@ class SchedulerRole:
             self._member_changed(change)
         self._drop_orphans(now)
         self._assigner.quarantine.expire(now)
+        if self._confirmations.is_due(now):
+            held = ((e.order.stream, (e.request_id, e.order.epoch), e.accepted_s) for e in self._requests)
+            self._commands += self._confirmations.ask(held, now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)
         for entry in self._requests.queued:

@@ -22,6 +22,7 @@ from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import EventEdge
 from spotwise.mesh.grpc_control import EngineView, HealthDoor
 from spotwise.mesh.journal import Journal, make_role
+from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
@@ -63,7 +64,7 @@ class ServiceHost:
         self._has_news = asyncio.Event()
         self._attentions: list[Attention] = []
         self._ledger: list[LedgerEntry] = []
-        self._outbox: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self._outbox = Outbox()
         self._registered_s = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._subscriptions: list[Subscription] = []
@@ -159,7 +160,7 @@ class ServiceHost:
                 f"a {type(message).__name__} of {len(payload)} bytes exceeds the broker's max_payload "
                 f"of {self.bus.max_payload_bytes} bytes"
             )
-        self._outbox.put_nowait((subject, payload))
+        self._outbox.put(subject, payload)
 
     def send(self, recipient_id: str, message: Message, incarnation: int | None = None) -> None:
         """Put a message into a member's inbox, soon; a gateway's inbox is that of one incarnation."""
@@ -167,13 +168,13 @@ class ServiceHost:
 
     async def _empty_outbox(self) -> None:
         while True:
-            subject, payload = await self._outbox.get()
+            subject, payload = await self._outbox.take()
             try:
                 await self.bus.publish(subject, payload)
             except MeshError as error:
                 _log.error("message_lost", subject=subject, error=str(error))
             finally:
-                self._outbox.task_done()
+                self._outbox.sent()
 
     async def listen(
         self, subject: str, handler: Callable[[Any, BusMessage], Awaitable[None]], queue: str = ""
@@ -314,7 +315,7 @@ class ServiceHost:
     async def _end(self) -> None:
         """Say what is left to say, and goodbye: peers need not wait for the silence."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._outbox.join(), timeout=2.0)
+            await asyncio.wait_for(self._outbox.emptied(), timeout=2.0)
         while self._tasks:  # one that ends may have begun another
             await end_tasks(self._tasks)
         # The bus may have other users, and a member that has left hears nothing.

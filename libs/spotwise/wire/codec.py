@@ -152,6 +152,8 @@ def member_to(member: m.Member) -> cluster.Member:
             )
             for pair in member.quarantined
         ],
+        open_requests=member.open_requests,
+        queued_requests=member.queued_requests,
     )
 
 
@@ -174,6 +176,8 @@ def member_from(proto: cluster.Member) -> m.Member:
             m.QuarantinedPair(pair.prompt_worker, pair.token_worker, pair.failures, pair.until_unix_s)
             for pair in proto.quarantined
         ),
+        open_requests=proto.open_requests if proto.HasField("open_requests") else None,
+        queued_requests=proto.queued_requests if proto.HasField("queued_requests") else None,
     )
 
 
@@ -257,6 +261,28 @@ def _leases_from(proto: worker.RenewLeases) -> m.RenewLeases:
     return m.RenewLeases(tuple(zip(proto.request_ids, proto.epochs, strict=True)))
 
 
+def _confirm_to(message: m.ConfirmAttempts) -> cluster.ConfirmAttempts:
+    request_ids, epochs = _columns(message.attempts)
+    return cluster.ConfirmAttempts(holder_id=message.holder_id, request_ids=request_ids, epochs=epochs)
+
+
+def _confirm_from(proto: cluster.ConfirmAttempts) -> m.ConfirmAttempts:
+    return m.ConfirmAttempts(proto.holder_id, tuple(zip(proto.request_ids, proto.epochs, strict=True)))
+
+
+def _confirmed_to(message: m.AttemptsConfirmed) -> cluster.AttemptsConfirmed:
+    request_ids, epochs = _columns(message.ended)
+    return cluster.AttemptsConfirmed(ended_request_ids=request_ids, ended_epochs=epochs)
+
+
+def _confirmed_from(proto: cluster.AttemptsConfirmed) -> m.AttemptsConfirmed:
+    return m.AttemptsConfirmed(tuple(zip(proto.ended_request_ids, proto.ended_epochs, strict=True)))
+
+
+def _columns(attempts: tuple[m.Attempt, ...]) -> tuple[list[str], list[int]]:
+    return [request_id for request_id, _ in attempts], [epoch for _, epoch in attempts]
+
+
 def _home_to(message: m.ChangeHome) -> worker.ChangeHome:
     return worker.ChangeHome(worker_id=message.worker_id, pool=message.pool)
 
@@ -275,6 +301,8 @@ _ROWS: tuple[_Row, ...] = (
     (m.TokenBatch, "token_batch", codec_tokens.batch_to, codec_tokens.batch_from),
     (m.SubmitRequest, "submit_request", _submit_to, _submit_from),
     (m.CloseRequest, "close_request", *_plain(m.CloseRequest, cluster.CloseRequest, *_ATTEMPT, "finished")),
+    (m.ConfirmAttempts, "confirm_attempts", _confirm_to, _confirm_from),
+    (m.AttemptsConfirmed, "attempts_confirmed", _confirmed_to, _confirmed_from),
     (m.RequestAccepted, "request_accepted", *_plain(m.RequestAccepted, cluster.RequestAccepted, *_ATTEMPT)),
     (m.RequestRejected, "request_rejected", _rejected_to, _rejected_from),
     (

@@ -1,14 +1,14 @@
 """Every NATS subject of the mesh, and every Redis key, in one place.
 
 An inbox is one subject per member (of a gateway, per incarnation), so that what one sender tells one receiver stays in order.
-`SUBMIT` is shared: schedulers form a queue group, and a gateway learns at once (no responders) that there is none.
+`REQUESTS` is shared: schedulers form a queue group, and a gateway learns at once (no responders) that there is none.
+Submissions and closings are both on it, so that a scheduler hears of a request's end after its beginning.
 """
 
 _ROOT = "spotwise.v1"
 
-SUBMIT = f"{_ROOT}.scheduler.submit"
-SCHEDULERS = "schedulers"  #: queue group of `SUBMIT`
-CLOSE = f"{_ROOT}.scheduler.close"
+REQUESTS = f"{_ROOT}.scheduler.requests"  #: submissions and closings of requests
+SCHEDULERS = "schedulers"  #: queue group of `REQUESTS`
 HEARTBEATS = f"{_ROOT}.heartbeat.*"
 NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices, to everyone who cares
 INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: what is known of machines that go or may go, for whoever plans

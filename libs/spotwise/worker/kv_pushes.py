@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
+from spotwise.core.latest import LatestDict
 from spotwise.core.record import KvTarget, sequence_id
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.push_policy import PushCosts, PushMode
+from spotwise.core.worker.push_policy import WORKERS_REMEMBERED, PushCosts, PushMode
 from spotwise.mesh.link_fit import LinkFit
 from spotwise.mesh.ports import KvPush, KvTransferError, KvTransport
 
@@ -92,7 +93,7 @@ class KvPushes:
         self._spawn = spawn
         self._feed = feed
         self._prompts: dict[str, _Prompt] = {}
-        self._fits: dict[tuple[str, PushMode], LinkFit] = {}
+        self._fits = LatestDict[tuple[str, PushMode], LinkFit](WORKERS_REMEMBERED * len(PushMode))
         self._notices_s = 0.0
 
     # --- commands -------------------------------------------------------------------------------------------------
@@ -197,7 +198,8 @@ class KvPushes:
         )
 
     def _note(self, worker_id: str, mode: PushMode, kv_bytes: int, visible_s: float) -> None:
-        self._fits.setdefault((worker_id, mode), LinkFit()).saw(kv_bytes, visible_s)
+        fit = self._fits[worker_id, mode] = self._fits.get((worker_id, mode), LinkFit())
+        fit.saw(kv_bytes, visible_s)
         serial, layerwise = (self._fits.get((worker_id, mode)) for mode in (PushMode.SERIAL, PushMode.LAYERWISE))
         costs = PushCosts(
             None if serial is None else serial.cost, None if layerwise is None else layerwise.cost, self._notices_s

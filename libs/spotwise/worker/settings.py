@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
@@ -215,6 +216,7 @@ class WorkerSettings(ModelServiceSettings):
             mlfq=mlfq,
             cost=None if mlfq is None else cost,
             swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),
+            confirm_every_s=CONFIRM_EVERY_S,
         )
 
     @property

@@ -8,6 +8,7 @@ import structlog
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.messages import (
+    CloseRequest,
     Member,
     MemberKind,
     QuarantinedPair,
@@ -40,10 +41,9 @@ class SchedulerService:
         self._answers: list[RequestAccepted | RequestRejected] = []
         self._answering = False
         self._refused: dict[str, str | None] = {}
-        role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
-        self._role = role
+        self._role, journal = host.make_role(SchedulerRole, host.id, limits, host.member.incarnation, policy)
         self._loop = RoleLoop(
-            role,
+            self._role,
             host.clock,
             {Send: self._send, RecordLedger: lambda command: host.record(command.entry)},
             journal,
@@ -64,15 +64,17 @@ class SchedulerService:
             self._loop.feed(member)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
-        await self._host.listen(subjects.CLOSE, self._on_message)
-        await self._host.listen(subjects.SUBMIT, self._on_submit, queue=subjects.SCHEDULERS)
+        await self._host.listen(subjects.REQUESTS, self._on_request, queue=subjects.SCHEDULERS)
         self._host.keep_time(TICK_S, self._tick)
 
     async def _on_message(self, message: SchedulerEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
 
     def _describe(self, member: Member) -> Member:
-        return replace(member, quarantined=self._role.quarantined(self._host.clock.now()))
+        quarantined = self._role.quarantined(self._host.clock.now())
+        return replace(
+            member, quarantined=quarantined, open_requests=self._role.live, queued_requests=self._role.queued
+        )
 
     def _tick(self, tick: Tick) -> None:
         self._loop.feed(tick)
@@ -104,8 +106,8 @@ class SchedulerService:
                     for_s=round(pair.until_s - now, 1),
                 )
 
-    async def _on_submit(self, order: SubmitRequest, raw: BusMessage) -> None:
-        """The gateway waits for the verdict as the reply to its request, so that it learns at once when nobody is here."""
+    async def _on_request(self, order: SubmitRequest | CloseRequest, raw: BusMessage) -> None:
+        """A submission's gateway waits for the verdict as its reply, so that it learns at once when nobody is here."""
         self._answering = True
         self._loop.feed(order)
         self._answering = False

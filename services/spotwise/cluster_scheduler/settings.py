@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.mesh.settings import ServiceSettings
 
@@ -63,4 +64,5 @@ class SchedulerSettings(ServiceSettings):
             lease_s=self.lease_s,
             member_timeout_s=self.member_timeout_s,
             gateway_timeout_s=self.gateway_timeout_s,
+            confirm_every_s=CONFIRM_EVERY_S,
         )

@@ -14,11 +14,13 @@ from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.messages import (
     LedgerEntry,
+    Member,
     MemberKind,
     MemberState,
     Message,
     RecordLedger,
     RejectCode,
+    Send,
     StreamRef,
     SubmitRequest,
     Tick,
@@ -39,6 +41,8 @@ from spotwise.wire.codec import decode, encode
 _log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
+#: Records written at once; a client that leaves before its record's turn costs nothing more, however long the store takes.
+MAX_WRITES = 32
 
 #: HTTP status of each way to fail.
 _STATUS = {
@@ -55,7 +59,15 @@ _STATUS = {
 
 
 class _Stream:
-    """What one `generate` call waits on."""
+    """What one `generate` call waits on.
+
+    Attributes:
+        record_turn: held by whoever writes or deletes the request's record, so that a deletion comes after a write that the
+            store takes its time for.
+        submission: the work of submitting the current attempt.
+        has_record: a write has begun.
+        is_submitted: a scheduler may know of the request.
+    """
 
     def __init__(self, request_id: str, spec: SequenceSpec, received_s: float) -> None:
         self.request_id = request_id
@@ -63,6 +75,10 @@ class _Stream:
         self.received_s = received_s
         self.assigned_s: float | None = None
         self.attempts = 0
+        self.record_turn = asyncio.Lock()
+        self.submission: asyncio.Task[None] | None = None
+        self.has_record = False
+        self.is_submitted = False
         self._items: deque[GeneratedTokens | GenerationError] = deque()
         self._has_items = asyncio.Event()
 
@@ -100,15 +116,17 @@ class MeshGeneration:
         self._settings = settings
         self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery, host.member.incarnation)
         self._streams: dict[str, _Stream] = {}
+        self._writes = asyncio.Semaphore(MAX_WRITES)
         self._loop = RoleLoop(
             self._role,
             host.clock,
             {
-                g.SubmitAttempt: lambda command: host.spawn(self._submit(command), "submit"),
+                g.SubmitAttempt: self._submit_attempt,
                 g.CloseAttempts: self._close_attempts,
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
+                Send: lambda command: host.send(command.recipient_id, command.message),
                 RecordLedger: lambda command: host.record(command.entry),
             },
             journal,
@@ -116,6 +134,7 @@ class MeshGeneration:
 
     async def start(self) -> None:
         """Hear workers, schedulers and heartbeats, and keep time."""
+        self._host.describe_with(self._describe)
         await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
@@ -137,8 +156,8 @@ class MeshGeneration:
                 if item.finish_reason is not None:
                     return
         finally:
-            del self._streams[request_id]
             self._loop.feed(g.RequestClosed(request_id))
+            del self._streams[request_id]
 
     def _record_names(self, request_id: str, client_request_id: str) -> None:
         """Let each of a request's two ids lead to the other, for `spotwise explain`."""
@@ -181,20 +200,29 @@ class MeshGeneration:
     async def _on_message(self, message: g.GatewayEvent, raw: BusMessage) -> None:
         self._loop.feed(message)
 
+    def _describe(self, member: Member) -> Member:
+        return replace(member, open_requests=self._role.open_requests)
+
     def _tick(self, tick: Tick) -> None:
         self._loop.feed(tick)
         self._metrics.observe_workers(self._role.membership.workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    async def _submit(self, command: g.SubmitAttempt) -> None:
-        stream = self._streams.get(command.request_id)
-        if stream is None:
-            return  # closed in the meantime
+    def _submit_attempt(self, command: g.SubmitAttempt) -> None:
+        stream = self._streams[command.request_id]
         stream.attempts += 1
+        stream.submission = asyncio.ensure_future(self._submit(stream, command))
+        self._host.spawn(stream.submission, "submit")
+
+    async def _submit(self, stream: _Stream, command: g.SubmitAttempt) -> None:
+        attempt = (command.request_id, command.epoch)
         failed = partial(self._submit_failed, command)
         try:
-            async with asyncio.timeout(self._settings.store_timeout_s):
+            async with asyncio.timeout(self._settings.store_timeout_s), stream.record_turn, self._writes:
+                if not self._role.is_open(*attempt):
+                    return
+                stream.has_record = True
                 await self._host.store.put_record(self._record(stream, command))
         except (MeshError, TimeoutError) as error:
             failed("the request store does not take the request; ask again shortly", error, store_is_away=True)
@@ -202,9 +230,12 @@ class MeshGeneration:
         except ValueError as error:  # a bug, which is to end this request and not the gateway
             failed("the request cannot be written down", error)
             return
+        if not self._role.is_open(*attempt):
+            return  # closed while the store took its time: the deletion is next, and no scheduler need hear of it
+        stream.is_submitted = True
         try:
             reply = await self._host.bus.request(
-                subjects.SUBMIT, encode(self._order(stream, command)), self._settings.submit_timeout_s
+                subjects.REQUESTS, encode(self._order(stream, command)), self._settings.submit_timeout_s
             )
             answer: Message = decode(reply)
         except (MeshError, ValueError) as error:
@@ -252,12 +283,18 @@ class MeshGeneration:
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:
-        self._host.post(subjects.CLOSE, command.order)
-        self._host.spawn(self._delete_record(command.order.request_id), "delete_record")
+        stream = self._streams[command.order.request_id]
+        if stream.is_submitted:
+            self._host.post(subjects.REQUESTS, command.order)
+        if not stream.has_record and stream.submission is not None:
+            stream.submission.cancel()
+        elif stream.has_record:
+            self._host.spawn(self._delete_record(stream), "delete_record")
 
-    async def _delete_record(self, request_id: str) -> None:
+    async def _delete_record(self, stream: _Stream) -> None:
         try:
-            await self._host.store.delete_record(request_id)
+            async with stream.record_turn:
+                await self._host.store.delete_record(stream.request_id)
         except MeshError:
             return  # its time to live ends it
 

@@ -30,6 +30,10 @@ _REQUEST_BUCKETS = (
 )
 
 
+#: Workers that are gone whose last counts are remembered: one that was only silent is counted on from there.
+GONE_WORKERS_REMEMBERED = 256
+
+
 class GatewayMetrics:
     """The gateway's series.
 
@@ -112,7 +116,15 @@ class GatewayMetrics:
             if heard is not None and heard.load is not None and heard.incarnation == worker.incarnation:
                 for name, counter in self._counted.items():
                     counter.inc(getattr(load, name) - getattr(heard.load, name))
-            self._heard[worker.id] = worker
+            self._heard.pop(worker.id, None)
+            self._heard[worker.id] = worker  # the last: those that are there come after those that are gone
+        while len(self._heard) > len(loads) + GONE_WORKERS_REMEMBERED:
+            del self._heard[next(iter(self._heard))]
+
+    @property
+    def workers_remembered(self) -> int:
+        """Workers whose last counts are known, there or gone."""
+        return len(self._heard)
 
     def count_error(self, code: str) -> None:
         """Count an error that a client was told."""

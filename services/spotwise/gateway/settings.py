@@ -7,6 +7,7 @@ import re
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.role import RecoveryLimits
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
@@ -17,6 +18,10 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
 
 def _listed(values: str) -> tuple[str, ...]:
     return tuple(value for value in map(str.strip, values.split(",")) if value)
+
+
+#: Five questions of whoever holds an attempt.
+UNHELD_S = 5 * CONFIRM_EVERY_S
 
 
 class GatewaySettings(ModelServiceSettings):
@@ -105,4 +110,9 @@ class GatewaySettings(ModelServiceSettings):
     @property
     def recovery(self) -> RecoveryLimits:
         """The role's limits."""
-        return RecoveryLimits(recovery_s=self.recovery_s, stall_s=self.stall_s, member_timeout_s=self.member_timeout_s)
+        return RecoveryLimits(
+            recovery_s=self.recovery_s,
+            stall_s=self.stall_s,
+            member_timeout_s=self.member_timeout_s,
+            unheld_s=UNHELD_S,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.membership import MemberJoined, MemberLost, Membership
+from spotwise.core.membership import FORGOTTEN_AFTER_S, MemberJoined, MemberLost, Membership
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool
 from tests.unit.core.builders import plain_member, worker_member
 
@@ -107,3 +107,20 @@ def test_several_silent_members_are_lost_in_order_of_id() -> None:
     for worker_id in ("b", "a", "c"):
         members.observe(worker_member(worker_id), 0.0)
     assert [loss.member.id for loss in members.expire(5.0) if isinstance(loss, MemberLost)] == ["a", "b", "c"]
+
+
+def test_members_that_are_gone_for_long_are_forgotten() -> None:
+    """However many ids there have been: of those that fell silent, and of those that were only heard to leave."""
+    members = Membership(TIMEOUT_S)
+    members.observe(GATEWAY, 0.0)
+    for number in range(100):
+        members.observe(worker_member(f"w{number}"), 0.0)
+        members.observe(replace(worker_member(f"v{number}"), state=MemberState.LEFT), 0.0)
+    members.expire(3.0)
+    members.observe(GATEWAY, FORGOTTEN_AFTER_S)
+    members.expire(FORGOTTEN_AFTER_S)
+    assert members.remembered == 201
+    members.observe(GATEWAY, FORGOTTEN_AFTER_S + 5.0)
+    members.expire(FORGOTTEN_AFTER_S + 5.0)
+    assert members.remembered == 1
+    assert members.get("g") is GATEWAY

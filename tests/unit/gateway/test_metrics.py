@@ -11,7 +11,7 @@ from spotwise.core.messages import Member, MemberKind, MemberState, Pool, Worker
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
 from spotwise.gateway.request_series import token_buckets
 
 
@@ -125,3 +125,16 @@ async def test_a_request_is_a_prompt_with_all_its_choices(
     assert (value("params_n_count"), value("params_n_sum")) == (2, 4)
     longest = 4 + max(len(mesh.reply), 1)
     assert (value("max_num_generation_tokens_count"), value("max_num_generation_tokens_sum")) == (2, longest)
+
+
+def test_workers_that_are_gone_are_forgotten_after_many_others() -> None:
+    """One that was only silent is counted on from where it was; there may be ever new ids."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "m")
+    metrics.observe_workers([worker("steady", 1, WorkerLoad()), worker("w", 1, WorkerLoad(preemptions=1))])
+    for number in range(10 * GONE_WORKERS_REMEMBERED):
+        metrics.observe_workers([worker("steady", 1, WorkerLoad(preemptions=1)), worker(f"v{number}", 1, WorkerLoad())])
+        if number == GONE_WORKERS_REMEMBERED // 2:
+            metrics.observe_workers([worker("w", 1, WorkerLoad(preemptions=3))])
+    assert registry.get_sample_value("vllm:num_preemptions_total", {"model_name": "m"}) == 3
+    assert metrics.workers_remembered <= GONE_WORKERS_REMEMBERED + 2

@@ -101,7 +101,7 @@ async def test_whatever_says_an_address_the_client_does_not_hear_it(model_dir: P
                 assert message.respond is not None
                 await message.respond(encode(RequestRejected("r", 1, RejectCode.MESH_FULL, reason, 1.0)))
 
-            await generation._host.bus.subscribe(subjects.SUBMIT, refuse)
+            await generation._host.bus.subscribe(subjects.REQUESTS, refuse)
             error = await failure(generation)
     assert (error.status, error.message) == (429, "token-0 at … is full")
     assert [line["reason"] for line in logs if line["event"] == "request_failed"] == [reason]

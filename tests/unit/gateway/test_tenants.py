@@ -13,7 +13,15 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from spotwise.core.messages import Member, MemberKind, MemberState, RejectCode, RequestRejected, SubmitRequest
+from spotwise.core.messages import (
+    CloseRequest,
+    Member,
+    MemberKind,
+    MemberState,
+    RejectCode,
+    RequestRejected,
+    SubmitRequest,
+)
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
@@ -157,12 +165,14 @@ async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
 
     async def refuse(message: BusMessage) -> None:
         order = decode(message.payload)
+        if isinstance(order, CloseRequest):
+            return
         assert isinstance(order, SubmitRequest) and message.respond is not None
         told.append((order, await store.get_record(order.request_id)))
         await message.respond(encode(RequestRejected(order.request_id, 1, RejectCode.MESH_FULL, "full", 1.0)))
 
     async with ServiceHost(settings, MemoryBus(broker), store, control, member).joined() as host:
-        await MemoryBus(broker).subscribe(subjects.SUBMIT, refuse)
+        await MemoryBus(broker).subscribe(subjects.REQUESTS, refuse)
         generation = MeshGeneration(host, settings, GatewayMetrics(CollectorRegistry(), MODEL))
         await generation.start()
         spec = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8), priority=-4, tenant="acme")

@@ -19,7 +19,7 @@ def test_the_wildcard_hears_every_heartbeat_and_nothing_else() -> None:
     prefix, star = subjects.HEARTBEATS.rsplit(".", 1)
     assert star == "*"
     assert subjects.heartbeat("w").rsplit(".", 1) == [prefix, "w"]
-    for other in (subjects.inbox("w"), subjects.SUBMIT, subjects.CLOSE, subjects.NOTICES, subjects.DRAIN):
+    for other in (subjects.inbox("w"), subjects.REQUESTS, subjects.NOTICES, subjects.DRAIN):
         assert not fnmatchcase(other, subjects.HEARTBEATS)
 
 

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from spotwise.core.batching import BatchLimits
+from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker.discipline import queues_for
@@ -27,12 +28,16 @@ def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None
 
     They leave for other workers in the cheaper way.
     """
-    assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(max_stall_s=0.06, kv_push=KvPush.AUTO)
+    assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(
+        max_stall_s=0.06, kv_push=KvPush.AUTO, confirm_every_s=CONFIRM_EVERY_S
+    )
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
     """Prompts then run whole."""
-    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(kv_push=KvPush.AUTO)
+    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
+        kv_push=KvPush.AUTO, confirm_every_s=CONFIRM_EVERY_S
+    )
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
@@ -64,6 +69,7 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         prompts_first=False,
         preempt_after_s=0.25,
         kv_push=KvPush.LAYERWISE,
+        confirm_every_s=CONFIRM_EVERY_S,
     )
     assert settings.worker_policy() == expected
 

@@ -50,6 +50,7 @@ GatewayEvent = (
     | m.RequestAssigned
     | m.RequestRejected
     | m.TokenBatch
+    | m.ConfirmAttempts
     | m.Member
     | m.Tick
 )
@@ -112,4 +113,4 @@ FELLS_WORKERS = (
     "do not send it again as it is"
 )
 
-GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.RecordLedger
+GatewayCommand = SubmitAttempt | CloseAttempts | Deliver | Accept | Fail | m.Send | m.RecordLedger

@@ -42,6 +42,8 @@ class RecoveryLimits:
         member_timeout_s: silence after which a worker counts as lost.
         scheduler_timeout_s: the same for a scheduler: one that is only slow has not forgotten what waits in its queue, and
             one that has started anew says so.
+        unheld_s: an attempt that no scheduler and no worker has named for so long is lost, whichever message was; `None` where
+            they name none.
         gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost if it is not here by then.
     """
 
@@ -50,6 +52,7 @@ class RecoveryLimits:
     stall_s: float = 120.0
     member_timeout_s: float = 2.0
     scheduler_timeout_s: float = 10.0
+    unheld_s: float | None = None
     gap_s: float = 1.0
 
 
@@ -63,6 +66,7 @@ class _Request:
         assigned: the scheduler has said who they are.
         first_index: index of the attempt's first token.
         early: tokens that came before the one that is next.
+        held_s: when a scheduler or a worker last named the attempt as one that it holds.
         gap_since_s: since when a token is missing that a later one has overtaken.
         doubted_s: workers that lost tokens since they last brought it one, and when they did.
     """
@@ -87,6 +91,7 @@ class _Request:
     first_token_s: float | None = None
     submitted_s: float = 0.0
     progress_s: float = 0.0
+    held_s: float = 0.0
     lost_since_s: float | None = None
     retry_at_s: float | None = None
     history: AttemptHistory = field(default_factory=AttemptHistory)
@@ -116,6 +121,7 @@ class GatewayRole:
             m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._token_batch,
+            m.ConfirmAttempts: self._confirm,
             m.Member: self._heartbeat,
             m.Tick: self._tick,
         }
@@ -124,6 +130,11 @@ class GatewayRole:
     def open_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._requests)
+
+    def is_open(self, request_id: str, epoch: int) -> bool:
+        """Tell whether an attempt is the current one of a request that has not ended, and is not lost."""
+        request = self._current(request_id, epoch)
+        return request is not None and request.retry_at_s is None
 
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
         """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
@@ -151,7 +162,7 @@ class GatewayRole:
         request.early.clear()
         request.doubted_s.clear()
         request.gap_since_s = None
-        request.submitted_s, request.retry_at_s = now, None
+        request.submitted_s, request.held_s, request.retry_at_s = now, now, None
         request.history.began()
         token_ids, avoid = tuple(request.token_ids), request.history.avoid
         self._commands.append(
@@ -344,6 +355,17 @@ class GatewayRole:
         entry = m.LedgerEntry(request.request_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
         self._commands.append(m.RecordLedger(entry))
 
+    def _confirm(self, question: m.ConfirmAttempts, now: float) -> None:
+        """Tell a holder which attempts are over: a message about their end may have been lost."""
+        ended = []
+        for request_id, epoch in question.attempts:
+            request = self._current(request_id, epoch)
+            if request is None:
+                ended.append((request_id, epoch))
+            else:
+                request.held_s = now
+        self._commands.append(m.Send(question.holder_id, m.AttemptsConfirmed(tuple(ended))))
+
     # --- members and time ---------------------------------------------------------------------------------------------
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
@@ -372,6 +394,7 @@ class GatewayRole:
         self._batches.was_away(seconds)
         for request in self._requests.values():
             request.submitted_s += seconds
+            request.held_s += seconds
             request.doubted_s = {worker_id: since + seconds for worker_id, since in request.doubted_s.items()}
             if request.gap_since_s is not None:
                 request.gap_since_s += seconds
@@ -399,6 +422,8 @@ class GatewayRole:
                 self._submit(request, now)
             elif any(now - since_s > self.limits.gap_s for since_s in _missing_s(request)):
                 self._attempt_lost(request, "tokens were lost on their way", now)
+            elif self.limits.unheld_s is not None and now - request.held_s > self.limits.unheld_s:
+                self._attempt_lost(request, "neither a scheduler nor a worker holds it", now)
             elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)
 

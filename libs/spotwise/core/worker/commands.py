@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from spotwise.core.batching import Batch
 from spotwise.core.messages import (
+    AttemptsConfirmed,
     CancelRequest,
     ChangeHome,
     Drain,
@@ -137,6 +138,7 @@ WorkerEvent = (
     ReserveKv
     | StartPrefill
     | CancelRequest
+    | AttemptsConfirmed
     | RenewLeases
     | ChangeHome
     | ForgetGateway

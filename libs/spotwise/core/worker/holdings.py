@@ -146,8 +146,11 @@ class Holdings:
 
     @property
     def gateways(self) -> tuple[m.GatewayStreams, ...]:
-        """The gateways that tokens were sent to, in order of id and incarnation."""
-        return tuple(m.GatewayStreams(*gateway, sent) for gateway, sent in sorted(self._batches_sent.items()))
+        """The gateways that tokens were sent to, or will be, in order of id and incarnation."""
+        sent = {
+            (each.stream.gateway_id, each.stream.incarnation): 0 for each in self if not each.condemned
+        } | self._batches_sent
+        return tuple(m.GatewayStreams(*gateway, batches) for gateway, batches in sorted(sent.items()))
 
     def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
         """Add a line to the request's ledger."""

@@ -71,6 +71,7 @@ class WorkerPolicy:
         mlfq: its queues, with `MLFQ`.
         cost: of this worker's iterations, by which `MLFQ` charges service; also what a prompt token costs until some were
             computed.
+        confirm_every_s: seconds between two questions to a gateway about what is held for it; `None` where none answers.
         swap: what happens where KV has no room on the device; other than `RECOMPUTE` it needs blocks of the host.
     """
 
@@ -91,6 +92,7 @@ class WorkerPolicy:
     mlfq: MlfqPolicy | None = None
     cost: LinearIterationCost | TableIterationCost | None = None
     swap: SwapPolicy = field(default_factory=SwapPolicy)
+    confirm_every_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.cost_model import LinkCost
+from spotwise.core.latest import LatestDict
 
 #: One prompt in so many, of a pair, goes the other way.
 REFRESH_EVERY = 32
+#: Token workers whose costs are remembered.
+WORKERS_REMEMBERED = 1024
 #: Weight of the newest hand-off in what a prompt token costs.
 _NEWEST = 0.25
 
@@ -77,8 +80,8 @@ class PushPolicy:
     def __init__(self, told: KvPush) -> None:
         self.token_s: float | None = None
         self._told = told
-        self._costs: dict[str, PushCosts] = {}
-        self._chosen: dict[str, int] = {}
+        self._costs = LatestDict[str, PushCosts](WORKERS_REMEMBERED)
+        self._chosen = LatestDict[str, int](WORKERS_REMEMBERED)
         self._bytes_per_token = 0.0
 
     def choose(self, worker_id: str, tokens: int) -> PushMode:

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core import messages as m
+from spotwise.core.confirmation import Confirmations
 from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.arrival_memory import ArrivalMemory
@@ -30,6 +32,8 @@ from spotwise.core.worker.sequence import KvPlace
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 
+#: Schedulers whose last order is remembered; of those before them nobody waits for an echo.
+SCHEDULERS_REMEMBERED = 8
 #: A draining worker stays this long at least, so that work sent before the news spread still finds it.
 DRAIN_LINGER_S = 1.0
 
@@ -72,7 +76,8 @@ class WorkerRole:
         self._token_side = TokenSide(holdings, self._memory, incarnation, address)
         self._prompt_side = PromptSide(holdings, policy)
         self._iterations = Iterations(holdings, order, self._memory, self._prompt_side, policy)
-        self._assignments_seen: dict[str, int] = {}
+        self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
+        self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
         self._drain: m.Drain | None = None
         self._drain_started_s = 0.0
         self._failure = ""
@@ -81,6 +86,7 @@ class WorkerRole:
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
             m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
+            m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHome: self._change_home,
             m.ForgetGateway: holdings.forget_gateway,
@@ -172,6 +178,16 @@ class WorkerRole:
         self._assignments_seen[order.scheduler_id] = order.assignment
         self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
 
+    def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
+        for request_id, epoch in answer.ended:
+            self._holdings.fence(request_id, epoch)
+
+    def _confirm(self, now: float) -> None:
+        """Ask the gateways about what is held for them."""
+        held = ((s.stream, (s.request_id, s.epoch), s.arrived_s) for s in self._holdings if not s.condemned)
+        for question in self._confirmations.ask(held, now):
+            self._holdings.say(question)
+
     def _change_home(self, order: m.ChangeHome, now: float) -> None:
         """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
         if order.worker_id == self.worker_id:
@@ -195,6 +211,8 @@ class WorkerRole:
             self._token_side.was_away(event.away_s)
         self._token_side.expire_leases(now)
         self._prompt_side.renew_leases(now)
+        if self._confirmations.is_due(now):
+            self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
             for sequence in [s for s in self._holdings if not s.condemned]:
                 self._holdings.fail(sequence, "the worker had to leave", now, retryable=True)

@@ -135,6 +135,59 @@ class CloseRequest(_message.Message):
 Global___CloseRequest: _TypeAlias = CloseRequest  # noqa: Y015
 
 @_typing.final
+class ConfirmAttempts(_message.Message):
+    """Attempts are (request id, epoch) pairs, a column each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    holder_id: _builtins.str
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        holder_id: _builtins.str = ...,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "holder_id", b"holder_id", "request_ids", b"request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmAttempts: _TypeAlias = ConfirmAttempts  # noqa: Y015
+
+@_typing.final
+class AttemptsConfirmed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    ENDED_EPOCHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ended_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ended_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ended_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        ended_epochs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_epochs", b"ended_epochs", "ended_request_ids", b"ended_request_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptsConfirmed: _TypeAlias = AttemptsConfirmed  # noqa: Y015
+
+@_typing.final
 class RequestAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -414,6 +467,8 @@ class Member(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -426,6 +481,8 @@ class Member(_message.Message):
     transfer_address: _builtins.str
     model: _builtins.str
     model_digest: _builtins.str
+    open_requests: _builtins.int
+    queued_requests: _builtins.int
     @_builtins.property
     def load(self) -> Global___WorkerLoad: ...
     @_builtins.property
@@ -448,13 +505,24 @@ class Member(_message.Message):
         load: Global___WorkerLoad | None = ...,
         model_digest: _builtins.str | None = ...,
         quarantined: _abc.Iterable[Global___QuarantinedPair] | None = ...,
+        open_requests: _builtins.int | None = ...,
+        queued_requests: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "load", b"load", "model_digest", b"model_digest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "queued_requests", b"queued_requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "model_digest", b"model_digest", "pid", b"pid", "pool", b"pool", "quarantined", b"quarantined", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_queued_requests", b"_queued_requests", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
+    _WhichOneofReturnType__open_requests: _TypeAlias = _typing.Literal["open_requests"]  # noqa: Y015
+    _WhichOneofArgType__open_requests: _TypeAlias = _typing.Literal["_open_requests", b"_open_requests"]  # noqa: Y015
+    _WhichOneofReturnType__queued_requests: _TypeAlias = _typing.Literal["queued_requests"]  # noqa: Y015
+    _WhichOneofArgType__queued_requests: _TypeAlias = _typing.Literal["_queued_requests", b"_queued_requests"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_digest) -> _WhichOneofReturnType__model_digest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_requests) -> _WhichOneofReturnType__open_requests | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queued_requests) -> _WhichOneofReturnType__queued_requests | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015

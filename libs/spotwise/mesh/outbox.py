@@ -1,0 +1,71 @@
+"""What a member has to say and the broker has not taken yet.
+
+In order, and bounded: while the broker is away or does nothing, workers go on and say so. What is dropped then is the oldest;
+receivers treat it as any lost message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import structlog
+
+_log = structlog.get_logger(__name__)
+
+#: Of all messages that wait, together. Minutes of a worker's tokens.
+OUTBOX_BYTES = 16 << 20
+
+
+class Outbox:
+    """Messages in the order in which they were put in.
+
+    Args:
+        max_bytes: that wait at most; the newest message stays whatever its size.
+    """
+
+    def __init__(self, max_bytes: int = OUTBOX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._messages: deque[tuple[str, bytes]] = deque()
+        self._bytes = 0
+        self._dropped = 0
+        self._has_messages = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    def put(self, subject: str, payload: bytes) -> None:
+        """Add a message; the oldest go where there is no room."""
+        self._messages.append((subject, payload))
+        self._bytes += len(payload)
+        self._has_messages.set()
+        self._is_empty.clear()
+        while self._bytes > self._max_bytes and len(self._messages) > 1:
+            _, dropped = self._messages.popleft()
+            self._bytes -= len(dropped)
+            self._dropped += 1
+            if self._dropped == 1:
+                _log.error(
+                    "outbox_full", bytes=self._max_bytes, error="the broker takes nothing; the oldest messages go"
+                )
+
+    async def take(self) -> tuple[str, bytes]:
+        """Wait for the oldest message and take it; say `sent` when it is."""
+        await self._has_messages.wait()
+        subject, payload = self._messages.popleft()
+        self._bytes -= len(payload)
+        if not self._messages:
+            self._has_messages.clear()
+        return subject, payload
+
+    def sent(self) -> None:
+        """Note that what was taken has been sent, or is lost."""
+        if self._messages:
+            return
+        self._is_empty.set()
+        if self._dropped:
+            _log.warning("outbox_emptied", messages_lost=self._dropped)
+            self._dropped = 0
+
+    async def emptied(self) -> None:
+        """Wait until all is sent."""
+        await self._is_empty.wait()
