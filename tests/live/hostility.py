@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import resource
 import socket
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.live.mesh import LiveMesh
 from tests.live.steady_stream import Lap
 
-#: Pytest's `record_property`.
-Note = Callable[[str, object], None]
 #: What a gateway under attack may have.
 MEMORY_BYTES = 3 << 29
 
@@ -30,10 +28,10 @@ def memory_high_water_bytes(pid: int) -> int:
     return int(line.split()[1]) << 10
 
 
-def note(record_property: Note, mesh: LiveMesh, lap: Lap) -> None:
-    """Put figures into the test's report."""
-    record_property("longest_gap_ms", round(lap.longest_gap_s * 1000))
-    record_property("memory_mib", memory_high_water_bytes(mesh.pid("gateway-0")) >> 20)
+def tell(mesh: LiveMesh, lap: Lap) -> None:
+    """Write figures into the test's output (`pytest -s`)."""
+    memory_mib = memory_high_water_bytes(mesh.pid("gateway-0")) >> 20
+    sys.stdout.write(f" longest gap {lap.longest_gap_s * 1000:.0f} ms, {memory_mib} MiB at most ")
 
 
 def connect(url: str, receive_buffer_bytes: int | None = None) -> socket.socket:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.hostility import MEMORY_BYTES, Note, limit_memory, memory_high_water_bytes, note
+from tests.live.hostility import MEMORY_BYTES, limit_memory, memory_high_water_bytes, tell
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
 from tests.live.test_simulated import SimulatedMesh
@@ -103,7 +103,7 @@ def send(mesh: LiveMesh, path: str, content: bytes) -> httpx.Response:
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_stream_goes_on_beside_a_hostile_body(
-    limited: LiveMesh, calm_s: float, stream: SteadyStream, what: str, record_property: Note
+    limited: LiveMesh, calm_s: float, stream: SteadyStream, what: str
 ) -> None:
     """The body is refused by name in a short answer, and the stream's gaps stay as they were."""
     path, make = HOSTILE[what]
@@ -112,7 +112,7 @@ def test_a_stream_goes_on_beside_a_hostile_body(
     stream.lap()
     answer = send(limited, path, content)
     lap = stream.lap()
-    note(record_property, limited, lap)
+    tell(limited, lap)
     assert answer.status_code in (400, 404), f"{answer.status_code} {answer.text[:300]}"
     assert answer.json()["error"]["code"] != "invalid_json"
     assert len(answer.content) < 4096
@@ -120,16 +120,14 @@ def test_a_stream_goes_on_beside_a_hostile_body(
     assert lap.longest_gap_s < bearable_s(calm_s)
 
 
-def test_many_hostile_bodies_at_once(
-    limited: LiveMesh, calm_s: float, stream: SteadyStream, record_property: Note
-) -> None:
+def test_many_hostile_bodies_at_once(limited: LiveMesh, calm_s: float, stream: SteadyStream) -> None:
     """Eight of the worst: each is refused, or told to come again; memory has stayed within its limit all along."""
     worst = [(path, dump(make())) for path, make in (HOSTILE["a long prompt"], HOSTILE["many prompts"])] * 4
     stream.lap()
     with ThreadPoolExecutor(len(worst)) as clients:
         answers = list(clients.map(lambda each: send(limited, *each), worst))
     lap = stream.lap()
-    note(record_property, limited, lap)
+    tell(limited, lap)
     assert {answer.status_code for answer in answers} <= {400, 503}
     assert not lap.ended
     assert lap.longest_gap_s < bearable_s(calm_s)

@@ -12,12 +12,11 @@ import pytest
 
 from tests.live.hostility import (
     MEMORY_BYTES,
-    Note,
     connect,
     limit_memory,
     memory_high_water_bytes,
-    note,
     read_to_the_end,
+    tell,
 )
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
@@ -147,13 +146,13 @@ def calm_s(stream: SteadyStream) -> float:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_a_stream_goes_on_beside_hostile_connections(
-    guarded: LiveMesh, calm_s: float, stream: SteadyStream, attack: Callable[[LiveMesh], None], record_property: Note
+    guarded: LiveMesh, calm_s: float, stream: SteadyStream, attack: Callable[[LiveMesh], None]
 ) -> None:
     """They are cut off, the stream's gaps stay as they were, the next request is answered, and memory within its limit."""
     stream.lap()
     attack(guarded)
     lap = stream.lap()
-    note(record_property, guarded, lap)
+    tell(guarded, lap)
     assert not lap.ended
     assert lap.longest_gap_s < bearable_s(calm_s)
     answer = guarded.client().completions.create(model=MODEL, prompt="Hello", max_tokens=3)
