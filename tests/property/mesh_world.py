@@ -26,7 +26,8 @@ from typing import Any
 from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
+from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria

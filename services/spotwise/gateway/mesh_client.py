@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,7 @@ from spotwise.gateway.addresses import without_addresses
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
+from spotwise.gateway.token_stream import TokenStream
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
@@ -58,55 +59,6 @@ _STATUS = {
 }
 
 
-class _Stream:
-    """What one `generate` call waits on.
-
-    Attributes:
-        record_turn: held by whoever writes or deletes the request's record, so that a deletion comes after a write that the
-            store takes its time for.
-        submission: the work of submitting the current attempt.
-        has_record: a write has begun.
-        is_submitted: a scheduler may know of the request.
-    """
-
-    def __init__(self, request_id: str, spec: SequenceSpec, received_s: float) -> None:
-        self.request_id = request_id
-        self.spec = spec
-        self.received_s = received_s
-        self.assigned_s: float | None = None
-        self.attempts = 0
-        self.record_turn = asyncio.Lock()
-        self.submission: asyncio.Task[None] | None = None
-        self.has_record = False
-        self.is_submitted = False
-        self._items: deque[GeneratedTokens | GenerationError] = deque()
-        self._has_items = asyncio.Event()
-
-    def put(self, item: GeneratedTokens | GenerationError) -> None:
-        """Let the call have an item."""
-        self._items.append(item)
-        self._has_items.set()
-
-    async def take(self) -> GeneratedTokens | GenerationError:
-        """Wait for what comes next; all tokens that are here come as one item, so that a gateway behind catches up."""
-        await self._has_items.wait()
-        item = self._items.popleft()
-        while isinstance(item, GeneratedTokens) and self._items:
-            following = self._items[0]
-            if isinstance(following, GenerationError):
-                break
-            item = GeneratedTokens(
-                item.tokens + following.tokens,
-                following.finish_reason,
-                item.cached_tokens or following.cached_tokens,
-                following.prefill_s if item.prefill_s is None else item.prefill_s,
-            )
-            self._items.popleft()
-        if not self._items:
-            self._has_items.clear()
-        return item
-
-
 class MeshGeneration:
     """Generates through the mesh; one per gateway process."""
 
@@ -115,7 +67,7 @@ class MeshGeneration:
         self._metrics = metrics
         self._settings = settings
         self._role, journal = host.make_role(GatewayRole, host.id, settings.recovery, host.member.incarnation)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, TokenStream] = {}
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self._loop = RoleLoop(
             self._role,
@@ -143,7 +95,7 @@ class MeshGeneration:
     async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence; closing the generator cancels its work."""
         spec = self._fit(spec)
-        stream = _Stream(request_id, spec, self._host.clock.now())
+        stream = TokenStream(request_id, spec, self._host.clock.now())
         self._streams[request_id] = stream
         self._record_names(request_id, spec.client_request_id)
         self._loop.feed(g.RequestReceived(request_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
@@ -215,7 +167,7 @@ class MeshGeneration:
         stream.submission = asyncio.ensure_future(self._submit(stream, command))
         self._host.spawn(stream.submission, "submit")
 
-    async def _submit(self, stream: _Stream, command: g.SubmitAttempt) -> None:
+    async def _submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
         attempt = (command.request_id, command.epoch)
         failed = partial(self._submit_failed, command)
         try:
@@ -250,7 +202,7 @@ class MeshGeneration:
         _log.warning("submit_failed", request_id=command.request_id, reason=str(error) or type(error).__name__)
         self._loop.feed(g.SubmitFailed(command.request_id, command.epoch, reason, store_is_away))
 
-    def _record(self, stream: _Stream, command: g.SubmitAttempt) -> RequestRecord:
+    def _record(self, stream: TokenStream, command: g.SubmitAttempt) -> RequestRecord:
         return RequestRecord(
             request_id=stream.request_id,
             epoch=command.epoch,
@@ -267,7 +219,7 @@ class MeshGeneration:
             model_digest=command.model_digest,
         )
 
-    def _order(self, stream: _Stream, command: g.SubmitAttempt) -> SubmitRequest:
+    def _order(self, stream: TokenStream, command: g.SubmitAttempt) -> SubmitRequest:
         committed = len(command.output_token_ids)
         may_reuse = stream.spec.sampling.prompt_logprobs is None
         known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
@@ -291,7 +243,7 @@ class MeshGeneration:
         elif stream.has_record:
             self._host.spawn(self._delete_record(stream), "delete_record")
 
-    async def _delete_record(self, stream: _Stream) -> None:
+    async def _delete_record(self, stream: TokenStream) -> None:
         try:
             async with stream.record_turn:
                 await self._host.store.delete_record(stream.request_id)

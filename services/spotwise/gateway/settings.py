@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from spotwise.core.confirmation import CONFIRM_EVERY_S
-from spotwise.core.gateway.role import RecoveryLimits
+from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.gateway.auth import ApiKey, parse_api_keys
 from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.mesh.settings import ModelServiceSettings

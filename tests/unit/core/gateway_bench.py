@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.role import GatewayRole, RecoveryLimits
+from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.request import FinishReason
 from tests.unit.core.builders import only
 

@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.role import RecoveryLimits
+from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.request import FinishReason
 from tests.unit.core.builders import ledger, only, plain_member, worker_member
 from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submitted

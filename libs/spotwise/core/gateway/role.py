@@ -8,9 +8,8 @@ does the client see an error.
 Source: stateful inference recovery at token granularity, SpotServe section 4; the stateless sampler (`sampling.py`) makes
 the committed tokens sufficient.
 
-A token counts only from a worker that the attempt was assigned to; where the scheduler's word of that was lost, the first
-tokens name their worker. Tokens that never came are noticed by the gap they leave, in a stream or in their worker's batches
-(`received_batches.py`): an attempt that brings nothing more for `gap_s` after that is lost.
+Whose tokens count, and which are missing, is `open_request.py`'s and `received_batches.py`'s: an attempt that lacks tokens for
+`gap_s` is lost. So is one that neither a scheduler nor a worker has named for `unheld_s`, whichever message was.
 
 Invariants: token indexes delivered are 0, 1, 2, … without gap or repeat; nothing is delivered after the end; messages of
 earlier attempts change nothing (each attempt has a stream id of its own); every request ends in exactly one of `Deliver` with
@@ -20,81 +19,16 @@ a finish reason, `Fail`, or `RequestClosed`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.attempt_history import MAX_FRUITLESS, AttemptHistory
+from spotwise.core.gateway.attempt_history import MAX_FRUITLESS
+from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.received_batches import ReceivedBatches
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
-from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, RequestState, advance, is_terminal
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryLimits:
-    """How hard the gateway tries.
-
-    Attributes:
-        recovery_s: a lost attempt is followed by others until this long after the first loss since the last token.
-        retry_pause_s: between an attempt that found nobody and the next.
-        stall_s: an attempt that brings nothing for so long counts as lost.
-        member_timeout_s: silence after which a worker counts as lost.
-        scheduler_timeout_s: the same for a scheduler: one that is only slow has not forgotten what waits in its queue, and
-            one that has started anew says so.
-        unheld_s: an attempt that no scheduler and no worker has named for so long is lost, whichever message was; `None` where
-            they name none.
-        gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost if it is not here by then.
-    """
-
-    recovery_s: float = 30.0
-    retry_pause_s: float = 0.3
-    stall_s: float = 120.0
-    member_timeout_s: float = 2.0
-    scheduler_timeout_s: float = 10.0
-    unheld_s: float | None = None
-    gap_s: float = 1.0
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request and its newest attempt.
-
-    Attributes:
-        workers: those whose loss would be the attempt's; the prompt worker's part is done with the token worker's first token.
-        senders: those whose tokens count.
-        assigned: the scheduler has said who they are.
-        first_index: index of the attempt's first token.
-        early: tokens that came before the one that is next.
-        held_s: when a scheduler or a worker last named the attempt as one that it holds.
-        gap_since_s: since when a token is missing that a later one has overtaken.
-        doubted_s: workers that lost tokens since they last brought it one, and when they did.
-    """
-
-    request_id: str
-    prompt_tokens: int
-    received_s: float
-    state: RequestState = RequestState.WAITING
-    epoch: int = 0
-    stream_id: int = 0
-    queued: bool = False
-    announced: bool = False
-    workers: tuple[str, ...] = ()
-    senders: tuple[str, ...] = ()
-    assigned: bool = False
-    first_index: int = 0
-    model_digest: str | None = None  #: of the weights that `token_ids` were computed with
-    token_ids: list[int] = field(default_factory=list)
-    early: dict[int, m.TokenDelta] = field(default_factory=dict)
-    gap_since_s: float | None = None
-    doubted_s: dict[str, float] = field(default_factory=dict)
-    first_token_s: float | None = None
-    submitted_s: float = 0.0
-    progress_s: float = 0.0
-    held_s: float = 0.0
-    lost_since_s: float | None = None
-    retry_at_s: float | None = None
-    history: AttemptHistory = field(default_factory=AttemptHistory)
+from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent, advance, is_terminal
 
 
 class GatewayRole:
@@ -108,8 +42,8 @@ class GatewayRole:
             self.limits.member_timeout_s, {m.MemberKind.CLUSTER_SCHEDULER: self.limits.scheduler_timeout_s}
         )
         self._batches = ReceivedBatches(gateway_id, self.limits.gap_s)
-        self._requests: dict[str, _Request] = {}
-        self._streams: dict[int, _Request] = {}
+        self._requests: dict[str, OpenRequest] = {}
+        self._streams: dict[int, OpenRequest] = {}
         self._next_stream_id = 1
         self._commands: list[g.GatewayCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -145,25 +79,15 @@ class GatewayRole:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _received(self, event: g.RequestReceived, now: float) -> None:
-        request = _Request(event.request_id, event.prompt_tokens, received_s=now, progress_s=now)
+        request = OpenRequest(event.request_id, event.prompt_tokens, received_s=now, progress_s=now)
         self._requests[event.request_id] = request
         self._submit(request, now)
 
-    def _submit(self, request: _Request, now: float) -> None:
+    def _submit(self, request: OpenRequest, now: float) -> None:
         self._streams.pop(request.stream_id, None)
-        request.epoch += 1
-        request.stream_id = self._next_stream_id
+        request.begin_attempt(self._next_stream_id, now)
         self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
         self._streams[request.stream_id] = request
-        request.workers, request.senders, request.assigned, request.queued = (), (), False, False
-        request.first_index = len(request.token_ids)
-        if not request.token_ids:
-            request.model_digest = None
-        request.early.clear()
-        request.doubted_s.clear()
-        request.gap_since_s = None
-        request.submitted_s, request.held_s, request.retry_at_s = now, now, None
-        request.history.began()
         token_ids, avoid = tuple(request.token_ids), request.history.avoid
         self._commands.append(
             g.SubmitAttempt(
@@ -171,7 +95,7 @@ class GatewayRole:
             )
         )
 
-    def _current(self, request_id: str, epoch: int) -> _Request | None:
+    def _current(self, request_id: str, epoch: int) -> OpenRequest | None:
         request = self._requests.get(request_id)
         return request if request is not None and request.epoch == epoch else None
 
@@ -184,9 +108,7 @@ class GatewayRole:
         request = self._current(event.request_id, event.epoch)
         if request is None:
             return
-        request.assigned, request.senders = True, (event.prompt_worker, event.token_worker)
-        if request.workers[-1:] != (event.token_worker,):  # else its tokens came before this word
-            request.workers = request.senders
+        request.assign(event.prompt_worker, event.token_worker)
         if not request.announced and request.first_token_s is None:
             request.announced = True
             self._commands.append(g.Accept(request.request_id))
@@ -222,7 +144,7 @@ class GatewayRole:
 
     def _attempt_lost(
         self,
-        request: _Request,
+        request: OpenRequest,
         reason: str,
         now: float,
         *,
@@ -268,25 +190,19 @@ class GatewayRole:
             self._tokens_missing(batch.worker_id, now)
         for delta in batch.deltas:
             request = self._streams.get(delta.stream_id)
-            if request is None or not _counts(request, batch, delta):
+            if request is None or not request.counts(batch, delta):
                 continue
-            if (batch.worker_id,) == request.workers[-1:]:
-                request.workers = request.workers[-1:]  # the prompt worker's part is done, its fate no matter
             if request.model_digest is None and (worker := self.membership.get(batch.worker_id)) is not None:
                 request.model_digest = worker.model_digest
             if self._token(request, delta, now):
                 request.doubted_s.pop(batch.worker_id, None)
 
     def _tokens_missing(self, worker_id: str, since_s: float) -> None:
-        """Note that tokens of a worker are lost, whose nobody knows: the next ones of each attempt will tell.
-
-        An attempt whose workers are not known may be there: the scheduler's word may be lost as well.
-        """
+        """Note that tokens of a worker are lost, whose nobody knows: the next ones of each attempt will tell."""
         for request in self._requests.values():
-            if worker_id in request.workers or not request.assigned:
-                request.doubted_s.setdefault(worker_id, since_s)
+            request.doubt(worker_id, since_s)
 
-    def _token(self, request: _Request, delta: m.TokenDelta, now: float) -> bool:
+    def _token(self, request: OpenRequest, delta: m.TokenDelta, now: float) -> bool:
         """Take in what a worker says of an attempt; tell whether it was the next token, or the end."""
         if delta.finish_reason is FinishReason.ERROR:
             if delta.retryable:
@@ -327,11 +243,11 @@ class GatewayRole:
         if request is not None:
             self._end(request, RequestEvent.ABORTED, now, finished=False)
 
-    def _fail(self, request: _Request, code: str, message: str, retry_after_s: float | None, now: float) -> None:
+    def _fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
         self._commands.append(g.Fail(request.request_id, code, message, retry_after_s))
         self._end(request, RequestEvent.FAILED, now, finished=False)
 
-    def _end(self, request: _Request, event: RequestEvent, now: float, *, finished: bool) -> None:
+    def _end(self, request: OpenRequest, event: RequestEvent, now: float, *, finished: bool) -> None:
         request.state = advance(request.state, event)
         assert is_terminal(request.state)
         del self._requests[request.request_id]
@@ -351,7 +267,7 @@ class GatewayRole:
                 facts["tpot_s"] = (request.progress_s - request.first_token_s) / (tokens - 1)
         self._record(request, "completed", now, **facts)
 
-    def _record(self, request: _Request, stage: str, now: float, **facts: str | int | float) -> None:
+    def _record(self, request: OpenRequest, stage: str, now: float, **facts: str | int | float) -> None:
         entry = m.LedgerEntry(request.request_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
         self._commands.append(m.RecordLedger(entry))
 
@@ -359,11 +275,10 @@ class GatewayRole:
         """Tell a holder which attempts are over: a message about their end may have been lost."""
         ended = []
         for request_id, epoch in question.attempts:
-            request = self._current(request_id, epoch)
-            if request is None:
-                ended.append((request_id, epoch))
+            if self.is_open(request_id, epoch):
+                self._requests[request_id].held_s = now
             else:
-                request.held_s = now
+                ended.append((request_id, epoch))
         self._commands.append(m.Send(question.holder_id, m.AttemptsConfirmed(tuple(ended))))
 
     # --- members and time ---------------------------------------------------------------------------------------------
@@ -393,11 +308,7 @@ class GatewayRole:
         self.membership.was_away(seconds)
         self._batches.was_away(seconds)
         for request in self._requests.values():
-            request.submitted_s += seconds
-            request.held_s += seconds
-            request.doubted_s = {worker_id: since + seconds for worker_id, since in request.doubted_s.items()}
-            if request.gap_since_s is not None:
-                request.gap_since_s += seconds
+            request.was_away(seconds)
 
     def _tick(self, event: m.Tick, now: float) -> None:
         if event.away_s:
@@ -420,7 +331,7 @@ class GatewayRole:
                         continue
                     tries_a_suspect = True
                 self._submit(request, now)
-            elif any(now - since_s > self.limits.gap_s for since_s in _missing_s(request)):
+            elif request.lacks_tokens(now, self.limits.gap_s):
                 self._attempt_lost(request, "tokens were lost on their way", now)
             elif self.limits.unheld_s is not None and now - request.held_s > self.limits.unheld_s:
                 self._attempt_lost(request, "neither a scheduler nor a worker holds it", now)
@@ -430,32 +341,9 @@ class GatewayRole:
     def _tries_a_suspect(self) -> bool:
         return any(request.history.is_suspect and request.retry_at_s is None for request in self._requests.values())
 
-    def _wait_for_suspect(self, request: _Request, now: float) -> None:
+    def _wait_for_suspect(self, request: OpenRequest, now: float) -> None:
         """Look again later; the time for its recovery does not run meanwhile."""
         assert request.retry_at_s is not None and request.lost_since_s is not None
         retry_at_s = now + self.limits.retry_pause_s
         request.lost_since_s += retry_at_s - request.retry_at_s
         request.retry_at_s = retry_at_s
-
-
-def _missing_s(request: _Request) -> list[float]:
-    """Return since when tokens of the attempt are missing, or may be."""
-    doubted = [
-        since for worker, since in request.doubted_s.items() if worker in request.workers or not request.assigned
-    ]
-    return doubted if request.gap_since_s is None else [request.gap_since_s, *doubted]
-
-
-def _counts(request: _Request, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
-    """Tell whether the attempt is this sender's; one that was not named yet names itself.
-
-    A scheduler ends attempts, and brings no tokens.
-    """
-    if batch.worker_id in request.senders or (batch.number is None and delta.finish_reason is FinishReason.ERROR):
-        return True
-    if request.assigned:
-        return False
-    others, sender = request.workers, (batch.worker_id,)
-    is_token_worker = delta.token_index > request.first_index
-    request.workers = request.senders = (*others, *sender) if is_token_worker else (*sender, *others)
-    return True

@@ -1,0 +1,57 @@
+"""One sequence on its way to its client: what has come of it, and how far its record and its submission are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
+
+
+class TokenStream:
+    """What one `generate` call waits on.
+
+    Attributes:
+        record_turn: held by whoever writes or deletes the request's record, so that a deletion comes after a write that the
+            store takes its time for.
+        submission: the work of submitting the current attempt.
+        has_record: a write has begun.
+        is_submitted: a scheduler may know of the request.
+    """
+
+    def __init__(self, request_id: str, spec: SequenceSpec, received_s: float) -> None:
+        self.request_id = request_id
+        self.spec = spec
+        self.received_s = received_s
+        self.assigned_s: float | None = None
+        self.attempts = 0
+        self.record_turn = asyncio.Lock()
+        self.submission: asyncio.Task[None] | None = None
+        self.has_record = False
+        self.is_submitted = False
+        self._items: deque[GeneratedTokens | GenerationError] = deque()
+        self._has_items = asyncio.Event()
+
+    def put(self, item: GeneratedTokens | GenerationError) -> None:
+        """Let the call have an item."""
+        self._items.append(item)
+        self._has_items.set()
+
+    async def take(self) -> GeneratedTokens | GenerationError:
+        """Wait for what comes next; all tokens that are here come as one item, so that a gateway behind catches up."""
+        await self._has_items.wait()
+        item = self._items.popleft()
+        while isinstance(item, GeneratedTokens) and self._items:
+            following = self._items[0]
+            if isinstance(following, GenerationError):
+                break
+            item = GeneratedTokens(
+                item.tokens + following.tokens,
+                following.finish_reason,
+                item.cached_tokens or following.cached_tokens,
+                following.prefill_s if item.prefill_s is None else item.prefill_s,
+            )
+            self._items.popleft()
+        if not self._items:
+            self._has_items.clear()
+        return item
