@@ -10,13 +10,13 @@ import pytest
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, SequenceSpec
-from spotwise.gateway.mesh_client import _Stream
+from spotwise.gateway.token_stream import TokenStream
 
 
 @pytest.fixture
-def stream() -> _Stream:
+def stream() -> TokenStream:
     """A stream that nobody reads yet."""
-    return _Stream("r", SequenceSpec((1,), SamplingParams(), StopCriteria(8)), 0.0)
+    return TokenStream("r", SequenceSpec((1,), SamplingParams(), StopCriteria(8)), 0.0)
 
 
 def tokens(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> GeneratedTokens:
@@ -24,7 +24,7 @@ def tokens(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> Ge
     return GeneratedTokens(tuple(SampledToken("r", token_id) for token_id in ids), reason, cached)
 
 
-async def test_tokens_that_are_here_come_together(stream: _Stream) -> None:
+async def test_tokens_that_are_here_come_together(stream: TokenStream) -> None:
     """In order, with the end and what was cached; an error comes by itself, behind them."""
     for item in (tokens(), tokens(1, cached=16), tokens(2), tokens(3, reason=FinishReason.LENGTH)):
         stream.put(item)
@@ -36,14 +36,14 @@ async def test_tokens_that_are_here_come_together(stream: _Stream) -> None:
     assert await stream.take() is error
 
 
-async def test_what_the_prefill_took_comes_with_the_first_tokens(stream: _Stream) -> None:
+async def test_what_the_prefill_took_comes_with_the_first_tokens(stream: TokenStream) -> None:
     """Whatever comes together with them."""
     for item in (tokens(), replace(tokens(1), prefill_s=0.5), tokens(2)):
         stream.put(item)
     assert await stream.take() == replace(tokens(1, 2), prefill_s=0.5)
 
 
-async def test_who_waits_gets_each_as_it_comes(stream: _Stream) -> None:
+async def test_who_waits_gets_each_as_it_comes(stream: TokenStream) -> None:
     """One at a time, where the gateway keeps up."""
     for number in (1, 2):
         taking = asyncio.create_task(stream.take())
