@@ -46,6 +46,18 @@ def pause(mesh: SimulatedMesh, service_id: str) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
+def test_a_killed_worker_is_missed_at_once(mesh: SimulatedMesh, undisturbed: list[list[int]]) -> None:
+    """The watcher of its machine sees its process end; nobody waits for its silence."""
+    victim = mesh.pid("token-0")
+    streams = mesh.streams(SEEDS, TOKENS, after_tokens=20, disturb=lambda: os.kill(victim, signal.SIGKILL))
+    assert [stream.tokens for stream in streams] == undisturbed
+    sys.stdout.write(f" longest gap {max(max(stream.gaps_s) for stream in streams):.2f} s ")
+    lost = [mesh.ledger(stream.request_id, "attempt_lost")["attempt_lost"] for stream in streams]
+    assert {facts["reason"] for facts in lost} == {"token_worker token-0 ended without a word"}
+    wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
+    mesh.wait_until_idle()
+
+
 @pytest.mark.parametrize(
     "service_id",
     ["gateway-0", "scheduler-0", "planner-0", "watcher-0", "nats-server", "redis-server", "prompt-0", "token-0"],

@@ -113,7 +113,7 @@ class _LastHeard:
             member = decode(raw.payload)
             if isinstance(member, Member):
                 self._heard_s = time.monotonic()
-                self.goodbye = member.state is MemberState.LEFT
+                self.goodbye = member.state in (MemberState.LEFT, MemberState.LOST)
 
     def lately(self) -> bool:
         return time.monotonic() - self._heard_s < _SILENCE_S

@@ -41,6 +41,7 @@ class MemberState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     LEFT = "left"
+    LOST = "lost"  #: its process has ended without a word, says the watcher of its machine
 
 
 @dataclass(frozen=True, slots=True)

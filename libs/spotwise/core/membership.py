@@ -1,6 +1,7 @@
 """Who is in the mesh, by their heartbeats.
 
-Law: a member is present from its first heartbeat until it says it left or stays silent for `timeout_s`. Of one id only the
+Law: a member is present from its first heartbeat until it says it left, the watcher of its machine says that its process has
+ended, or it stays silent for `timeout_s`. Of one id only the
 newest incarnation counts; a late message of an older one changes nothing.
 
 Silence counts only while the listener could hear: time in which it was away itself, asleep or cut off from the broker, is put
@@ -71,9 +72,11 @@ class Membership:
         if known is not None and known.incarnation < member.incarnation:
             events.append(self._lose(known, "restarted", now))
             known = None
-        if member.state is MemberState.LEFT:
+        if member.state in (MemberState.LEFT, MemberState.LOST):
             if known is not None:
-                events.append(self._lose(known, "left", now, is_expected=True))
+                has_left = member.state is MemberState.LEFT
+                reason = "left" if has_left else "ended without a word"
+                events.append(self._lose(known, reason, now, is_expected=has_left))
             self._lost_s.setdefault(member.id, now)
             return events
         self._members[member.id] = member

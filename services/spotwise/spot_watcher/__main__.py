@@ -1,8 +1,10 @@
 """The spot watcher: turns every sign that an instance must go into a notice with an absolute deadline.
 
-It understands what the machine's cloud says (`SPOTWISE_CLOUD`), and an operator's `spotwise drain WORKER --deadline 30s`.
+It understands what the machine's cloud says (`SPOTWISE_CLOUD`), and an operator's `spotwise drain WORKER --deadline 30s`. It
+says, too, when the process of a member on its machine has ended without a word.
 """
 
+import contextlib
 import sys
 
 from spotwise.core.messages import MemberKind
@@ -19,10 +21,10 @@ async def serve(settings: SpotWatcherSettings) -> None:
     metrics = WatcherMetrics()
     with metrics.served(settings):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
-            watcher = SpotWatcher(host, settings, metrics)
-            await watcher.start()
-            host.spawn(watcher.watch(cloud_of_this_machine(settings)), "watch")
-            await host.run()
+            with contextlib.closing(SpotWatcher(host, settings, metrics)) as watcher:
+                await watcher.start()
+                host.spawn(watcher.watch(cloud_of_this_machine(settings)), "watch")
+                await host.run()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost
 from spotwise.spot_watcher.metrics import WatcherMetrics, outcome
+from spotwise.spot_watcher.processes import LocalProcesses
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
@@ -42,11 +43,16 @@ class SpotWatcher:
                 c.AskCloud: lambda command: self._due_s.put_nowait(command.at_s),
                 c.PublishNotice: self._publish_notice,
                 c.PublishReport: self._publish_report,
+                c.AnnounceLoss: self._announce_loss,
                 c.AcknowledgeEvent: lambda command: host.spawn(self._acknowledge(command.event_id), "acknowledge"),
                 c.AnswerOperator: lambda command: self._replies.append(command.reply),
                 c.ReportProblem: self._report_problem,
             },
             journal,
+        )
+
+        self._processes = LocalProcesses(
+            host.member.host, host.id, lambda member: self._loop.feed(c.ProcessEnded(member))
         )
 
     async def start(self) -> None:
@@ -75,7 +81,12 @@ class SpotWatcher:
                 self._loop.feed(answer)
         raise MeshError("the watcher asks its cloud no more; the log above says why")
 
+    def close(self) -> None:
+        """Watch the machine's processes no more."""
+        self._processes.close()
+
     async def _heard(self, member: Member, raw: BusMessage) -> None:
+        self._processes.heard(member)
         self._loop.feed(member)
 
     async def _drain(self, order: Drain, raw: BusMessage) -> None:
@@ -96,6 +107,11 @@ class SpotWatcher:
             reason=notice.reason,
             **({"again": True} if command.again else {}),
         )
+
+    def _announce_loss(self, command: c.AnnounceLoss) -> None:
+        member = command.member
+        self._host.post(subjects.heartbeat(member.id), member)
+        _log.info("process_ended", member=member.id, kind=member.kind.value, pid=member.pid)
 
     def _publish_report(self, command: c.PublishReport) -> None:
         report = command.report

@@ -124,3 +124,28 @@ def test_members_that_are_gone_for_long_are_forgotten() -> None:
     members.expire(FORGOTTEN_AFTER_S + 5.0)
     assert members.remembered == 1
     assert members.get("g") is GATEWAY
+
+
+def test_one_whose_process_ended_without_a_word_is_lost_at_once() -> None:
+    """Somebody else says so; of an incarnation that is gone already it means nothing, and one that beats on joins again."""
+    members = Membership(TIMEOUT_S)
+    members.observe(GATEWAY, 0.0)
+    ended = replace(GATEWAY, state=MemberState.LOST)
+    assert members.observe(ended, 0.1) == [MemberLost(GATEWAY, "ended without a word")]
+    assert members.observe(ended, 0.2) == []
+    restarted = replace(GATEWAY, incarnation=GATEWAY.incarnation + 1)
+    members.observe(restarted, 0.3)
+    assert members.observe(ended, 0.4) == []
+    assert members.get("g") is restarted
+
+
+def test_time_away_is_no_silence() -> None:
+    """The listener could have heard nobody; afterwards silence counts as before."""
+    members = Membership(TIMEOUT_S, {MemberKind.CLUSTER_SCHEDULER: 10.0})
+    scheduler = plain_member("s", MemberKind.CLUSTER_SCHEDULER)
+    members.observe(GATEWAY, 0.0)
+    members.observe(scheduler, 0.0)
+    members.was_away(60.0)
+    assert members.expire(61.9) == []
+    assert members.expire(62.1) == [MemberLost(GATEWAY, "silent for 2 s")]
+    assert members.expire(70.1) == [MemberLost(scheduler, "silent for 10 s")]

@@ -29,7 +29,14 @@ class AcknowledgementAnswered:
     problem: str | None = None
 
 
-SpotWatcherEvent = Member | Drain | Tick | WatchStarted | MetadataAnswered | AcknowledgementAnswered
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """The process of a member on this machine is no more; `member` is its last heartbeat."""
+
+    member: Member
+
+
+SpotWatcherEvent = Member | Drain | Tick | WatchStarted | MetadataAnswered | AcknowledgementAnswered | ProcessEnded
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -57,6 +64,13 @@ class PublishReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceLoss:
+    """Say in a member's place that it is lost, to all who hear its heartbeats: they need not wait for its silence."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class AcknowledgeEvent:
     """Tell the cloud that the event may begin; `AcknowledgementAnswered` follows."""
 
@@ -77,4 +91,6 @@ class ReportProblem:
     problem: str | None
 
 
-SpotWatcherCommand = AskCloud | PublishNotice | PublishReport | AcknowledgeEvent | AnswerOperator | ReportProblem
+SpotWatcherCommand = (
+    AskCloud | PublishNotice | PublishReport | AnnounceLoss | AcknowledgeEvent | AnswerOperator | ReportProblem
+)

@@ -20,7 +20,7 @@ and every worker beside the watcher that is ready has been told of the earliest 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotwise.core.membership import MemberLost, Membership
@@ -37,8 +37,10 @@ from spotwise.core.messages import (
 from spotwise.core.spot.commands import (
     AcknowledgeEvent,
     AcknowledgementAnswered,
+    AnnounceLoss,
     AnswerOperator,
     AskCloud,
+    ProcessEnded,
     PublishNotice,
     PublishReport,
     ReportProblem,
@@ -86,6 +88,7 @@ class SpotWatcherRole:
             WatchStarted: self._start,
             MetadataAnswered: self._read,
             AcknowledgementAnswered: self._acknowledgement_answered,
+            ProcessEnded: self._process_ended,
         }
 
     def handle(self, event: SpotWatcherEvent, now: float) -> list[SpotWatcherCommand]:
@@ -100,7 +103,8 @@ class SpotWatcherRole:
         if member.id == self.watcher_id:
             self._heard_itself_s = now
         for change in self._membership.observe(member, now):
-            if isinstance(change, MemberLost) and change.member.incarnation < member.incarnation:
+            was_replaced = change.member.incarnation < member.incarnation
+            if isinstance(change, MemberLost) and (was_replaced or member.state is MemberState.LOST):
                 self._report_lost(change, now)
         if member.state is MemberState.LEFT:
             told = self._told.get(member.id)
@@ -118,6 +122,12 @@ class SpotWatcherRole:
         for change in self._membership.expire(now):
             if isinstance(change, MemberLost):
                 self._report_lost(change, now)
+
+    def _process_ended(self, event: ProcessEnded, now: float) -> None:
+        """Announce the loss, unless the member has said goodbye or was replaced."""
+        known = self._membership.get(event.member.id)
+        if known is not None and known.incarnation == event.member.incarnation:
+            self._commands.append(AnnounceLoss(replace(event.member, state=MemberState.LOST, load=None)))
 
     def _report_lost(self, lost: MemberLost, now: float) -> None:
         member = lost.member

@@ -347,3 +347,26 @@ def test_a_policy_needs_times(wrong: dict[str, float]) -> None:
     """Without them it would ask without an end."""
     with pytest.raises(ValueError, match="longer than nothing"):
         WatchPolicy("h", **wrong)  # type: ignore[arg-type]
+
+
+class TestEndedProcesses:
+    """A process of the machine that ends without a word is lost at once, and not after its silence."""
+
+    def test_its_members_loss_is_announced_and_reported(self) -> None:
+        """In its place, as it was; whoever plans hears of it when the announcement comes back."""
+        watching = Watching()
+        watching.beat_itself()
+        watching.start(worker("a"))
+        (announced,) = watching.feed(c.ProcessEnded(worker("a")))
+        assert announced == c.AnnounceLoss(worker("a", state=MemberState.LOST))
+        watching.feed(worker("a", state=MemberState.LOST))
+        (report,) = (given.report for given in watching.given if isinstance(given, c.PublishReport))
+        assert (report.kind, report.worker_ids) == (InterruptionKind.LOST, ("a",))
+
+    def test_one_that_left_or_was_replaced_is_not_announced(self) -> None:
+        """Its goodbye, or its successor, came first."""
+        watching = Watching()
+        watching.start(worker("a"), worker("b", incarnation=2))
+        watching.feed(worker("a", state=MemberState.LEFT))
+        assert watching.feed(c.ProcessEnded(worker("a"))) == []
+        assert watching.feed(c.ProcessEnded(worker("b", incarnation=1))) == []

@@ -1,0 +1,106 @@
+"""Processes of this machine whose end is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.spot_watcher.processes import LocalProcesses
+from tests.contracts.waiting import until
+
+HOST = "here"
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does nothing."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        yield child
+        child.kill()
+
+
+def member(pid: int, member_id: str = "w", *, host: str = HOST, incarnation: int | None = None) -> Member:
+    started_ms = time.time_ns() // 1_000_000
+    return Member(
+        member_id, MemberKind.TOKEN_WORKER, incarnation or started_ms, MemberState.READY, host, pid, f"{host}:1"
+    )
+
+
+@pytest.fixture
+def ended() -> list[Member]:
+    """Members whose end was told."""
+    return []
+
+
+@pytest.fixture
+def processes(ended: list[Member]) -> Iterator[LocalProcesses]:
+    watching = LocalProcesses(HOST, "watcher", ended.append)
+    yield watching
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_all_members_of_a_process_that_is_killed_are_told(
+    processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
+) -> None:
+    """Each once, as its last heartbeat had it."""
+    members = [member(process.pid, "a"), member(process.pid, "b")]
+    for each in members:
+        processes.heard(each)
+        processes.heard(each)
+    process.kill()
+    await until(lambda: ended)
+    assert ended == members
+
+
+async def test_one_that_said_goodbye_is_not_told_of(
+    processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
+) -> None:
+    """The others of its process are."""
+    leaving, staying = member(process.pid, "a"), member(process.pid, "b")
+    processes.heard(leaving)
+    processes.heard(staying)
+    processes.heard(
+        Member(
+            *(getattr(leaving, name) for name in ("id", "kind", "incarnation")), MemberState.LEFT, HOST, process.pid, ""
+        )
+    )
+    process.kill()
+    await until(lambda: ended)
+    assert ended == [staying]
+
+
+async def test_what_is_not_of_this_machine_is_not_watched(
+    processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
+) -> None:
+    """Another host, a pid that somebody else has here, one that nobody has, and the watcher itself."""
+    processes.heard(member(process.pid, host="elsewhere"))
+    processes.heard(member(process.pid, incarnation=1))
+    processes.heard(member(2**22 + 1))
+    processes.heard(member(process.pid, "watcher"))
+    process.kill()
+    await asyncio.to_thread(process.wait)
+    await asyncio.sleep(0.05)
+    assert ended == []
+
+
+async def test_none_is_told_of_after_the_end(
+    processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
+) -> None:
+    """Nothing is left open either."""
+    before = open_files()
+    processes.heard(member(process.pid))
+    processes.close()
+    assert open_files() == before
+    process.kill()
+    await asyncio.to_thread(process.wait)
+    assert ended == []
