@@ -126,9 +126,10 @@ class World:
         incarnation = self.incarnations[life.worker_id]
         host = "elsewhere" if life.worker_id == "c" else HERE
         member = Member(life.worker_id, MemberKind.TOKEN_WORKER, incarnation, life.state, host, 1, "h:1")
-        if life.state is MemberState.LEFT:
+        if life.state in (MemberState.LEFT, MemberState.LOST):
             self.here.pop(life.worker_id, None)
-            self.said_goodbye.add((life.worker_id, incarnation))
+            if life.state is MemberState.LEFT:  # who is lost has not said goodbye
+                self.said_goodbye.add((life.worker_id, incarnation))
         else:
             self.here[life.worker_id] = (member, self.now)
         self.feed(member)
