@@ -1,6 +1,6 @@
 """Fit the published profile and write what comes along with the simulator.
 
-    python scripts/built_in_costs.py PROFILE.csv    rewrites libs/spotwise/simulator/built_in_costs.py
+    python scripts/built_in_costs.py PROFILE.csv    rewrites libs/spotwise/simulator/costs/built_in_costs.py
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from spotwise.core.cost_model import PiecewiseLinear
-from spotwise.simulator.hardware import LANGUAGE_MODELS
-from spotwise.simulator.machine_costs import A100, H100, DecodeModel, fit, rows_of
-from spotwise.simulator.profiles import read_profile
+from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
+from spotwise.simulator.costs.machine_costs import A100, H100, DecodeModel, fit, rows_of
+from spotwise.simulator.costs.profiles import read_profile
 
-TARGET = Path(__file__).parents[1] / "libs/spotwise/simulator/built_in_costs.py"
+TARGET = Path(__file__).parents[1] / "libs/spotwise/simulator/costs/built_in_costs.py"
 
 HEAD = '''"""What iterations cost on a DGX-A100 and a DGX-H100, for those who have no profile.
 

@@ -14,13 +14,13 @@ from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
-from spotwise.simulator.events import EventQueue
-from spotwise.simulator.hardware import MachineType
-from spotwise.simulator.network import Link, Network, Transfer
-from spotwise.simulator.observation import Arrival
-from spotwise.simulator.results import WorldResult
-from spotwise.simulator.world import World
-from spotwise.simulator.world_settings import Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.costs.hardware import MachineType
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.network import Link, Network, Transfer
+from spotwise.simulator.world.observation import Arrival
+from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.world.world import World
 from tests.unit.simulator import worlds
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
-from spotwise.simulator.spot_fleet import Market
-from spotwise.simulator.spot_runs import SpotOutcome
-from spotwise.simulator.spot_serving import serve
-from spotwise.simulator.spot_systems import (
+from spotwise.simulator.spotserve.fleet import Market
+from spotwise.simulator.spotserve.run import SpotOutcome
+from spotwise.simulator.spotserve.serving import serve
+from spotwise.simulator.spotserve.systems import (
     ABLATION,
     REPARALLELIZATION,
     REROUTING,
@@ -22,7 +22,7 @@ from spotwise.simulator.spot_systems import (
     SpotSurroundings,
     SpotSystem,
 )
-from spotwise.simulator.spot_traces import SpotEvent, SpotEventKind, SpotTrace
+from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 from tests.unit.simulator import spot_worlds as tiny
 
 #: Those that stay at the end: enough for one pipeline, whatever went before.

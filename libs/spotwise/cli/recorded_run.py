@@ -14,7 +14,7 @@ from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.journal_replay import RecordedRole
 from spotwise.mesh.recorded_requests import RecordedRequest
-from spotwise.simulator.recorded import RecordedCluster, RequestTimes
+from spotwise.simulator.runs.recorded import RecordedCluster, RequestTimes
 
 
 def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:

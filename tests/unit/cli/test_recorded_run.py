@@ -21,7 +21,7 @@ from spotwise.mesh.journal_replay import find_journals
 from spotwise.mesh.memory import FakeClock
 from spotwise.mesh.recorded_requests import RecordedRequest
 from spotwise.mesh.role_loop import RoleLoop
-from spotwise.simulator.recorded import RequestTimes
+from spotwise.simulator.runs.recorded import RequestTimes
 
 POLICY = WorkerPolicy(max_stall_s=0.06)
 POOLS = PoolPolicy(max_pending_prompt_tokens=100)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from spotwise.simulator.spot_profiles import PAPER_MODELS
+from spotwise.simulator.spotserve.profiles import PAPER_MODELS
 
 
 def profile_document(layers: int, prompt_ms: float = 20.0, step_ms: float = 1.0) -> dict[str, Any]:

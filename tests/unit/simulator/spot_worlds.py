@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.simulator.spot_arrivals import SpotArrivals
-from spotwise.simulator.spot_runs import SpotRun
-from spotwise.simulator.spot_systems import SPOTSERVE, ServedModel, SpotSurroundings, SpotSystem
-from spotwise.simulator.spot_traces import SpotEvent, SpotEventKind, SpotTrace
+from spotwise.simulator.spotserve.arrivals import SpotArrivals
+from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.spotserve.systems import SPOTSERVE, ServedModel, SpotSurroundings, SpotSystem
+from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 
 #: Prompt and answer of every request here.
 INPUT_TOKENS, OUTPUT_TOKENS = 10, 60

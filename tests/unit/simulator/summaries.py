@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spotwise.simulator.designs import DESIGNS, Split
-from spotwise.simulator.experiment import Case, RunSummary
-from spotwise.simulator.metrics import Verdict
-from spotwise.simulator.workload import Workload
+from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.metrics import Verdict
+from spotwise.simulator.runs.workload import Workload
 
 
 def case(design: str = "Splitwise-HH", split: Split | None = None, rate: float | None = 10.0) -> Case:

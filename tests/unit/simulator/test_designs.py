@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.messages import Pool
-from spotwise.simulator.designs import (
+from spotwise.simulator.runs.designs import (
     BASELINE_A100,
     BASELINE_H100,
     DESIGNS,

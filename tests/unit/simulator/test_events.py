@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotwise.simulator.events import EventQueue
+from spotwise.simulator.world.events import EventQueue
 
 
 class TestEventQueue:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.simulator.designs import Split
-from spotwise.simulator.experiment import Case, simulate
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.workload import Workload
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.experiment import Case, simulate
+from spotwise.simulator.runs.workload import Workload
 
 CODE = Case("Splitwise-HA", Split(2, 1), Workload("code"), 2.0, 10.0)
 

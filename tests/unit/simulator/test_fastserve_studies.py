@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.simulator.fastserve_engines import Scheduler
-from spotwise.simulator.fastserve_findings import FIGURES, Finding, Findings, Headline, headlines, published_per_token_s
-from spotwise.simulator.fastserve_plots import plot_peaks, plot_study
-from spotwise.simulator.fastserve_studies import Scope, Study, sizes_name, studies
-from spotwise.simulator.job_runs import JobCase, JobSummary
-from spotwise.simulator.job_sizes import AzureSizes
-from spotwise.simulator.plots import save
+from spotwise.simulator.fastserve.engines import Scheduler
+from spotwise.simulator.fastserve.findings import FIGURES, Finding, Findings, Headline, headlines, published_per_token_s
+from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary
+from spotwise.simulator.fastserve.job_sizes import AzureSizes
+from spotwise.simulator.fastserve.plots import plot_peaks, plot_study
+from spotwise.simulator.fastserve.studies import Scope, Study, sizes_name, studies
+from spotwise.simulator.runs.plots import save
 
 FCFS, FAST = Scheduler.FCFS.value, Scheduler.FASTSERVE.value
 

@@ -10,9 +10,9 @@ import pytest
 from spotwise.core import messages as m
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.core.worker import commands as c
-from spotwise.simulator.events import EventQueue
-from spotwise.simulator.hand_offs import HandOffs
-from spotwise.simulator.network import Link, Network
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.hand_offs import HandOffs
+from spotwise.simulator.world.network import Link, Network
 from tests.unit.simulator.worlds import settings
 
 TARGET = KvTarget("t", 1, "t", (0, 1))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from spotwise.core.worker import commands as c
-from spotwise.simulator.events import EventQueue
-from spotwise.simulator.host_link import HostLink
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.host_link import HostLink
 
 
 class Host:

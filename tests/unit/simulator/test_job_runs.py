@@ -8,8 +8,8 @@ import pytest
 
 from spotwise.core.kv_swap import WhenFull
 from spotwise.core.worker.policy import Batching, Discipline, Reserve
-from spotwise.simulator import job_runs
-from spotwise.simulator.fastserve_engines import (
+from spotwise.simulator.fastserve import job_runs
+from spotwise.simulator.fastserve.engines import (
     ENGINES,
     GPT3_ON_16,
     OPT_ON_40GB,
@@ -19,9 +19,9 @@ from spotwise.simulator.fastserve_engines import (
     interruptions,
     worker_policy,
 )
-from spotwise.simulator.job_runs import JobCase, simulate_jobs
-from spotwise.simulator.job_sizes import ZipfSizes
-from spotwise.simulator.observation import Arrival, CompletedRequest
+from spotwise.simulator.fastserve.job_runs import JobCase, simulate_jobs
+from spotwise.simulator.fastserve.job_sizes import ZipfSizes
+from spotwise.simulator.world.observation import Arrival, CompletedRequest
 
 CASE = JobCase(OPT_ON_80GB.name, Scheduler.FASTSERVE, ZipfSizes(512, 512, 1.3), 2.0, 40, batch=4)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.job_sizes import AzureSizes, LogNormalSizes, ZipfSizes, gamma_arrivals
+from spotwise.simulator.fastserve.job_sizes import AzureSizes, LogNormalSizes, ZipfSizes, gamma_arrivals
 
 MANY = 50_000
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.cost_profile import BUILT_IN
-from spotwise.simulator import kept_runs
-from spotwise.simulator.designs import Split
-from spotwise.simulator.experiment import Case, RunSummary, simulate
-from spotwise.simulator.fastserve_engines import OPT_ON_80GB, Queues, Scheduler
-from spotwise.simulator.fastserve_studies import CHATS
-from spotwise.simulator.job_runs import JobCase, JobSummary, simulate_jobs
-from spotwise.simulator.job_sizes import AzureSizes, JobSizes, ZipfSizes
-from spotwise.simulator.kept_runs import KeptRuns
-from spotwise.simulator.recorded import RECORDED
-from spotwise.simulator.workload import Workload
+from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
+from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs
+from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
+from spotwise.simulator.fastserve.studies import CHATS
+from spotwise.simulator.runs import kept_runs
+from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.experiment import Case, RunSummary, simulate
+from spotwise.simulator.runs.kept_runs import KeptRuns
+from spotwise.simulator.runs.recorded import RECORDED
+from spotwise.simulator.runs.workload import Workload
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
 CODE = Case("Splitwise-HA", Split(2, 1), Workload("code"), 2.0, 5.0)

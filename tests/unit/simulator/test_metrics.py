@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.cost_model import BatchShape
-from spotwise.simulator.metrics import RunMetrics, time_shares
-from spotwise.simulator.observation import Arrival, CompletedRequest
-from spotwise.simulator.slo import Latencies
+from spotwise.simulator.runs.metrics import RunMetrics, time_shares
+from spotwise.simulator.runs.slo import Latencies
+from spotwise.simulator.world.observation import Arrival, CompletedRequest
 
 
 class OneSecond:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.simulator.events import EventQueue
-from spotwise.simulator.network import Link, Network, Transfer
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.network import Link, Network, Transfer
 
 
 class Wires:

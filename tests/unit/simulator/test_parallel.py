@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.simulator.experiment import Case, RunSummary
-from spotwise.simulator.parallel import drive
-from spotwise.simulator.search import Grid, Search, limit_of
+from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.search import Grid, Search, limit_of
 from tests.unit.simulator.summaries import Oracle, case, summary
 
 

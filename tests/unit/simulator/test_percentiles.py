@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spotwise.simulator.percentiles import RELATIVE_ERROR, Percentiles
+from spotwise.simulator.runs.percentiles import RELATIVE_ERROR, Percentiles
 
 
 def filled(values: list[float], exact_entries: int = 100) -> Percentiles:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.survival import Life, PiecewiseHazard, kaplan_meier
-from spotwise.simulator.placement_study import Interval, PlacementFinding, lives_until, study_placements
-from spotwise.simulator.placement_world import (
+from spotwise.simulator.spotserve.placement_study import Interval, PlacementFinding, lives_until, study_placements
+from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,
     Placement,
     PlacementOutcome,
@@ -154,7 +154,7 @@ class TestFit:
         late: list[NodeEvent] = [(3 * HOUR_S, "remove", "old0"), (5 * HOUR_S, "add", "x")]
         later: list[NodeEvent] = [(4 * HOUR_S, "remove", "old1"), (5 * HOUR_S, "add", "x")]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("spotwise.simulator.placement_study.place_requests", spy)
+            patch.setattr("spotwise.simulator.spotserve.placement_study.place_requests", spy)
             for end in (late, later):
                 list(study_placements({"t": [*early, *end]}, ALIKE, [1, 2]))
         assert len(set(seen)) == 1

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.designs import Split
-from spotwise.simulator.experiment import PoolSummary, RunSummary
-from spotwise.simulator.metrics import Verdict
-from spotwise.simulator.plots import (
+from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.experiment import PoolSummary, RunSummary
+from spotwise.simulator.runs.metrics import Verdict
+from spotwise.simulator.runs.plots import (
     plot_bars,
     plot_batch_sizes,
     plot_design_space,

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.cost_model import BatchShape, pairs
-from spotwise.simulator.hardware import BLOOM_176B
-from spotwise.simulator.machine_costs import H100, H100_CAPPED, PEAKS, DecodeModel, costs_from
-from spotwise.simulator.profile_fit import (
+from spotwise.simulator.costs.hardware import BLOOM_176B
+from spotwise.simulator.costs.machine_costs import H100, H100_CAPPED, PEAKS, DecodeModel, costs_from
+from spotwise.simulator.costs.profile_fit import (
     Peaks,
     fit_honest,
     fit_published,
     fit_published_by_batch,
 )
-from spotwise.simulator.profiles import ProfileError
+from spotwise.simulator.costs.profiles import ProfileError
 from tests.unit.simulator.fit_errors import error_between_points, error_on_repeats, predicted
 from tests.unit.simulator.profile_rows import lines, row, write
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.simulator.designs import BASELINE_H100, DESIGNS, SPLITWISE_HA, Split
-from spotwise.simulator.parallel import drive
-from spotwise.simulator.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
-from spotwise.simulator.search import Grid
+from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, SPLITWISE_HA, Split
+from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
+from spotwise.simulator.runs.search import Grid
 from tests.unit.simulator.summaries import Oracle, case
 
 

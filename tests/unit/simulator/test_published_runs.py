@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.simulator.designs import Split
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.parallel import drive
-from spotwise.simulator.profiles import ProfileError
-from spotwise.simulator.published_runs import Comparison, PublishedCluster, PublishedRun, compare, read_published_runs
-from spotwise.simulator.workload import Workload
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.runs.designs import Split
+from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.splitwise.published_runs import (
+    Comparison,
+    PublishedCluster,
+    PublishedRun,
+    compare,
+    read_published_runs,
+)
 from tests.unit.simulator.summaries import Oracle
 
 HEADER = (

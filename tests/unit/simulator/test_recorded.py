@@ -11,7 +11,7 @@ from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.recorded import RecordedCluster, arrivals_of, simulate_recorded
+from spotwise.simulator.runs.recorded import RecordedCluster, arrivals_of, simulate_recorded
 
 PROFILE = CostProfile("tiny", LinearIterationCost(0.01, 0.001, 0.0, 0.002, 0.0), LinkCost(0.05, 1e6), 1000, 4096, 0.003)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.simulator.parallel import drive
-from spotwise.simulator.search import Grid, Limit, highest_rate, holds_for_all, limit_of
+from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.search import Grid, Limit, highest_rate, holds_for_all, limit_of
 from tests.unit.simulator.summaries import Oracle, case
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.cost_model import BatchShape, LinearIterationCost, PiecewiseLinear, TableIterationCost, pairs
-from spotwise.simulator.observation import Arrival
-from spotwise.simulator.slo import AloneOn, PublishedAlone
+from spotwise.simulator.runs.slo import AloneOn, PublishedAlone
+from spotwise.simulator.world.observation import Arrival
 
 COST = LinearIterationCost(0.01, 1e-4, 1e-8, 2e-3, 1e-6)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.simulator.designs import DESIGNS, Split
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.parallel import drive
-from spotwise.simulator.provisioning import Provisioned
-from spotwise.simulator.search import Grid, Limit
-from spotwise.simulator.splitwise_headlines import Headline, headlines
-from spotwise.simulator.splitwise_paper import (
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.provisioning import Provisioned
+from spotwise.simulator.runs.search import Grid, Limit
+from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.splitwise.headlines import Headline, headlines
+from spotwise.simulator.splitwise.paper import (
     AA_COST,
     HH_CODE,
     HHCAP_POWER,
@@ -21,7 +22,6 @@ from spotwise.simulator.splitwise_paper import (
     provisioning_searches,
     saturation_searches,
 )
-from spotwise.simulator.workload import Workload
 from tests.unit.simulator.summaries import Oracle
 
 TEN_AND_FIVE = Split(10, 5)

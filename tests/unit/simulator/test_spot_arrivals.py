@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.simulator.spot_arrivals import (
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,
     gamma_spot_arrivals,
     read_rates,
     read_spot_arrivals,
 )
-from spotwise.simulator.traces import TraceError
 
 
 def written(folder: Path, text: str) -> Path:

@@ -11,11 +11,11 @@ from spotwise.core.migration.link_times import Links
 from spotwise.core.migration.mapper import map_devices
 from spotwise.core.migration.migration_plan import MigrationPlan, plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
-from spotwise.simulator.spot_fleet import FleetEvent, Stage
-from spotwise.simulator.spot_serving import SpotOutcome, serve, world_of
-from spotwise.simulator.spot_standing import lacking
-from spotwise.simulator.spot_systems import SPOTSERVE
-from spotwise.simulator.spot_traces import SpotEvent, SpotEventKind
+from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
+from spotwise.simulator.spotserve.serving import SpotOutcome, serve, world_of
+from spotwise.simulator.spotserve.standing import lacking
+from spotwise.simulator.spotserve.systems import SPOTSERVE
+from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind
 from tests.unit.simulator import spot_worlds as tiny
 
 #: A pipeline is two instances.

@@ -8,8 +8,14 @@ import orjson
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spot_profiles import GPT_20B, PAPER_MODELS, PaperModel, read_layer_tables, read_model_tables
-from spotwise.simulator.traces import TraceError
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.spotserve.profiles import (
+    GPT_20B,
+    PAPER_MODELS,
+    PaperModel,
+    read_layer_tables,
+    read_model_tables,
+)
 from tests.unit.simulator.spot_artifact import profile_document
 
 

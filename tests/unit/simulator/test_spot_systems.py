@@ -8,9 +8,9 @@ import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
-from spotwise.simulator.spot_serving import SpotOutcome, serve
-from spotwise.simulator.spot_systems import REPARALLELIZATION, REROUTING, SPOTSERVE, Batching, SpotSystem
-from spotwise.simulator.spot_traces import SpotEventKind
+from spotwise.simulator.spotserve.serving import SpotOutcome, serve
+from spotwise.simulator.spotserve.systems import REPARALLELIZATION, REROUTING, SPOTSERVE, Batching, SpotSystem
+from spotwise.simulator.spotserve.traces import SpotEventKind
 from tests.unit.simulator import spot_worlds as tiny
 
 #: Three pipelines of two instances each; one instance goes at 20 s, one comes at 60 s.

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spot_batches import Job, Pace, Pipeline
-from spotwise.simulator.spot_fleet import Fleet, Market, Stage, fleet_events
-from spotwise.simulator.spot_serving import serve
-from spotwise.simulator.spot_systems import SPOTSERVE, Batching, SpotSurroundings
+from spotwise.simulator.spotserve.batches import Job, Pace, Pipeline
+from spotwise.simulator.spotserve.fleet import Fleet, Market, Stage, fleet_events
+from spotwise.simulator.spotserve.serving import serve
+from spotwise.simulator.spotserve.systems import SPOTSERVE, Batching, SpotSurroundings
 from tests.unit.simulator import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from spotwise.simulator.plots import save
-from spotwise.simulator.spot_systems import SPOTSERVE
-from spotwise.simulator.spotserve_claims import LATENCY_S
-from spotwise.simulator.spotserve_findings import Finding, Findings, Headline, headlines, is_close, within
-from spotwise.simulator.spotserve_plots import plot_study
-from spotwise.simulator.spotserve_runs import (
+from spotwise.simulator.runs.plots import save
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.spotserve.cases import (
     HISTOGRAM_S,
     Availability,
     SpotCase,
@@ -21,8 +18,11 @@ from spotwise.simulator.spotserve_runs import (
     figures_of,
     simulate_spot,
 )
-from spotwise.simulator.spotserve_studies import AS_PUBLISHED, BURSTY, SEGMENTS, Scope, Study, studies
-from spotwise.simulator.traces import TraceError
+from spotwise.simulator.spotserve.claims import LATENCY_S
+from spotwise.simulator.spotserve.findings import Finding, Findings, Headline, headlines, is_close, within
+from spotwise.simulator.spotserve.plots import plot_study
+from spotwise.simulator.spotserve.studies import AS_PUBLISHED, BURSTY, SEGMENTS, Scope, Study, studies
+from spotwise.simulator.spotserve.systems import SPOTSERVE
 from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
 
 SCOPE = Scope(Path("data"))

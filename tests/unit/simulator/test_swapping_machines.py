@@ -13,10 +13,10 @@ from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.simulator.client import SimulationError
-from spotwise.simulator.hardware import MachineType
-from spotwise.simulator.observation import Arrival
-from spotwise.simulator.results import WorldResult
+from spotwise.simulator.costs.hardware import MachineType
+from spotwise.simulator.world.client import SimulationError
+from spotwise.simulator.world.observation import Arrival
+from spotwise.simulator.world.results import WorldResult
 from tests.unit.simulator.worlds import MODEL, Diary, machine_type, machines, serve, settings
 
 #: Each iteration takes a second, whatever is in it.

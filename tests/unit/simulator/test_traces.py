@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.observation import Arrival
-from spotwise.simulator.traces import TraceError, TraceSizes, poisson_arrivals, read_sizes, trace_arrivals
+from spotwise.simulator.runs.traces import TraceError, TraceSizes, poisson_arrivals, read_sizes, trace_arrivals
+from spotwise.simulator.world.observation import Arrival
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 GOOD = (

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.built_in_costs import BUILT_IN
-from spotwise.simulator.hardware import LANGUAGE_MODELS
-from spotwise.simulator.machine_costs import A100, H100, PEAKS, DecodeModel, fit, rows_of
-from spotwise.simulator.profile_fit import fit_honest
-from spotwise.simulator.profiles import ProfileRow, measured, read_profile
-from spotwise.simulator.published_runs import SECONDS, SEED, read_published_runs
-from spotwise.simulator.synthetic import SYNTHETIC
-from spotwise.simulator.traces import read_sizes, trace_arrivals
-from spotwise.simulator.workload import Workload
+from spotwise.simulator.costs.built_in_costs import BUILT_IN
+from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
+from spotwise.simulator.costs.machine_costs import A100, H100, PEAKS, DecodeModel, fit, rows_of
+from spotwise.simulator.costs.profile_fit import fit_honest
+from spotwise.simulator.costs.profiles import ProfileRow, measured, read_profile
+from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.traces import read_sizes, trace_arrivals
+from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.splitwise.published_runs import SECONDS, SEED, read_published_runs
 from tests.unit.simulator.fit_errors import error_between_points, error_on_repeats
 
 pytestmark = pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.simulator.observation import Arrival
-from spotwise.simulator.traces import TraceError
-from spotwise.simulator.workload import ArrivalKind, Workload, mean_rate
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.runs.workload import ArrivalKind, Workload, mean_rate
+from spotwise.simulator.world.observation import Arrival
 
 TRACE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -15,11 +15,11 @@ from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.counted_blocks import CountedBlockPool
 from spotwise.core.messages import Pool
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
-from spotwise.simulator.client import SimulationError
-from spotwise.simulator.events import EventQueue
-from spotwise.simulator.observation import Arrival
-from spotwise.simulator.world import World
-from spotwise.simulator.world_settings import Overlap
+from spotwise.simulator.world.client import SimulationError
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.observation import Arrival
+from spotwise.simulator.world.settings import Overlap
+from spotwise.simulator.world.world import World
 from tests.unit.simulator.worlds import COST, Diary, machine_type, machines, serve, settings
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost
 from spotwise.core.messages import Pool
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.hardware import LanguageModel, MachineType
-from spotwise.simulator.observation import Arrival, CompletedRequest
-from spotwise.simulator.results import WorldResult
-from spotwise.simulator.world import World
-from spotwise.simulator.world_settings import SimulatedMachine, WorldSettings
+from spotwise.simulator.costs.hardware import LanguageModel, MachineType
+from spotwise.simulator.world.observation import Arrival, CompletedRequest
+from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
+from spotwise.simulator.world.world import World
 
 #: 1,000 bytes of KV a token, in ten layers.
 MODEL = LanguageModel("tiny", weight_bytes=0, layers=10, heads=5, kv_heads=5, head_size=10, value_bytes=1)

@@ -1,7 +1,7 @@
 """Requests most of which are short, a few very long, and which come in bursts.
 
 Law: as `arrivals.py`: the same seed gives the same schedule, and another rate the same requests at other times. Lengths and
-gaps are drawn as for simulations (`simulator/job_sizes.py`).
+gaps are drawn as for simulations (`simulator/fastserve/job_sizes.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.cli.bench.arrivals import Arrival
-from spotwise.simulator.job_sizes import ZipfSizes, gamma_arrivals
+from spotwise.simulator.fastserve.job_sizes import ZipfSizes, gamma_arrivals
 
 
 def bursts(count: int, rate: float, cv: float, seed: int, sizes: ZipfSizes) -> list[Arrival]:

@@ -38,7 +38,7 @@ from spotwise.cli.bench.report import (
 from spotwise.cli.bench.rounds import in_order_of_round
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.simulator.job_sizes import ZipfSizes
+from spotwise.simulator.fastserve.job_sizes import ZipfSizes
 
 _WHILE_THEY_COME = "output tokens/s while requests come"
 _TARGETS = {"mean JCT, s": Target(at_most=0.5), _WHILE_THEY_COME: Target(at_least=0.97)}

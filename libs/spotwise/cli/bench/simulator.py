@@ -32,7 +32,7 @@ from spotwise.cli.recorded_run import recorded_cluster, times_of
 from spotwise.core.cost_profile import profile_as_dict
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests
-from spotwise.simulator.recorded import RequestTimes, arrivals_of, simulate_recorded
+from spotwise.simulator.runs.recorded import RequestTimes, arrivals_of, simulate_recorded
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)
 _WARM_UP_REQUESTS = 4

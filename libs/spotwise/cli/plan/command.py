@@ -22,7 +22,7 @@ from spotwise.core.migration.link_times import Links
 from spotwise.core.migration.mapper import map_devices
 from spotwise.core.migration.migration_plan import plan_migration
 from spotwise.core.migration.plan import PlanPolicy
-from spotwise.simulator.plots import save
+from spotwise.simulator.runs.plots import save
 
 
 def plan(

@@ -16,8 +16,8 @@ import orjson
 
 from spotwise.cli.errors import OptionError
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.simulator.hardware import LANGUAGE_MODELS, LanguageModel
-from spotwise.simulator.spot_profiles import PAPER_MODELS
+from spotwise.simulator.costs.hardware import LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.spotserve.profiles import PAPER_MODELS
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.")

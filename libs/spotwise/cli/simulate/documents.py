@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from spotwise.simulator.experiment import Case, RunSummary
-from spotwise.simulator.slo import PERCENTS
+from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.slo import PERCENTS
 
 _MOST_POINTS = 100
 

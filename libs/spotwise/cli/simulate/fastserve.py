@@ -9,11 +9,11 @@ from typing import Any
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.fastserve_tables import LEGEND, findings_document, headline_table, study_table
 from spotwise.cli.simulate.progress import Runs, Simulations
-from spotwise.simulator.fastserve_findings import Findings, headlines
-from spotwise.simulator.fastserve_plots import plot_peaks, plot_study
-from spotwise.simulator.fastserve_studies import Scope, Study, studies
-from spotwise.simulator.job_runs import JobSummary, simulate_jobs
-from spotwise.simulator.plots import save
+from spotwise.simulator.fastserve.findings import Findings, headlines
+from spotwise.simulator.fastserve.job_runs import JobSummary, simulate_jobs
+from spotwise.simulator.fastserve.plots import plot_peaks, plot_study
+from spotwise.simulator.fastserve.studies import Scope, Study, studies
+from spotwise.simulator.runs.plots import save
 
 
 def _told(run: JobSummary) -> str:

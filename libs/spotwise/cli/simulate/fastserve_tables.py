@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.simulator.fastserve_engines import ENGINES, Scheduler
-from spotwise.simulator.fastserve_findings import Finding, Findings, Headline, published_per_token_s
-from spotwise.simulator.fastserve_studies import sizes_name
-from spotwise.simulator.job_runs import JobCase, JobSummary
+from spotwise.simulator.fastserve.engines import ENGINES, Scheduler
+from spotwise.simulator.fastserve.findings import Finding, Findings, Headline, published_per_token_s
+from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary
+from spotwise.simulator.fastserve.studies import sizes_name
 
 _FCFS = Scheduler.FCFS.value
 

@@ -13,13 +13,13 @@ import typer
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.options import read_profile
 from spotwise.core.cost_profile import CostProfile
-from spotwise.simulator.designs import DESIGNS, Design, Split
-from spotwise.simulator.hardware import LANGUAGE_MODELS
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.profiles import ProfileError
-from spotwise.simulator.synthetic import SYNTHETIC
-from spotwise.simulator.traces import TraceError
-from spotwise.simulator.workload import ArrivalKind, Workload
+from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.runs.designs import DESIGNS, Design, Split
+from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.runs.workload import ArrivalKind, Workload
 
 #: What the models of time are.
 TIMED = (

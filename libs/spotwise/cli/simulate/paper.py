@@ -32,11 +32,11 @@ from spotwise.cli.simulate.paper_tables import (
     limits_table,
 )
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.published_runs import compare, read_published_runs
-from spotwise.simulator.search import Grid, Search
-from spotwise.simulator.splitwise_headlines import headlines
-from spotwise.simulator.splitwise_paper import (
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.search import Grid, Search
+from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.splitwise.headlines import headlines
+from spotwise.simulator.splitwise.paper import (
     Cluster,
     Findings,
     Scope,
@@ -45,7 +45,7 @@ from spotwise.simulator.splitwise_paper import (
     provisioning_searches,
     saturation_searches,
 )
-from spotwise.simulator.workload import Workload
+from spotwise.simulator.splitwise.published_runs import compare, read_published_runs
 
 _SECONDS = 120.0
 _QUICK_SECONDS = 20.0

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.simulator.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH, Split
-from spotwise.simulator.experiment import RunSummary
-from spotwise.simulator.plots import (
+from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH, Split
+from spotwise.simulator.runs.experiment import RunSummary
+from spotwise.simulator.runs.plots import (
     plot_bars,
     plot_batch_sizes,
     plot_design_space,
@@ -18,9 +18,9 @@ from spotwise.simulator.plots import (
     plot_sizes,
     save,
 )
-from spotwise.simulator.provisioning import heat_map
-from spotwise.simulator.search import Search
-from spotwise.simulator.splitwise_paper import CODE_RATE, Cluster, Findings, Scope, runs_by_design
+from spotwise.simulator.runs.provisioning import heat_map
+from spotwise.simulator.runs.search import Search
+from spotwise.simulator.splitwise.paper import CODE_RATE, Cluster, Findings, Scope, runs_by_design
 
 #: Rates that figure 17 shows: a load that every cluster keeps up with, and one that few do.
 _BATCH_RATES = (40.0, 80.0)

@@ -8,12 +8,12 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.cli.simulate.documents import run_document
-from spotwise.simulator.designs import DESIGNS
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.published_runs import Comparison, PublishedCluster
-from spotwise.simulator.search import Limit
-from spotwise.simulator.splitwise_headlines import Headline, headlines
-from spotwise.simulator.splitwise_paper import Cluster, Findings
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.search import Limit
+from spotwise.simulator.splitwise.headlines import Headline, headlines
+from spotwise.simulator.splitwise.paper import Cluster, Findings
+from spotwise.simulator.splitwise.published_runs import Comparison, PublishedCluster
 
 
 def limits_table(limits: Mapping[Cluster, Limit], decode_model: DecodeModel) -> Table:

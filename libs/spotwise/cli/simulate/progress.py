@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.simulate.options import processors, told_plainly
-from spotwise.simulator.experiment import RunSummary, simulate
-from spotwise.simulator.kept_runs import Describing, KeptRuns
-from spotwise.simulator.parallel import drive
-from spotwise.simulator.search import Search
+from spotwise.simulator.runs.experiment import RunSummary, simulate
+from spotwise.simulator.runs.kept_runs import Describing, KeptRuns
+from spotwise.simulator.runs.parallel import drive
+from spotwise.simulator.runs.search import Search
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Case = TypeVar("_Case", bound=Describing)

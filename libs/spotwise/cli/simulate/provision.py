@@ -32,13 +32,20 @@ from spotwise.cli.simulate.options import (
     recorded_profile,
 )
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.simulator.designs import DESIGNS, SPLITWISE_HA, Design, Split
-from spotwise.simulator.experiment import Case
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.plots import plot_bars, save
-from spotwise.simulator.provisioning import BestSplit, Objective, Provisioned, best_split, cheapest_split, splits_within
-from spotwise.simulator.search import Grid
-from spotwise.simulator.workload import ArrivalKind
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import DESIGNS, SPLITWISE_HA, Design, Split
+from spotwise.simulator.runs.experiment import Case
+from spotwise.simulator.runs.plots import plot_bars, save
+from spotwise.simulator.runs.provisioning import (
+    BestSplit,
+    Objective,
+    Provisioned,
+    best_split,
+    cheapest_split,
+    splits_within,
+)
+from spotwise.simulator.runs.search import Grid
+from spotwise.simulator.runs.workload import ArrivalKind
 
 
 class Aim(StrEnum):

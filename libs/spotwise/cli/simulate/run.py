@@ -31,16 +31,16 @@ from spotwise.cli.simulate.options import (
     recorded_profile,
 )
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.simulator.designs import PAPER_SPLITS, Split
-from spotwise.simulator.experiment import Case, RunSummary
-from spotwise.simulator.hardware import BLOOM_176B
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.metrics import METRICS
-from spotwise.simulator.plots import plot_batch_sizes, plot_latencies, save
-from spotwise.simulator.recorded import RECORDED
-from spotwise.simulator.search import Search
-from spotwise.simulator.slo import PERCENTS
-from spotwise.simulator.workload import ArrivalKind
+from spotwise.simulator.costs.hardware import BLOOM_176B
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import PAPER_SPLITS, Split
+from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.metrics import METRICS
+from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
+from spotwise.simulator.runs.recorded import RECORDED
+from spotwise.simulator.runs.search import Search
+from spotwise.simulator.runs.slo import PERCENTS
+from spotwise.simulator.runs.workload import ArrivalKind
 
 
 def run(

@@ -20,13 +20,13 @@ from spotwise.cli.simulate.spotserve_tables import (
     study_table,
     within_line,
 )
-from spotwise.simulator.plots import save
-from spotwise.simulator.spotserve_findings import Findings, headlines
-from spotwise.simulator.spotserve_golden import alone_answers, golden_answers, read_all_tables
-from spotwise.simulator.spotserve_placement import placements
-from spotwise.simulator.spotserve_plots import plot_study
-from spotwise.simulator.spotserve_runs import SpotSummary, simulate_spot
-from spotwise.simulator.spotserve_studies import Scope, Study, studies
+from spotwise.simulator.runs.plots import save
+from spotwise.simulator.spotserve.cases import SpotSummary, simulate_spot
+from spotwise.simulator.spotserve.findings import Findings, headlines
+from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, read_all_tables
+from spotwise.simulator.spotserve.placement_traces import placements
+from spotwise.simulator.spotserve.plots import plot_study
+from spotwise.simulator.spotserve.studies import Scope, Study, studies
 
 #: The study that needs no runs, and the one that takes minutes and is made only where it is named.
 GOLDEN, PLACEMENT = "golden", "placement"

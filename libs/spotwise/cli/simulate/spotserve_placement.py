@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.simulator.placement_study import COUNTS, Interval, PlacementFinding
-from spotwise.simulator.placement_world import Placement
+from spotwise.simulator.spotserve.placement_study import COUNTS, Interval, PlacementFinding
+from spotwise.simulator.spotserve.placement_world import Placement
 
 
 def placement_table(findings: Sequence[PlacementFinding]) -> Table:

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.simulator.spotserve_findings import Finding, Findings, Headline, is_close, within
-from spotwise.simulator.spotserve_golden import AloneAnswer, GoldenAnswer, GoldenCell
-from spotwise.simulator.spotserve_runs import HISTOGRAM_S, SpotCase, SpotSummary
-from spotwise.simulator.spotserve_studies import BURSTY
+from spotwise.simulator.spotserve.cases import HISTOGRAM_S, SpotCase, SpotSummary
+from spotwise.simulator.spotserve.findings import Finding, Findings, Headline, is_close, within
+from spotwise.simulator.spotserve.golden import AloneAnswer, GoldenAnswer, GoldenCell
+from spotwise.simulator.spotserve.studies import BURSTY
 
 #: What the columns of a study are.
 LEGEND = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 
 from spotwise.cli.simulate.paper_tables import headline_table, headlines_document, limits_table
-from spotwise.simulator.designs import DESIGNS, Split
-from spotwise.simulator.machine_costs import DecodeModel
-from spotwise.simulator.provisioning import Provisioned
-from spotwise.simulator.search import Limit
-from spotwise.simulator.splitwise_headlines import headlines
-from spotwise.simulator.splitwise_paper import AA_COST, HH_CODE, HHCAP_POWER, Findings, clusters
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import DESIGNS, Split
+from spotwise.simulator.runs.provisioning import Provisioned
+from spotwise.simulator.runs.search import Limit
+from spotwise.simulator.splitwise.headlines import headlines
+from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, Findings, clusters
 
 
 def findings(rate: float) -> Findings:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from command_line import CommandLine
 
-from spotwise.simulator.spotserve_studies import SEGMENTS
+from spotwise.simulator.spotserve.studies import SEGMENTS
 from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
 
 

@@ -1,0 +1,165 @@
+"""From a profile's rows to what iterations cost.
+
+Law, honest model: a prompt's seconds are those of its linear layers, piecewise linear in all prompt tokens of the batch, and
+those of its attention, by pairs of tokens; a decode's seconds are those of its batch size, piecewise linear, and those of
+reading its context, by tokens. What pairs and context cost is taken from two measurements that differ in nothing else:
+
+- pairs: the same number of prompt tokens as one prompt and as several of 512 tokens;
+- context: one sequence's decode behind prompts of 128 to 8,192 tokens, half of the answer included.
+
+Neither is taken for less than the machine's arithmetic and memory allow at their peak. Both bounds matter: for one pair of
+model and machine the several prompts took longer than the one.
+
+Law, published model: decode seconds come from the table of prompt tokens, asked for the number of requests, and prompts and
+decodes in one iteration take 1.1 times the prompt seconds of all its tokens (the published simulator). A decode then takes
+about the same in any batch.
+
+Tables never fall: measurements that do are pooled with their neighbours (isotonic regression).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+import numpy as np
+
+from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost, pairs
+from spotwise.simulator.costs.hardware import LanguageModel
+from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
+
+#: The published simulator's rule for prompts and decodes in one iteration.
+PUBLISHED_MIXED_FACTOR = 1.1
+#: Batches of more than one request were measured with prompts of so many tokens.
+_BATCH_LINE_PROMPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a machine's GPUs can do at most, all together.
+
+    Attributes:
+        flops: half precision, per second.
+        memory_bytes_per_s: of their memories.
+    """
+
+    flops: float
+    memory_bytes_per_s: float
+
+
+def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> TableIterationCost:
+    """Fit measurements of one model on one machine, cleaned (`measured`).
+
+    Raises:
+        ProfileError: there are too few.
+    """
+    pair_s = _pair_s(rows, model, peaks)
+    context_s, single_s = _context_line(rows, model, peaks)
+    by_tokens: dict[int, list[float]] = {}
+    for (prompt_size, batch_size), seconds in sorted(_prompt_medians(rows).items()):
+        linear_s = seconds - pair_s * batch_size * pairs(0, prompt_size)
+        by_tokens.setdefault(prompt_size * batch_size, []).append(linear_s)
+    by_batch: dict[int, list[float]] = {1: [single_s]}
+    for row in rows:
+        if row.batch_size > 1:
+            by_batch.setdefault(row.batch_size, []).append(row.token_s - context_s * row.decode_context)
+    return TableIterationCost(
+        _rising({tokens: fmean(seconds) for tokens, seconds in by_tokens.items()}),
+        _rising({batch_size: median(seconds) for batch_size, seconds in by_batch.items()}),
+        pair_s,
+        context_s,
+    )
+
+
+def fit_published(rows: Sequence[ProfileRow]) -> TableIterationCost:
+    """Fit all rows of one model on one machine as the published simulator does.
+
+    Raises:
+        ProfileError: there are too few.
+    """
+    prompts: dict[int, list[float]] = {}
+    decodes: dict[int, list[float]] = {}
+    for row in rows:
+        prompts.setdefault(row.prompt_tokens, []).append(row.prompt_s)
+        decodes.setdefault(row.prompt_tokens, []).append(row.token_s)
+    return TableIterationCost(
+        _rising({tokens: median(seconds) for tokens, seconds in prompts.items()}),
+        _rising({tokens: median(seconds) for tokens, seconds in decodes.items()}),
+        mixed_factor=PUBLISHED_MIXED_FACTOR,
+    )
+
+
+def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
+    """Fit as the published simulator does, but time decodes by the number of requests they were measured with.
+
+    Raises:
+        ProfileError: there are too few.
+    """
+    decodes: dict[int, list[float]] = {}
+    for row in rows:
+        if row.prompt_size == _BATCH_LINE_PROMPT and row.token_size <= LONGEST_TRUE_OUTPUT:
+            decodes.setdefault(row.batch_size, []).append(row.token_s)
+    by_batch = _rising({batch_size: median(seconds) for batch_size, seconds in decodes.items()})
+    return replace(fit_published(rows), decode=by_batch)
+
+
+def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterationCost:
+    """Return what iterations cost where prompts take `factor` times as long and decodes as long as before: a power cap.
+
+    Source: Splitwise, figure 9; the published profile has 1.3 for half of an H100's power, and no measurement of it.
+    """
+    slower = PiecewiseLinear(cost.prompt.at, tuple(factor * seconds for seconds in cost.prompt.seconds))
+    return replace(cost, prompt=slower, prompt_context_s=factor * cost.prompt_context_s)
+
+
+def _prompt_medians(rows: Iterable[ProfileRow]) -> dict[tuple[int, int], float]:
+    groups: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        groups.setdefault((row.prompt_size, row.batch_size), []).append(row.prompt_s)
+    return {size: median(seconds) for size, seconds in groups.items()}
+
+
+def _pair_s(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> float:
+    """Seconds a pair takes, by least squares over all numbers of tokens that were measured as one prompt and as several."""
+    medians = _prompt_medians(rows)
+    more_pairs: list[float] = []
+    more_s: list[float] = []
+    for (prompt_size, batch_size), seconds in medians.items():
+        whole_s = medians.get((prompt_size * batch_size, 1))
+        if batch_size > 1 and whole_s is not None:
+            more_pairs.append(pairs(0, prompt_size * batch_size) - batch_size * pairs(0, prompt_size))
+            more_s.append(whole_s - seconds)
+    x, y = np.array(more_pairs), np.array(more_s)
+    least_s = 4 * model.layers * model.hidden_size / peaks.flops  # a product with the key and one with the value
+    return max(float(x @ y / (x @ x)) if len(x) else 0.0, least_s)
+
+
+def _context_line(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> tuple[float, float]:
+    """Seconds a token of context takes a decode, and seconds of a decode without any, by least squares at batch 1."""
+    singles = [row for row in rows if row.batch_size == 1 and row.token_size <= LONGEST_TRUE_OUTPUT]
+    if len({row.prompt_size for row in singles}) < 2:
+        raise ProfileError("a fit needs single requests with prompts of two sizes at least")
+    x = np.array([row.decode_context for row in singles], dtype=np.float64)
+    y = np.array([row.token_s for row in singles])
+    slope = float(np.polyfit(x, y, 1)[0])
+    slope = max(slope, model.kv_token_bytes / peaks.memory_bytes_per_s)
+    return slope, float(np.median(y - slope * x))
+
+
+def _rising(points: dict[int, float]) -> PiecewiseLinear:
+    """A table through these points, neighbours that fall pooled into their mean.
+
+    Raises:
+        ProfileError: there are fewer than two.
+    """
+    if len(points) < 2:
+        raise ProfileError("a table needs measurements at two sizes at least")
+    at = sorted(points)
+    pooled: list[list[float]] = []
+    for argument in at:
+        pooled.append([points[argument]])
+        while len(pooled) > 1 and fmean(pooled[-2]) > fmean(pooled[-1]):
+            pooled[-2:] = [pooled[-2] + pooled[-1]]
+    seconds = [fmean(pool) for pool in pooled for _ in pool]
+    return PiecewiseLinear(tuple(map(float, at)), tuple(seconds))

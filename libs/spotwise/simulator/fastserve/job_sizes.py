@@ -1,0 +1,142 @@
+"""Jobs as one likes them: sizes from distributions with a few parameters, arrivals as bursty as is asked for.
+
+Law: the same parameters and seed are the same jobs; gaps and sizes have generators of their own, so that another rate or
+burstiness brings the same jobs at other times.
+
+Source: Zipf lengths and Gamma arrivals, FastServe, section 6.1, which leaves the bounds unsaid; log-normal lengths stand for
+those of chats, where short and long ones are spread so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.traces import IntArray, Sizes, read_sizes
+from spotwise.simulator.world.observation import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class ZipfSizes:
+    """Lengths from 1 to a bound, the length k with a probability like k to the power of minus theta.
+
+    Attributes:
+        longest_prompt, longest_output: tokens.
+        theta: 0 makes all lengths as likely; the larger, the shorter and the more skewed.
+    """
+
+    longest_prompt: int
+    longest_output: int
+    theta: float
+
+    def __post_init__(self) -> None:
+        if min(self.longest_prompt, self.longest_output) < 1 or self.theta < 0:
+            raise ValueError("the longest length is at least 1 and theta at least 0")
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Draw prompt and output tokens of so many jobs, both [count]."""
+        shares = rng.random((2, count))
+        longest = (self.longest_prompt, self.longest_output)
+        prompts, outputs = (
+            np.searchsorted(_zipf(length, self.theta), share, side="right") + 1
+            for length, share in zip(longest, shares, strict=True)
+        )
+        return prompts.astype(np.int64), outputs.astype(np.int64)
+
+
+@cache
+def _zipf(longest: int, theta: float) -> npt.NDArray[np.float64]:
+    """Return the probabilities of at most 1, 2, ... tokens, but the last, which is 1; [longest - 1]."""
+    weights = np.arange(1, longest + 1, dtype=np.float64) ** -theta
+    shares: npt.NDArray[np.float64] = np.cumsum(weights)[:-1] / weights.sum()
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormalSizes:
+    """Lengths whose logarithms are normal; what is out of bounds is cut to the bound.
+
+    Attributes:
+        prompt_median, output_median: tokens.
+        prompt_spread, output_spread: standard deviations of the logarithms.
+        longest_prompt, longest_output: tokens; the shortest is 4 and 1.
+    """
+
+    prompt_median: float
+    prompt_spread: float
+    output_median: float
+    output_spread: float
+    longest_prompt: int
+    longest_output: int
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Draw prompt and output tokens of so many jobs, both [count]."""
+        prompts = rng.lognormal(math.log(self.prompt_median), self.prompt_spread, count)
+        outputs = rng.lognormal(math.log(self.output_median), self.output_spread, count)
+        return (
+            np.clip(np.rint(prompts), 4, self.longest_prompt).astype(np.int64),
+            np.clip(np.rint(outputs), 1, self.longest_output).astype(np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AzureSizes:
+    """The sizes of an Azure trace; what is longer than a model's context is cut, from the prompt.
+
+    Attributes:
+        name: `conv` or `code`.
+        path: of the trace; `None` for its percentiles, which come along.
+        longest: prompt and output together, tokens.
+    """
+
+    name: str
+    path: Path | None
+    longest: int
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Draw prompt and output tokens of so many jobs, both [count].
+
+        Raises:
+            TraceError: the trace cannot be read.
+        """
+        sizes = SYNTHETIC[self.name] if self.path is None else _trace_sizes(self.path)
+        prompts, outputs = sizes.draw(count, rng)
+        outputs = np.minimum(outputs, self.longest // 2)
+        return np.minimum(prompts, self.longest - outputs), outputs
+
+
+@cache
+def _trace_sizes(path: Path) -> Sizes:
+    return read_sizes(path, jointly=True)
+
+
+JobSizes = ZipfSizes | LogNormalSizes | AzureSizes
+
+
+def gamma_arrivals(sizes: Sizes, rate: float, cv: float, count: int, seed: int) -> Iterator[Arrival]:
+    """Yield so many jobs with Gamma-distributed gaps.
+
+    Args:
+        sizes: of the jobs.
+        rate: jobs a second.
+        cv: standard deviation of the gaps over their mean; 1 makes arrivals Poisson.
+        count: jobs.
+        seed: of what is drawn.
+
+    Raises:
+        ValueError: rate or cv is not above 0.
+    """
+    if rate <= 0 or cv <= 0:
+        raise ValueError("jobs need a rate and a CV above 0")
+    shape = 1.0 / cv**2
+    gaps = np.random.default_rng(seed).gamma(shape, 1.0 / shape, count) / rate
+    prompts, outputs = sizes.draw(count, np.random.default_rng((seed, 1)))
+    for at_s, prompt, output in zip(np.cumsum(gaps).tolist(), prompts.tolist(), outputs.tolist(), strict=True):
+        yield Arrival(at_s, prompt, output)

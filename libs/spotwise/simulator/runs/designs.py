@@ -1,0 +1,165 @@
+"""The clusters that the paper compares.
+
+Law: a design says which machines compute prompts and which compute tokens; a split says how many of each. A baseline has one
+kind, home to the mixed pool: every request is served in place, by mixed continuous batching.
+
+Source: Splitwise, tables IV and V, figures 16 to 18, section 6; prices per GPU-hour and power of a DGX as given there. Each
+GPU sends its own shard of the KV over its own 200 (A100) or 400 Gbit/s (H100), eight a machine. A capped machine's GPUs draw
+half, the machine 70 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spotwise.core.cost_model import IterationCost
+from spotwise.core.messages import Pool
+from spotwise.simulator.costs.hardware import GIB, MachineType
+from spotwise.simulator.world.settings import SimulatedMachine
+
+_GPUS = 8
+_DGX_MEMORY_BYTES = _GPUS * 80 * GIB
+_A100_POWER = 24.8
+_H100_POWER = 44.0
+_CAPPED_POWER = 30.8
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A machine as one buys it.
+
+    Attributes:
+        name: of the machine.
+        profile: what a profile calls its GPUs.
+        memory_bytes: of all its GPUs.
+        link_bytes_per_s: of its network, each way.
+        price_per_hour: US dollars.
+        power: drawn at most, in units of a DGX-A100's (Splitwise, table V).
+    """
+
+    name: str
+    profile: str
+    memory_bytes: int
+    link_bytes_per_s: float
+    price_per_hour: float
+    power: float
+
+    def serving(self, cost: IterationCost) -> MachineType:
+        """Return the machine with a model on it."""
+        return MachineType(self.name, cost, self.memory_bytes, self.link_bytes_per_s)
+
+
+DGX_A100 = Hardware("dgx-a100", "a100-80gb", _DGX_MEMORY_BYTES, _GPUS * 25e9, _GPUS * 2.21, 1.0)
+DGX_H100 = Hardware("dgx-h100", "h100-80gb", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _H100_POWER / _A100_POWER)
+#: The measured effect of the cap is on prompts alone, so it is for token machines.
+DGX_H100_CAPPED = Hardware(
+    "dgx-h100-capped",
+    "h100-80gb-pcap",
+    _DGX_MEMORY_BYTES,
+    _GPUS * 50e9,
+    _GPUS * 4.76,
+    _CAPPED_POWER / _A100_POWER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many machines of a design compute prompts, and how many tokens; a baseline has all its machines in the first."""
+
+    prompt: int
+    token: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prompt < 1 or self.token < 0:
+            raise ValueError("a cluster has at least one machine that computes prompts")
+
+    @property
+    def machines(self) -> int:
+        """All of them."""
+        return self.prompt + self.token
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Which machines do what.
+
+    Attributes:
+        name: the paper's.
+        prompt: of the prompt pool; of a baseline, of all.
+        token: of the token pool; `None` for a baseline.
+    """
+
+    name: str
+    prompt: Hardware
+    token: Hardware | None = None
+
+    def price_per_hour(self, split: Split) -> float:
+        """US dollars."""
+        return self.prompt.price_per_hour * split.prompt + (self.token or self.prompt).price_per_hour * split.token
+
+    def power(self, split: Split) -> float:
+        """In units of a DGX-A100's."""
+        return self.prompt.power * split.prompt + (self.token or self.prompt).power * split.token
+
+    def cluster(self, split: Split, costs: Mapping[str, IterationCost]) -> list[SimulatedMachine]:
+        """Return the machines.
+
+        Args:
+            split: how many of each.
+            costs: of iterations, by `Hardware.profile`.
+
+        Raises:
+            KeyError: a kind of machine has no costs.
+            ValueError: the split has token machines and the design none, or the other way round.
+        """
+        if (self.token is None) != (split.token == 0):
+            raise ValueError(f"{self.name} cannot be split {split.prompt}, {split.token}")
+        prompt = self.prompt.serving(costs[self.prompt.profile])
+        if self.token is None:
+            return [SimulatedMachine(prompt, Pool.MIXED)] * split.prompt
+        token = self.token.serving(costs[self.token.profile])
+        return [SimulatedMachine(prompt, Pool.PROMPT)] * split.prompt + [
+            SimulatedMachine(token, Pool.TOKEN)
+        ] * split.token
+
+
+BASELINE_A100 = Design("Baseline-A100", DGX_A100)
+BASELINE_H100 = Design("Baseline-H100", DGX_H100)
+SPLITWISE_AA = Design("Splitwise-AA", DGX_A100, DGX_A100)
+SPLITWISE_HH = Design("Splitwise-HH", DGX_H100, DGX_H100)
+SPLITWISE_HA = Design("Splitwise-HA", DGX_H100, DGX_A100)
+SPLITWISE_HHCAP = Design("Splitwise-HHcap", DGX_H100, DGX_H100_CAPPED)
+
+DESIGNS = {
+    design.name: design
+    for design in (BASELINE_A100, BASELINE_H100, SPLITWISE_AA, SPLITWISE_HH, SPLITWISE_HA, SPLITWISE_HHCAP)
+}
+
+#: The paper's clusters: splits by design, by what they have in common and the workload they were made for.
+PAPER_SPLITS: Mapping[tuple[str, str], Mapping[str, Split]] = {
+    ("iso-power", "conv"): {
+        BASELINE_A100.name: Split(70),
+        BASELINE_H100.name: Split(40),
+        SPLITWISE_AA.name: Split(45, 25),
+        SPLITWISE_HH.name: Split(25, 15),
+        SPLITWISE_HA.name: Split(25, 26),
+        SPLITWISE_HHCAP.name: Split(25, 21),
+    },
+    ("iso-power", "code"): {
+        BASELINE_A100.name: Split(70),
+        BASELINE_H100.name: Split(40),
+        SPLITWISE_AA.name: Split(55, 15),
+        SPLITWISE_HH.name: Split(35, 5),
+        SPLITWISE_HA.name: Split(35, 8),
+        SPLITWISE_HHCAP.name: Split(35, 7),
+    },
+    ("iso-cost", "conv"): {
+        BASELINE_A100.name: Split(86),
+        BASELINE_H100.name: Split(40),
+        SPLITWISE_AA.name: Split(51, 35),
+        SPLITWISE_HH.name: Split(25, 15),
+        SPLITWISE_HA.name: Split(30, 21),
+        SPLITWISE_HHCAP.name: Split(30, 10),
+    },
+}

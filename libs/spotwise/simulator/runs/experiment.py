@@ -1,0 +1,303 @@
+"""One simulated run from what describes it, small enough to send to another process and back.
+
+Law: a case has everything that a run depends on, and a summary everything that reports and searches need; so the same case
+gives the same summary wherever it runs, but for the time that it took.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from spotwise.core.batching import BatchLimits
+from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
+from spotwise.core.cost_model import IterationCost, TableIterationCost
+from spotwise.core.cost_profile import CostProfile
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LANGUAGE_MODELS, LanguageModel
+from spotwise.simulator.costs.machine_costs import A100, DecodeModel, built_in_costs, costs_from
+from spotwise.simulator.runs.designs import DESIGNS, Design, Split
+from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
+from spotwise.simulator.runs.metrics import METRICS, PoolFigures, RunMetrics, Verdict, time_shares
+from spotwise.simulator.runs.percentiles import Percentiles
+from spotwise.simulator.runs.recorded import recorded_design, recorded_settings
+from spotwise.simulator.runs.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
+from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.settings import Overlap, WorldSettings
+from spotwise.simulator.world.world import World, machine_ids
+
+#: Objects between two looks for cycles among the youngest; Python's own 700 takes a tenth of a run.
+_COLLECT_AFTER = 100_000
+#: Bytes that the published simulator takes BLOOM's weights for; as many GiB are right.
+_PUBLISHED_WEIGHT_BYTES = 329_000_000_000
+#: Bytes a second of every transfer in the published simulator, whatever the machines; it sends nothing early.
+_PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run to be.
+
+    Attributes:
+        design: name of one of `DESIGNS`, or `RECORDED`.
+        split: its machines.
+        workload: what is asked.
+        rate: requests a second; `None` for a trace's own.
+        seconds: for how long requests come; `None` to the end of a trace.
+        seed: of the arrivals.
+        model: name of one of `LANGUAGE_MODELS`.
+        decode_model: how iterations are timed; where that is not the honest one everything else is as published too, as far
+            as there is a setting for it: an answer's length is known beforehand, all memory is used, messages take no time.
+        profile: of the machines; `None` for the costs that come along.
+        chunk_tokens: cut prompts so that no iteration has more tokens (chunked prefill); `None` runs them whole.
+        recorded: what all machines are; `design`, `model`, `decode_model` and `profile` say nothing then.
+        price_per_hour: of a recorded machine, US dollars.
+        verdict_only: end the run as soon as an objective cannot hold any more. Nothing but whether they hold is to be read
+            from its summary then; requests that were not answered by that time count as failed.
+    """
+
+    design: str
+    split: Split
+    workload: Workload
+    rate: float | None
+    seconds: float | None
+    seed: int = 0
+    model: str = "bloom-176b"
+    decode_model: DecodeModel = DecodeModel.HONEST
+    profile: Path | None = None
+    chunk_tokens: int | None = None
+    recorded: CostProfile | None = None
+    price_per_hour: float = 0.0
+    verdict_only: bool = False
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """What it reads."""
+        return self.workload.path, self.profile
+
+    @property
+    def label(self) -> str:
+        """The design and its machines, like `Splitwise-HA (25, 26)`."""
+        machines = f"{self.split.prompt}, {self.split.token}" if self.split.token else f"{self.split.prompt}"
+        chunks = "" if self.chunk_tokens is None else f", chunks of {self.chunk_tokens}"
+        return f"{self.design} ({machines}{chunks})"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSummary:
+    """What the machines of one pool did.
+
+    Attributes:
+        machines: in it.
+        utilisation: share of the run's time in iterations, 0 to 1.
+        iterations: all together.
+        mean_decodes: sequences that an iteration decodes, mean over iterations.
+        tokens, time_shares: the share of the busy time spent in iterations of at most so many tokens.
+    """
+
+    machines: int
+    utilisation: float
+    iterations: int
+    mean_decodes: float
+    tokens: tuple[int, ...]
+    time_shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What came out of a case.
+
+    Attributes:
+        completed, failed: requests.
+        first_failure: why the first of these failed; `None` where none did.
+        ended_s: when the last one ended, simulated.
+        requests_per_s: between a quarter and three quarters of all answers, when the cluster neither fills nor empties.
+        output_tokens_per_s: at that rate.
+        latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`); empty where nothing
+            was measured.
+        verdict: of the objectives.
+        pools: by name.
+        price_per_hour: US dollars, of all machines.
+        power: of all machines, in units of a DGX-A100's.
+        handoffs, handoff_bytes: KV that went from machine to machine.
+        preemptions: sequences that lost their blocks.
+        wall_s: real seconds that the run took; the one figure that is not the same again.
+    """
+
+    case: Case
+    completed: int
+    failed: int
+    first_failure: str | None
+    ended_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    latencies_s: Mapping[str, Mapping[str, float]]
+    verdict: Verdict
+    pools: Mapping[str, PoolSummary]
+    price_per_hour: float
+    power: float
+    handoffs: int
+    handoff_bytes: float
+    preemptions: int
+    wall_s: float = field(compare=False)
+
+    @property
+    def dollars_per_1000_requests(self) -> float | None:
+        """What a thousand answers cost at this load; `None` where there were none."""
+        return 1000 * self.price_per_hour / 3600 / self.requests_per_s if self.requests_per_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """What a case is run with.
+
+    Attributes:
+        design: which machines do what.
+        costs: of iterations, by GPU.
+        reference: what slowdowns are measured against.
+        settings: how the world behaves.
+    """
+
+    design: Design
+    costs: Mapping[str, IterationCost]
+    reference: Uncontended
+    settings: WorldSettings
+
+
+def simulate(case: Case) -> RunSummary:
+    """Run a case to the end of its last request.
+
+    Raises:
+        ProfileError, TraceError: a file is not what it should be.
+        ValueError: the model does not fit a machine, or the split not the design.
+    """
+    policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
+    setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
+    cluster = setup.design.cluster(case.split, setup.costs)
+    homes = dict(zip(machine_ids(len(cluster)), (machine.home.value for machine in cluster), strict=True))
+    requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
+    metrics = RunMetrics(setup.reference, homes, LostObjectives(requests) if case.verdict_only else None)
+    world = World(cluster, setup.settings, metrics)
+    began_s = time.perf_counter()
+    with _collecting_rarely():
+        try:
+            result = world.run(case.workload.arrivals(case.rate, case.seconds, case.seed))
+        except ObjectivesLostError:
+            metrics.failed = requests - metrics.finishes.count
+            result = replace(world.result(), failed=metrics.failed)
+    return _summary(case, setup.design, metrics, result, homes, time.perf_counter() - began_s)
+
+
+def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
+    """Recorded machines, held against one of themselves."""
+    return _Setup(
+        recorded_design(profile, case.split, case.price_per_hour),
+        {profile.name: profile.iteration},
+        AloneOn(profile.iteration),
+        recorded_settings(profile, policy),
+    )
+
+
+def _paper_setup(case: Case, policy: WorkerPolicy) -> _Setup:
+    """One of `DESIGNS`, held against a DGX-A100 with nothing else to do, by the same model of time.
+
+    A model of time that differs from the published one in a single thing keeps the published reference.
+    """
+    design, model, decode_model = DESIGNS[case.design], LANGUAGE_MODELS[case.model], case.decode_model
+    costs = _costs(case, decode_model)
+    if decode_model is DecodeModel.HONEST:
+        return _Setup(design, costs, AloneOn(costs[A100]), WorldSettings(model, policy))
+    reference = PublishedAlone(_costs(case, DecodeModel.PUBLISHED)[A100])
+    return _Setup(design, costs, reference, _published_settings(model, policy))
+
+
+def _costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
+    model = LANGUAGE_MODELS[case.model]
+    if case.profile is None:
+        return built_in_costs(model, decode_model)
+    return costs_from(case.profile, model, decode_model)
+
+
+def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSettings:
+    """Return the world of the published simulator, as far as there is a setting for it."""
+    if model.name == BLOOM_176B.name:
+        model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
+    # Its scheduler knows at once when prompts were computed, never re-purposes, and never serves in place what it can split.
+    return WorldSettings(
+        model,
+        policy,
+        pools=PoolPolicy(decode_queue=DecodeQueue.SEQUENCES, break_even=False, repurpose_window_s=None, prefix_spans=0),
+        knows_output=True,
+        memory_share=1.0,
+        control_latency_s=0.0,
+        overlap=Overlap(crossover_tokens=None),
+        link_latency_s=0.0,
+        private_link_bytes_per_s=_PUBLISHED_LINK_BYTES_PER_S,
+        news_interval_s=0.0,
+        beats_after_endings=True,
+    )
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Look for cycles of garbage now and then only: a run makes hardly any."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _summary(
+    case: Case,
+    design: Design,
+    metrics: RunMetrics,
+    result: WorldResult,
+    homes: Mapping[str, str],
+    wall_s: float,
+) -> RunSummary:
+    machines = list(homes.values())
+    ended_s = result.ended_s
+    requests_per_s = metrics.steady_requests_per_s or (result.completed / ended_s if ended_s else 0.0)
+    return RunSummary(
+        case,
+        result.completed,
+        result.failed,
+        metrics.first_failure,
+        ended_s,
+        requests_per_s,
+        requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
+        {metric: _latency_figures(metrics.latencies[metric]) for metric in (*METRICS, "itl")},
+        metrics.verdict(),
+        {name: _pool_summary(pool, machines.count(name), ended_s) for name, pool in sorted(metrics.pools.items())},
+        design.price_per_hour(case.split),
+        design.power(case.split),
+        sum(machine.sent for machine in result.machines),
+        sum(machine.sent_bytes for machine in result.machines),
+        sum(machine.preemptions for machine in result.machines),
+        wall_s,
+    )
+
+
+def _latency_figures(values: Percentiles) -> dict[str, float]:
+    """Return mean and percentiles of latencies, seconds; nothing where there are none."""
+    figures = {"mean": values.mean} | {f"p{percent}": values.at(percent) for percent in PERCENTS}
+    return {name: seconds for name, seconds in figures.items() if seconds is not None}
+
+
+def _pool_summary(pool: PoolFigures, machines: int, ended_s: float) -> PoolSummary:
+    tokens, shares = time_shares(pool)
+    return PoolSummary(
+        machines,
+        pool.busy_s / (machines * ended_s) if ended_s else 0.0,
+        pool.iterations,
+        pool.decode_tokens / pool.iterations,
+        tuple(tokens),
+        tuple(shares),
+    )

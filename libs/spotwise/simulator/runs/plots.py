@@ -1,0 +1,214 @@
+"""Figures of the paper, drawn from simulated runs. matplotlib is an extra (`spotwise[bench]`), so it is imported when needed.
+
+Law: a design has the same colour in every figure, chosen so that people who do not tell red from green tell designs apart
+(Okabe and Ito's palette); baselines are dashed. A bound is a red line and named.
+
+Source of the figures' shapes: Splitwise, figures 3, 12, 16, 17, 18 and 19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotwise.simulator.runs.experiment import RunSummary
+from spotwise.simulator.runs.metrics import METRICS
+from spotwise.simulator.runs.recorded import RECORDED
+from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.runs.traces import IntArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {
+    "Baseline-A100": "#777777",
+    "Baseline-H100": "#000000",
+    "Splitwise-AA": "#E69F00",
+    "Splitwise-HH": "#0072B2",
+    "Splitwise-HA": "#009E73",
+    "Splitwise-HHcap": "#CC79A7",
+    RECORDED: "#56B4E9",
+}
+_BOUND = "#D00000"
+_DPI = 150
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the file's name ends in; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
+    """Draw the distributions of prompt and output tokens (figure 3); by workload, both [requests]."""
+    import numpy as np
+
+    figure = _figure(8, 3.4)
+    titles = ("prompt tokens", "output tokens")
+    for column, (axes, title) in enumerate(zip(figure.subplots(1, 2, sharey=True), titles, strict=True)):
+        for number, (name, sizes) in enumerate(workloads.items()):
+            tokens = np.sort(sizes[column])
+            shares = np.arange(1, len(tokens) + 1) / len(tokens)
+            axes.step(
+                tokens, shares, where="post", label=name, color=("#0072B2", "#E69F00", "#009E73", "#CC79A7")[number % 4]
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel(title)
+        axes.set_ylim(0, 1)
+        _grid(axes)
+    figure.axes[0].set_ylabel("share of requests")
+    figure.axes[0].legend(loc="upper left", frameon=False)
+    return figure
+
+
+def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") -> Figure:
+    """Draw slowdowns against the rate, by design (figure 16): a row a metric, a column a percentile, objectives in red."""
+    figure = _figure(10, 7.6)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(len(METRICS), len(PERCENTS), sharex=True)
+    for row, metric in enumerate(METRICS):
+        for column, percent in enumerate(PERCENTS):
+            axes, bound = grid[row][column], SPLITWISE_OBJECTIVES[metric][column]
+            for label, own in runs.items():
+                points = _means(own, metric, column)
+                axes.plot(
+                    *zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **_style(own[0])
+                )
+            axes.axhline(bound, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)))
+            # What is far beyond its bound would leave no room for what matters.
+            axes.set_ylim(0, 2 * bound)
+            axes.annotate(
+                f"at most {bound:g}",
+                (0.02, bound),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 2),
+                textcoords="offset points",
+                color=_BOUND,
+                fontsize=7,
+            )
+            axes.set_title(f"{metric.upper()} p{percent}", fontsize=9)
+            _grid(axes)
+            if row == len(METRICS) - 1:
+                axes.set_xlabel("requests/s")
+        grid[row][0].set_ylabel("slowdown")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def plot_batch_sizes(runs: Sequence[RunSummary], title: str = "") -> Figure:
+    """Draw the share of busy time with at most so many tokens in an iteration (figure 17), a line for each pool of a design."""
+    figure = _figure(7.5, 4.2)
+    axes = figure.subplots()
+    styles = {"prompt": ":", "token": "-", "mixed": "--"}
+    for run in runs:
+        for pool, own in run.pools.items():
+            axes.step(
+                own.tokens,
+                own.time_shares,
+                where="post",
+                linestyle=styles[pool],
+                linewidth=1.6,
+                color=_COLOURS[run.case.design],
+                label=f"{run.case.design}, {pool} machines",
+            )
+    axes.set_xscale("log")
+    axes.set_xlim(left=1)
+    axes.set_ylim(0, 1.01)
+    axes.set_xlabel("tokens computed in an iteration (prompt tokens and decodes)")
+    axes.set_ylabel("share of the busy time")
+    if title:
+        axes.set_title(title, fontsize=10)
+    _grid(axes)
+    axes.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Figure:
+    """Draw bars for clusters side by side (figures 18 and 19): by figure (`throughput`, `cost`, ...) and by design."""
+    figure = _figure(1.2 + 2.3 * len(figures), 3.8)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    panels = figure.subplots(1, len(figures), squeeze=False)[0]
+    for axes, (name, by_design) in zip(panels, figures.items(), strict=True):
+        bars = axes.bar(
+            range(len(by_design)), list(by_design.values()), color=[_COLOURS[design] for design in by_design]
+        )
+        axes.bar_label(bars, fmt="{:.3g}", fontsize=7.5, padding=2)
+        axes.set_xticks(range(len(by_design)), [_wrapped(design) for design in by_design], fontsize=7, rotation=60)
+        axes.set_title(name, fontsize=9)
+        axes.margins(y=0.12)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent: int, title: str = "") -> Figure:
+    """Draw a metric over numbers of prompt and token machines (figure 12).
+
+    Args:
+        grid: rows by token machines, columns by prompt machines, both ascending.
+        metric, percent: whose slowdown the colours show.
+        title: above it.
+
+    Where an objective breaks a cell is crossed out; the cheapest cell in which none does has a star.
+    """
+    import numpy as np
+    from matplotlib.colors import LogNorm
+
+    column = PERCENTS.index(percent)
+    bound = SPLITWISE_OBJECTIVES[metric][column]
+    prompts = [run.case.split.prompt for run in grid[0]]
+    tokens = [row[0].case.split.token for row in grid]
+    values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])
+    figure = _figure(max(4.8, 1.6 + 0.42 * len(prompts)), max(3.2, 1.5 + 0.42 * len(tokens)))
+    axes = figure.subplots()
+    norm = LogNorm(min(bound / 4, float(values.min())), max(bound * 4, float(np.median(values))))
+    image = axes.imshow(values, origin="lower", cmap="cividis_r", aspect="auto", norm=norm)
+    cells = [(y, x, run) for y, row in enumerate(grid) for x, run in enumerate(row)]
+    for y, x, run in cells:
+        if not run.verdict.holds:
+            axes.plot(x, y, marker="x", color="white", markersize=5, markeredgewidth=1.1)
+    holding = [cell for cell in cells if cell[2].verdict.holds]
+    if holding:
+        y, x, _ = min(holding, key=lambda cell: (cell[2].price_per_hour, cell[0]))
+        axes.plot(x, y, marker="*", color=_BOUND, markersize=13, markeredgecolor="white")
+    axes.set_xticks(range(len(prompts)), [str(number) for number in prompts])
+    axes.set_yticks(range(len(tokens)), [str(number) for number in tokens])
+    axes.set_xlabel("prompt machines\n(x: an objective breaks; star: the cheapest of the others)", fontsize=9)
+    axes.set_ylabel("token machines", fontsize=9)
+    axes.set_title(title, fontsize=10)
+    bar = figure.colorbar(image, ax=axes, label=f"{metric.upper()} p{percent}, slowdown", extend="max")
+    bar.ax.axhline(bound, color=_BOUND, linewidth=1.5)
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _grid(axes: Axes) -> None:
+    axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _style(run: RunSummary) -> dict[str, Any]:
+    is_baseline = run.case.split.token == 0
+    return {"color": _COLOURS[run.case.design], "linestyle": "--" if is_baseline else "-"}
+
+
+def _means(runs: Sequence[RunSummary], metric: str, column: int) -> list[tuple[float, float]]:
+    """Slowdowns by rate, mean over the seeds."""
+    by_rate: dict[float, list[float]] = {}
+    for run in runs:
+        by_rate.setdefault(run.case.rate or run.requests_per_s, []).append(run.verdict.slowdowns[metric][column][0])
+    return [(rate, sum(values) / len(values)) for rate, values in sorted(by_rate.items())]
+
+
+def _wrapped(design: str) -> str:
+    return design.replace("-", "\n", 1)

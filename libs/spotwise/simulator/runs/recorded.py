@@ -1,0 +1,150 @@
+"""Machines that `spotwise profile` has recorded: clusters made of them, and a run that happened, simulated again.
+
+Law: all that takes time is the profile's, and all machines are the recorded one. Of a run that happened, the cluster is what
+its journals say (workers, their memory, policies), and the requests come when they came; nothing is fitted to the run that
+is judged.
+
+Source: the simulator's validation against live runs, Splitwise, section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.cost_model import NO_LINK, BatchShape
+from spotwise.core.cost_profile import CostProfile
+from spotwise.core.members import Pool
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.push_policy import KvPush
+from spotwise.simulator.costs.hardware import LanguageModel
+from spotwise.simulator.runs.designs import Design, Hardware, Split
+from spotwise.simulator.world.observation import Arrival, CompletedRequest
+from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
+from spotwise.simulator.world.world import World
+
+#: Name of a design that is made of recorded machines.
+RECORDED = "Recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCluster:
+    """What served a recorded run.
+
+    Attributes:
+        homes: the pool of each worker, in order of their ids.
+        kv_blocks, kv_block_size: of every worker.
+        worker_policy: of every worker.
+        pool_policy: of the scheduler.
+    """
+
+    homes: tuple[Pool, ...]
+    kv_blocks: int
+    kv_block_size: int
+    worker_policy: WorkerPolicy
+    pool_policy: PoolPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """How long one request took, in seconds from its arrival at the gateway.
+
+    Attributes:
+        ttft_s: to its first token.
+        tpot_s: each further token, on average; `None` where there was none.
+        e2e_s: to its last token.
+    """
+
+    ttft_s: float
+    tpot_s: float | None
+    e2e_s: float
+
+
+def simulate_recorded(
+    cluster: RecordedCluster, profile: CostProfile, arrivals: Iterable[Arrival]
+) -> list[RequestTimes]:
+    """Serve the arrivals by a simulated copy of the cluster; times in the order in which requests ended.
+
+    The answers' lengths are what requests asked for, as in a run that ignores the end of a text.
+
+    Raises:
+        ValueError: workers of several pools hand KV over, and the profile does not say what that costs; or a request fails.
+    """
+    if len(set(cluster.homes)) > 1:
+        _ = profile.known_link
+    kv_tokens = cluster.kv_blocks * cluster.kv_block_size
+    kind = recorded_hardware(replace(profile, kv_tokens=kv_tokens)).serving(profile.iteration)
+    policy = replace(cluster.worker_policy, prefix_caching=False, kv_push=KvPush.SERIAL, max_in_flight=1)
+    settings = replace(
+        recorded_settings(profile, policy),
+        pools=replace(cluster.pool_policy, prefix_spans=0),
+        max_new_tokens=1,
+        kv_block_size=cluster.kv_block_size,
+    )
+    times = _Times()
+    World([SimulatedMachine(kind, home) for home in cluster.homes], settings, times).run(arrivals)
+    return times.completed
+
+
+def recorded_model(profile: CostProfile) -> LanguageModel:
+    """Return the profile's language model: as much of it as a simulation asks for, which is what a token's KV weighs."""
+    return LanguageModel(profile.name, 0, 1, 1, 1, 1, value_bytes=max(1, profile.kv_bytes_per_token // 2))
+
+
+def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hardware:
+    """Return the profile's machine, with the memory that its KV cache had."""
+    memory_bytes = profile.kv_tokens * recorded_model(profile).kv_token_bytes
+    bytes_per_s = (profile.link or NO_LINK).bytes_per_s
+    return Hardware(profile.name, profile.name, memory_bytes, bytes_per_s, price_per_hour, 0.0)
+
+
+def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 0.0) -> Design:
+    """Return a cluster of such machines: in two pools, or all of them mixed.
+
+    Raises:
+        ValueError: two pools hand KV over, and the profile does not say what that costs.
+    """
+    if split.token:
+        _ = profile.known_link
+    hardware = recorded_hardware(profile, price_per_hour)
+    return Design(RECORDED, hardware, hardware if split.token else None)
+
+
+def recorded_settings(profile: CostProfile, policy: WorkerPolicy) -> WorldSettings:
+    """Return how the world around such machines behaves."""
+    return WorldSettings(
+        recorded_model(profile),
+        policy,
+        memory_share=1.0,  # the profile's memory is what was left for KV
+        overlap=Overlap(None),  # its link is what hand-offs visibly cost, however much of them was hidden
+        control_latency_s=profile.message_s,
+        link_latency_s=(profile.link or NO_LINK).latency_s,
+    )
+
+
+def arrivals_of(requests: Sequence[tuple[float, int, int]]) -> list[Arrival]:
+    """Return requests, given as (Unix seconds, prompt tokens, output tokens), as arrivals from the first one on."""
+    ordered = sorted(requests)
+    return [Arrival(at_s - ordered[0][0], prompt_tokens, output) for at_s, prompt_tokens, output in ordered]
+
+
+class _Times:
+    """An observer of how long requests took."""
+
+    def __init__(self) -> None:
+        self.completed: list[RequestTimes] = []
+
+    def request_completed(self, request: CompletedRequest) -> None:
+        further = request.arrival.output_tokens - 1
+        tpot_s = (request.finished_s - request.first_token_s) / further if further else None
+        self.completed.append(RequestTimes(request.ttft_s, tpot_s, request.e2e_s))
+
+    def request_failed(self, arrival: Arrival, reason: str) -> None:
+        raise ValueError(f"a request of {arrival.prompt_tokens} tokens was served and would not be again: {reason}")
+
+    def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
+        pass
+
+    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+        pass

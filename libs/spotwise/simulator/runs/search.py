@@ -1,0 +1,112 @@
+"""How much a cluster carries: the highest rate at which all objectives hold.
+
+Law: a search asks for runs and is answered; it does not run them, so many searches can share the processors (`parallel.py`),
+and a search can be tried on a function. Rates are multiples of a step. Whatever holds at a rate is taken to hold at lower
+rates: bisection, with the first doubling or halving from a guess.
+
+Source: throughput under objectives, Splitwise, section 6.2; the limits of its published simulator are known on a grid of 10
+requests/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import TypeVar
+
+from spotwise.simulator.runs.experiment import Case, RunSummary
+
+_Result = TypeVar("_Result")
+
+#: Yields runs that it wants, is sent their summaries in the same order, and returns what it looked for.
+Search = Generator[Sequence[Case], Sequence[RunSummary], _Result]
+
+#: Student's t for 95 % two-sided confidence, by degrees of freedom from 1.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The highest rate at which a cluster keeps all objectives.
+
+    Attributes:
+        rates: by seed, requests a second; 0 where not even one step holds.
+        runs: that were looked at, in the order of their rates and seeds.
+    """
+
+    rates: tuple[float, ...]
+    runs: tuple[RunSummary, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds."""
+        return fmean(self.rates)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95 % confidence interval of the mean (Student's t); `None` for a single seed."""
+        if len(self.rates) < 2:
+            return None
+        t = _T95[min(len(self.rates) - 2, len(_T95) - 1)]
+        return t * stdev(self.rates) / math.sqrt(len(self.rates))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rates that are looked at.
+
+    Attributes:
+        step: between two of them, requests a second.
+        highest: that is looked at.
+        guess: where to begin.
+    """
+
+    step: float = 10.0
+    highest: float = 1000.0
+    guess: float = 80.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step <= self.guess <= self.highest:
+            raise ValueError("a grid has 0 < step <= guess <= highest")
+
+
+def highest_rate(case: Case, grid: Grid) -> Search[tuple[float, list[RunSummary]]]:
+    """Search one seed's highest rate; 0 where not even one step holds. Returns the runs, too."""
+    runs: list[RunSummary] = []
+    last = math.floor(grid.highest / grid.step)
+    low, high = 0, last + 1  # holds at `low`, does not at `high`; both in steps
+    step = max(1, round(grid.guess / grid.step))
+    while high - low > 1:
+        (run,) = yield [replace(case, rate=step * grid.step)]
+        runs.append(run)
+        if run.verdict.holds:
+            low = step
+        else:
+            high = step
+        # Double or halve until there is a bound on both sides, then go to the middle.
+        step = min(2 * low, last) if high > last else (low + high) // 2
+    return low * grid.step, runs
+
+
+def limit_of(case: Case, grid: Grid, seeds: Sequence[int]) -> Search[Limit]:
+    """Search the highest rate for each seed; a later one begins where the first ended."""
+    rates: list[float] = []
+    runs: list[RunSummary] = []
+    for seed in seeds:
+        guess = grid.guess if not rates else max(rates[0], grid.step)
+        rate, own_runs = yield from highest_rate(replace(case, seed=seed), replace(grid, guess=guess))
+        rates.append(rate)
+        runs += own_runs
+    runs.sort(key=lambda run: (run.case.rate or 0.0, run.case.seed))
+    return Limit(tuple(rates), tuple(runs))
+
+
+def holds_for_all(cases: Sequence[Case]) -> Search[bool]:
+    """Tell whether the objectives hold in all of these runs; the first that fails spares the rest."""
+    for case in cases:
+        (run,) = yield [case]
+        if not run.verdict.holds:
+            return False
+    return True

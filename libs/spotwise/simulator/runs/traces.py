@@ -1,0 +1,159 @@
+"""Traces of requests in the format of the Azure LLM inference traces, and the arrivals made of them.
+
+Law: a trace is read line by line and an arrival is made when it is asked for, so memory does not grow with the run; what is
+kept for sampling is two numbers a line. The same seed gives the same arrivals, in parts of any size.
+
+Source: the traces' own description (columns TIMESTAMP, ContextTokens, GeneratedTokens); prompts and answers drawn with
+replacement and independently, arrivals Poisson, as the paper's simulator did (Splitwise, section 5).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from spotwise.simulator.world.observation import Arrival
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_CHUNK = 4096
+
+IntArray = npt.NDArray[np.int64]
+
+
+class TraceError(ValueError):
+    """A file is no trace; the message names file, line and fault."""
+
+
+class Sizes(Protocol):
+    """Where the sizes of requests come from."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Draw prompt and output tokens of so many requests, both [count], each at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSizes:
+    """The sizes of a trace, to draw from with replacement.
+
+    Attributes:
+        prompt_tokens, output_tokens: [lines], one request each.
+        jointly: draw a line's prompt and output together; otherwise each on its own, as the paper's simulator did.
+    """
+
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    jointly: bool = False
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Draw prompt and output tokens of so many requests, both [count]."""
+        prompts = rng.integers(len(self.prompt_tokens), size=count)
+        outputs = prompts if self.jointly else rng.integers(len(self.output_tokens), size=count)
+        return self.prompt_tokens[prompts], self.output_tokens[outputs]
+
+
+def trace_arrivals(path: Path) -> Iterator[Arrival]:
+    """Yield a trace's requests at its own times; the first one at 0 s.
+
+    Raises:
+        TraceError: the file cannot be read, or a line is wrong.
+    """
+    start: datetime | None = None
+    last_s = 0.0
+    for line, (timestamp, prompt_tokens, output_tokens) in _rows(path):
+        try:
+            at = datetime.fromisoformat(timestamp)
+        except ValueError as error:
+            raise TraceError(
+                f"{path}, line {line}: {timestamp!r} is no time like 2023-11-16 18:17:03.9799600"
+            ) from error
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=UTC)
+        start = start or at
+        at_s = (at - start).total_seconds()
+        if at_s < last_s:
+            raise TraceError(f"{path}, line {line}: {timestamp} is earlier than the line before it")
+        last_s = at_s
+        yield Arrival(at_s, prompt_tokens, output_tokens)
+
+
+def read_sizes(path: Path, *, jointly: bool = False) -> TraceSizes:
+    """Read the sizes of a trace, its times left aside.
+
+    Raises:
+        TraceError: the file cannot be read, a line is wrong, or there is none.
+    """
+    flat = np.fromiter((size for _, (_, *sizes) in _rows(path) for size in sizes), dtype=np.int64)
+    if not len(flat):
+        raise TraceError(f"{path} has no requests")
+    return TraceSizes(flat[::2], flat[1::2], jointly)
+
+
+def poisson_arrivals(sizes: Sizes, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+    """Yield arrivals at `rate` requests a second for so long; at least one.
+
+    Gaps and sizes have generators of their own, so that another rate brings the same requests at other times.
+    """
+    gaps_rng, sizes_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
+    at_s = 0.0
+    is_first = True
+    while True:
+        prompts, outputs = sizes.draw(_CHUNK, sizes_rng)
+        for gap, prompt_tokens, output_tokens in zip(
+            gaps_rng.exponential(size=_CHUNK).tolist(), prompts.tolist(), outputs.tolist(), strict=True
+        ):
+            at_s += gap / rate
+            if at_s >= seconds and not is_first:
+                return
+            yield Arrival(at_s, prompt_tokens, output_tokens)
+            is_first = False
+
+
+def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    """Yield line number, time as it is written, prompt tokens and output tokens."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            header = next(lines, [])
+            missing = [column for column in COLUMNS if column not in header]
+            if missing:
+                raise TraceError(
+                    f"{path}, line 1: no column {', '.join(missing)}; a trace begins with {','.join(COLUMNS)}"
+                )
+            columns = [header.index(column) for column in COLUMNS]
+            for row in lines:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise TraceError(
+                        f"{path}, line {lines.line_num}: {len(row)} fields where the header has {len(header)}"
+                    )
+                timestamp, prompt, output = (row[column] for column in columns)
+                yield (
+                    lines.line_num,
+                    (
+                        timestamp,
+                        _tokens(path, lines.line_num, COLUMNS[1], prompt),
+                        _tokens(path, lines.line_num, COLUMNS[2], output),
+                    ),
+                )
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path} is no CSV file: {error}") from error
+
+
+def _tokens(path: Path, line: int, column: str, text: str) -> int:
+    try:
+        tokens = int(text)
+    except ValueError:
+        tokens = 0
+    if tokens < 1:
+        raise TraceError(f"{path}, line {line}: {column} is {text!r}, not a number of tokens of at least 1")
+    return tokens

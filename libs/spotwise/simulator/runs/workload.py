@@ -1,0 +1,97 @@
+"""What a simulated cluster is asked: a workload, and how much of it.
+
+Law: the same workload, rate, time and seed are the same requests, in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+
+from spotwise.simulator.runs.synthetic import SYNTHETIC
+from spotwise.simulator.runs.traces import Sizes, TraceError, poisson_arrivals, read_sizes, trace_arrivals
+from spotwise.simulator.world.observation import Arrival
+
+
+class ArrivalKind(StrEnum):
+    """When requests come."""
+
+    POISSON = "poisson"  #: at random, with sizes drawn from the workload
+    TRACE = "trace"  #: as in the trace, with the sizes they have there
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Where requests come from.
+
+    Attributes:
+        name: for people; without a path the name of a synthetic workload, `code` or `conv`.
+        path: of a trace in the Azure format; `None` draws sizes with the published percentiles.
+        kind: of arrivals; the trace's own need a path.
+        jointly: draw a prompt with its answer instead of each alone.
+    """
+
+    name: str
+    path: Path | None = None
+    kind: ArrivalKind = ArrivalKind.POISSON
+    jointly: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path is None and self.name not in SYNTHETIC:
+            raise ValueError(f"there is no workload {self.name!r}: {', '.join(SYNTHETIC)}, or the path of a trace")
+        if self.path is None and self.kind is ArrivalKind.TRACE:
+            raise ValueError("a trace's own arrivals need the path of a trace")
+
+    def arrivals(self, rate: float | None, seconds: float | None, seed: int) -> Iterator[Arrival]:
+        """Yield requests.
+
+        Args:
+            rate: requests a second. A trace's own arrivals are pushed together or pulled apart until their mean rate is
+                this; `None` leaves them as they are.
+            seconds: for so long; `None` to the end of the trace.
+            seed: of what is drawn; a trace's own arrivals draw nothing.
+
+        Raises:
+            TraceError: the trace cannot be read.
+            ValueError: Poisson arrivals need a rate and a time.
+        """
+        if self.kind is ArrivalKind.POISSON:
+            if rate is None or seconds is None:
+                raise ValueError("Poisson arrivals need a rate and a time")
+            return poisson_arrivals(self.sizes(), rate, seconds, seed)
+        assert self.path is not None
+        factor = 1.0 if rate is None else mean_rate(self.path) / rate
+        own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path))
+        return own if seconds is None else takewhile(lambda arrival: arrival.at_s < seconds, own)
+
+    def sizes(self) -> Sizes:
+        """Return what sizes are drawn from.
+
+        Raises:
+            TraceError: the trace cannot be read.
+        """
+        return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly)
+
+
+@cache
+def mean_rate(path: Path) -> float:
+    """Return a trace's mean rate, requests a second, by reading it once.
+
+    Raises:
+        TraceError: it cannot be read, or all of it happens at once.
+    """
+    requests, last_s = 0, 0.0
+    for arrival in trace_arrivals(path):
+        requests, last_s = requests + 1, arrival.at_s
+    if last_s <= 0.0:
+        raise TraceError(f"{path} has no rate: it needs requests at two times at least")
+    return requests / last_s
+
+
+@cache
+def _sizes_of(path: Path, jointly: bool) -> Sizes:
+    return read_sizes(path, jointly=jointly)

@@ -1,0 +1,174 @@
+"""The paper's questions about clusters, asked again.
+
+Law: limits of the paper's clusters, what they answer without objectives, and the splits that it provisions; what follows from
+these is in `splitwise_headlines.py`.
+
+Source: Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.runs.designs import (
+    BASELINE_A100,
+    BASELINE_H100,
+    DESIGNS,
+    PAPER_SPLITS,
+    SPLITWISE_AA,
+    SPLITWISE_HH,
+    SPLITWISE_HHCAP,
+    Design,
+    Split,
+)
+from spotwise.simulator.runs.experiment import Case, RunSummary
+from spotwise.simulator.runs.provisioning import Objective, Provisioned, cheapest_split
+from spotwise.simulator.runs.search import Grid, Limit, Search, limit_of
+from spotwise.simulator.runs.workload import Workload
+
+#: Rate for which the paper provisions a code cluster, requests a second.
+CODE_RATE = 70.0
+#: How far above its limit a cluster is loaded to see what it can do at all.
+_OVERLOAD = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the headlines are measured with.
+
+    Attributes:
+        workloads: `code` and `conv`.
+        seconds: for how long requests come in each run.
+        grid: of rates.
+        seeds: of which limits are means.
+        model, decode_model, profile: as in `Case`.
+    """
+
+    workloads: Mapping[str, Workload]
+    seconds: float
+    grid: Grid
+    seeds: tuple[int, ...]
+    model: str = "bloom-176b"
+    decode_model: DecodeModel = DecodeModel.HONEST
+    profile: Path | None = None
+
+    def case(self, design: Design, split: Split, workload: str, rate: float | None = None) -> Case:
+        """Return a run of this scope."""
+        return Case(
+            design.name,
+            split,
+            self.workloads[workload],
+            rate,
+            self.seconds,
+            self.seeds[0],
+            self.model,
+            self.decode_model,
+            self.profile,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster of the paper and what it is asked.
+
+    Attributes:
+        budget: `iso-power` or `iso-cost`.
+        made_for: the workload that its split is for.
+        asked: the workload that it gets.
+        design: its name.
+    """
+
+    budget: str
+    made_for: str
+    asked: str
+    design: str
+
+    @property
+    def split(self) -> Split:
+        """Its machines."""
+        return PAPER_SPLITS[self.budget, self.made_for][self.design]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the searches found.
+
+    Attributes:
+        limits: of the paper's clusters.
+        saturated: requests a second that a cluster answers when it is asked far too much, by design.
+        cheapest: for the paper's questions about numbers of machines, by question.
+    """
+
+    limits: Mapping[Cluster, Limit]
+    saturated: Mapping[str, float]
+    cheapest: Mapping[str, Provisioned]
+
+
+HHCAP_POWER = "equal throughput: least power of Splitwise-HHcap"
+AA_COST = "equal throughput: least cost of Splitwise-AA"
+HH_CODE = "70 requests/s of code: least cost of Splitwise-HH"
+
+
+def clusters() -> list[Cluster]:
+    """Return all clusters whose limits the headlines need, in the order of the paper."""
+    own = [
+        Cluster(budget, workload, workload, design)
+        for (budget, workload), splits in PAPER_SPLITS.items()
+        for design in splits
+    ]
+    # A conversation load on a cluster that was made for code (figure 20).
+    moved = [Cluster("iso-power", "code", "conv", design) for design in DESIGNS if DESIGNS[design].token is not None]
+    return own + moved
+
+
+def limit_searches(scope: Scope, wanted: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
+    """Search the limits of clusters."""
+    return {
+        cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.asked), scope.grid, scope.seeds)
+        for cluster in wanted
+    }
+
+
+def saturation_searches(scope: Scope) -> dict[str, Search[float]]:
+    """Search what clusters of equal power answer when latency does not matter (section 6.6)."""
+    return {
+        design.name: _saturated(scope, design) for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
+    }
+
+
+def provisioning_searches(scope: Scope) -> dict[str, Search[Provisioned]]:
+    """Search the numbers of machines that the paper gives."""
+    return {
+        HHCAP_POWER: _at_throughput_of_h100(scope, SPLITWISE_HHCAP, Objective.POWER, Split(60, 40)),
+        AA_COST: _at_throughput_of_h100(scope, SPLITWISE_AA, Objective.COST, Split(100, 80)),
+        HH_CODE: cheapest_split(
+            scope.case(SPLITWISE_HH, Split(1, 1), "code", CODE_RATE), Objective.COST, scope.seeds, Split(60, 20)
+        ),
+    }
+
+
+def _saturated(scope: Scope, design: Design) -> Search[float]:
+    case = scope.case(design, PAPER_SPLITS["iso-power", "conv"][design.name], "conv")
+    limit = yield from limit_of(case, scope.grid, scope.seeds[:1])
+    rate = _OVERLOAD * max(limit.mean, scope.grid.step)
+    (run,) = yield [replace(case, rate=rate)]
+    return run.requests_per_s
+
+
+def _at_throughput_of_h100(scope: Scope, design: Design, objective: Objective, most: Split) -> Search[Provisioned]:
+    base = scope.case(BASELINE_H100, PAPER_SPLITS["iso-power", "conv"][BASELINE_H100.name], "conv")
+    limit = yield from limit_of(base, scope.grid, scope.seeds)
+    rate = max(scope.grid.step, round(limit.mean / scope.grid.step) * scope.grid.step)
+    return (yield from cheapest_split(scope.case(design, Split(1, 1), "conv", rate), objective, scope.seeds, most))
+
+
+def runs_by_design(limits: Mapping[Cluster, Limit], budget: str, workload: str) -> dict[str, Sequence[RunSummary]]:
+    """Return the runs of a figure's clusters, by label, for `plot_latencies`."""
+    return {
+        limit.runs[0].case.label: limit.runs
+        for cluster, limit in limits.items()
+        if (cluster.budget, cluster.made_for, cluster.asked) == (budget, workload, workload)
+    }

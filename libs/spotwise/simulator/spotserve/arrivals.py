@@ -1,0 +1,157 @@
+"""When requests come: as SpotServe's artifact has them, as bursty as its paper says, and at rates that change.
+
+Law: the same parameters and seed are the same arrivals. All requests have the same sizes, as the paper's do. A rate that
+changes stretches time, so the count of arrivals in any while has the mean that the rates say, whatever the burstiness.
+
+Source: SpotServe, section 6.1. The artifact's files named "cv6" have gaps with a CV below 0.1, because their generator gives a
+Gamma distribution another shape; a Gamma with a CV has the shape 1 / CV^2, and that is what is drawn here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from spotwise.simulator.runs.traces import TraceError
+from spotwise.simulator.spotserve.traces import read_lines
+
+#: Of every request in the paper.
+INPUT_TOKENS, OUTPUT_TOKENS = 512, 128
+
+
+@dataclass(frozen=True, slots=True)
+class SpotArrivals:
+    """Requests of one size.
+
+    Attributes:
+        name: for people.
+        times_s: when they come, in order.
+        input_tokens: of each prompt.
+        output_tokens: of each answer.
+    """
+
+    name: str
+    times_s: tuple[float, ...]
+    input_tokens: int = INPUT_TOKENS
+    output_tokens: int = OUTPUT_TOKENS
+
+    def __post_init__(self) -> None:
+        if any(later < earlier for earlier, later in pairwise(self.times_s)):
+            raise ValueError(f"{self.name}: arrivals are not in order")
+        if min(self.input_tokens, self.output_tokens) < 1:
+            raise ValueError(f"{self.name}: a request has at least one token in and one out")
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second, up to the last one; 0 without any."""
+        return len(self.times_s) / self.times_s[-1] if self.times_s and self.times_s[-1] > 0 else 0.0
+
+    @property
+    def cv(self) -> float | None:
+        """Standard deviation of the gaps over their mean; `None` with fewer than two gaps."""
+        gaps = np.diff(self.times_s)
+        return float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else None
+
+    def until(self, end_s: float) -> SpotArrivals:
+        """Return those that come before a time."""
+        early = tuple(time_s for time_s in self.times_s if time_s < end_s)
+        return SpotArrivals(self.name, early, self.input_tokens, self.output_tokens)
+
+
+def read_spot_arrivals(path: Path, name: str | None = None, output_tokens: int = OUTPUT_TOKENS) -> SpotArrivals:
+    """Read a list of the artifact: `id,arrival_s,input_tokens,byte_offset` a line.
+
+    Raises:
+        TraceError: it cannot be read, a line is wrong, or requests differ in size.
+    """
+    times_s: list[float] = []
+    sizes: dict[int, int] = {}
+    for number, line in read_lines(path):
+        cells = line.split(",")
+        try:
+            if len(cells) < 3:
+                raise ValueError
+            time_s, tokens = float(cells[1]), int(cells[2])
+            if tokens < 1 or not 0 <= time_s < float("inf"):
+                raise ValueError
+        except ValueError:
+            raise TraceError(f"{path}, line {number}: {line!r} is not id,arrival_s,input_tokens,byte_offset") from None
+        if times_s and time_s < times_s[-1]:
+            raise TraceError(f"{path}, line {number}: {time_s:g} s is earlier than the line before it")
+        times_s.append(time_s)
+        sizes.setdefault(tokens, number)
+    if len(sizes) > 1:
+        first, other = list(sizes.items())[:2]
+        raise TraceError(f"{path}, line {other[1]}: {other[0]} input tokens, where line {first[1]} has {first[0]}")
+    return SpotArrivals(name or path.stem, tuple(times_s), next(iter(sizes)), output_tokens)
+
+
+def read_rates(path: Path) -> tuple[float, ...]:
+    """Read a line of rates, requests a second, with commas between.
+
+    Raises:
+        TraceError: it cannot be read, or a rate is none.
+    """
+    rates = []
+    for number, line in read_lines(path):
+        for cell in line.split(","):
+            try:
+                rate = float(cell)
+            except ValueError:
+                rate = -1.0
+            if not 0 <= rate < float("inf"):
+                raise TraceError(f"{path}, line {number}: {cell!r} is no rate of at least 0")
+            rates.append(rate)
+    return tuple(rates)
+
+
+def gamma_spot_arrivals(rate: float, cv: float, until_s: float, rng: np.random.Generator) -> SpotArrivals:
+    """Draw arrivals with Gamma-distributed gaps of this mean rate and CV, until a time.
+
+    Raises:
+        ValueError: rate, CV or time is not above 0.
+    """
+    return changing_arrivals([(0.0, rate)], cv, until_s, rng)
+
+
+def changing_arrivals(
+    rates: Sequence[tuple[float, float]], cv: float, until_s: float, rng: np.random.Generator
+) -> SpotArrivals:
+    """Draw arrivals whose mean rate changes, with Gamma-distributed gaps at each.
+
+    Args:
+        rates: from which time on how many requests a second; the first from 0 s.
+        cv: of the gaps, were the rate 1 throughout.
+        until_s: when the last may come.
+        rng: what draws.
+
+    Raises:
+        ValueError: a number is out of range, or the rates are not in order from 0 s.
+    """
+    starts, heights = [start for start, _ in rates], [height for _, height in rates]
+    if not rates or starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
+        raise ValueError("rates begin at 0 s and follow one another")
+    if min(heights) < 0 or max(heights) <= 0 or cv <= 0 or not 0 < until_s < float("inf"):
+        raise ValueError("arrivals need a rate, a CV and a time above 0")
+    ends = [min(end, until_s) for end in (*starts[1:], until_s)]
+    bounds = [0.0]  # requests expected until the end of each while
+    for start, end, height in zip(starts, ends, heights, strict=True):
+        bounds.append(bounds[-1] + max(0.0, end - start) * height)
+    times_s: list[float] = []
+    shape, at, piece = 1.0 / cv**2, 0.0, 0
+    while True:
+        for gap in rng.gamma(shape, cv**2, 1024).tolist():
+            at += gap
+            while piece < len(heights) and at >= bounds[piece + 1]:
+                piece += 1
+            if piece == len(heights):
+                name = f"{heights[0]:g}/s CV {cv:g}" if len(heights) == 1 else f"changing rate, CV {cv:g}"
+                return SpotArrivals(name, tuple(times_s))
+            times_s.append(starts[piece] + (at - bounds[piece]) / heights[piece])

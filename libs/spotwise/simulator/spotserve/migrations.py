@@ -1,0 +1,259 @@
+"""SpotServe when its fleet changes: what core orders is done to pipelines.
+
+Law: which notices, losses and newcomers one change is for, and what waits for the next, is decided by core
+(`migration.fleet_changes`): it hears of instances as soon as they are known of, and of the end of each change. A change
+that it begins chooses the configuration for those that stay at once, and pipelines decode on until what must move can
+just still move, or until those that join are there (SpotServe, section 4.1; `spot_standing.py`). They begin no batch that
+would not pay. Whoever is not there when pipelines stop joins with a later change; so does who is waited for when the load
+wants another configuration of those that are there. A change that is abandoned is over at once while nothing moves; once
+it moves, when all has moved.
+
+An instance that goes before its data has gone costs the KV of its pipelines, those included that still wait for it,
+never a request: these are computed again from their committed tokens, and the pipelines are planned again.
+
+Invariants: an instance that a change is to do without has no position of its configuration; pipelines that run on are not
+stopped; a change ends as done only if each of its positions has a device with all that belongs there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotwise.core.migration import fleet_events as e
+from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.fleet_changes import FleetChanges, FleetLimits
+from spotwise.core.migration.just_in_time import LinearExecution, Stop, before_preemption
+from spotwise.core.migration.migration_plan import MigrationPlan, paper_migration_s
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.spotserve.batches import Job, Pipeline
+from spotwise.simulator.spotserve.choices import Choices
+from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
+from spotwise.simulator.spotserve.run import ConfigChange
+from spotwise.simulator.spotserve.spot_world import SpotWorld
+from spotwise.simulator.spotserve.standing import Planned, Standing, lacking
+
+
+class Migrating:
+    """SpotServe, whole or with parts taken away."""
+
+    def __init__(self, world: SpotWorld) -> None:
+        self._world = world
+        self._recovers = world.run_.system.recovers
+        self._choices = Choices(world.run_)
+        self._standing = Standing(world)
+        surroundings = world.run_.surroundings
+        # Pipelines that still decode can do so for another purpose: a notice that comes before they stop is planned for
+        # together with what they wait for. And a change fails only since somebody was lost: waiting gains nothing.
+        limits = FleetLimits(surroundings.gather_s, reserve_s=surroundings.grace_s, retry_s=0.0)
+        self._changes = FleetChanges(limits)
+        self._members: dict[str, None] = {}  # who has been in a change, or was there before the first
+        self._change: e.BeginChange | None = None
+        self._planned: Planned | None = None  # until it begins
+        self._plan: MigrationPlan | None = None  # while it moves
+        self._stopped_s = 0.0
+
+    # -- what the world asks
+
+    def fleet_changed(self, event: FleetEvent) -> None:
+        """Tell core; and take pipelines down whose devices are gone."""
+        self._standing.note_deadlines()
+        for machine in event.machines:
+            if event.stage is Stage.ANNOUNCED and machine.ready_s > 0.0:
+                self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
+            elif event.stage is Stage.NOTICED and machine.deadline_s is not None:
+                self._hear(e.InstanceNoticed(machine.id, machine.deadline_s))
+            elif event.stage is Stage.GONE:
+                self._members.pop(machine.id, None)
+                self._hear(e.InstanceLost(machine.id))
+                self._lose(machine.id)  # one that nothing could be had without is settled, and has pipelines
+
+    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+        """Return whether a batch pays before its pipeline has to stop."""
+        planned, deadline_s = self._planned, self._standing.deadlines_s.get(pipeline.number)
+        stops = planned is not None and pipeline.number not in planned.runs_on
+        if not stops and deadline_s is None:
+            return True
+        if planned is not None and planned.deadline_s is None:
+            return False  # the iterations that are awaited end soon
+        now = self._world.now
+        fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
+        if planned is None or planned.deadline_s is None or not stops:
+            return deadline_s is None or now + fixed_s + steps * step_s <= deadline_s
+        left_s = max(0.0, planned.deadline_s - now)
+        stop = before_preemption(LinearExecution(fixed_s, step_s), steps, left_s, planned.migration_s)
+        return stop.stop is not Stop.REROUTE
+
+    def decide(self) -> None:
+        """Stand at first; plan what core has begun; or tell it that another configuration is wanted."""
+        if self._standing.config is None and self._world.now <= 0.0:
+            self._start()
+        elif self._change is None:
+            wanted = self._wanted(self._staying(self._world.now))
+            if wanted is not None and wanted != self._standing.config:
+                self._hear(e.LoadChanged())
+        elif self._planned is None and self._plan is None:
+            self._prepare(self._change)
+
+    # -- what core hears and orders
+
+    def _hear(self, event: e.FleetEvent) -> None:
+        for command in self._changes.handle(event, self._world.now):
+            match command:
+                case e.BeginChange():
+                    self._change = command
+                    self._world.decide_soon()  # after all that happens at this moment
+                case e.AbandonChange():
+                    if self._plan is None:
+                        self._end(done=False)
+                case e.MoveDeadline():
+                    self._plan_again()
+                case e.DropKv(instance):
+                    self._lose(instance)
+                case e.WakeAt(at_s):
+                    self._world.events.at(max(at_s, self._world.now), self._ticked)
+
+    def _ticked(self, _: object) -> None:
+        self._hear(e.Tick())
+
+    def _lose(self, instance: str) -> None:
+        """Take down the pipelines that an instance has devices of, or still sends to."""
+        standing, floor = self._standing, self._world.floor
+        hit = standing.lose(instance)
+        if self._plan is not None:
+            hit += standing.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
+        for number in sorted(hit):
+            if pipeline := floor.pipelines.get(number):
+                floor.lose(floor.halt(pipeline), keep_answer=self._recovers)
+        self._plan_again()
+
+    def _plan_again(self) -> None:
+        if self._planned is not None:
+            self._planned = None
+            self._world.decide_soon()
+
+    # -- a change
+
+    def _staying(self, by_s: float) -> tuple[str, ...]:
+        """Return who is for the change to use, and there by some time."""
+        change = self._change or e.BeginChange(0)
+        people = {**self._members, **{joining.instance: None for joining in change.joining}}
+        for leaving in change.leaving:
+            people.pop(leaving.instance, None)
+        machines = self._world.fleet.machines.values()
+        return tuple(machine.id for machine in machines if machine.id in people and machine.ready_s <= by_s)
+
+    def _wanted(self, staying: tuple[str, ...]) -> ParallelConfig | None:
+        return self._choices.config(len(staying), self._world.rate())
+
+    def _start(self) -> None:
+        """Stand from the beginning with those that are there."""
+        world = self._world
+        self._members = dict.fromkeys(machine.id for machine in world.fleet.here())
+        config = self._wanted(tuple(self._members))
+        if config is None:
+            return
+        self._standing.start(config, tuple(self._members))
+        for number in range(config.pipelines):
+            world.floor.stand(number, config, world.now, [])
+        world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
+
+    def _prepare(self, change: e.BeginChange) -> None:
+        """Plan a change, or end it where nothing has to change or nothing can stand."""
+        now, standing = self._world.now, self._standing
+        ready_s = now if change.leaving else min((joining.ready_s for joining in change.joining), default=now)
+        if ready_s > now and self._wanted(self._staying(now)) in (None, standing.config):
+            self._hear(e.ChangeExpected(change.change, ready_s))
+            return  # it is decided again when somebody is there, or the load is another
+        deadline_s = standing.deadline_s(self._staying(now))
+        planned = self._preview(now if deadline_s is None else deadline_s, deadline_s)
+        if planned is not None and (complete_s := self._complete_s(planned)) > planned.begins_s:
+            planned = self._preview(planned.begins_s, deadline_s) or planned
+            planned = replace(planned, begins_s=max(planned.begins_s, min(complete_s, self._complete_s(planned))))
+        if planned is None or (
+            planned.config == standing.config and standing.is_whole and standing.is_on(planned.staying)
+        ):
+            self._members.update(dict.fromkeys(self._staying(now)))
+            self._end(done=True)
+            return
+        self._planned = planned
+        self._world.events.at(planned.begins_s, self._begin, planned)
+        self._hear(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
+
+    def _preview(self, by_s: float, deadline_s: float | None) -> Planned | None:
+        """Reckon with a change for those that are there by some time; `None` where nothing can stand on them."""
+        staying = self._staying(by_s)
+        config = self._wanted(staying)
+        return None if config is None else self._standing.preview(config, staying, deadline_s)
+
+    def _complete_s(self, planned: Planned) -> float:
+        """Return when all are there that a change is to use."""
+        machines = self._world.fleet.machines
+        return max(machines[instance].ready_s for instance in planned.staying)
+
+    def _begin(self, planned: Planned) -> None:
+        """Stop what does not run on, and put up what shall stand."""
+        if planned is not self._planned or self._change is None:
+            return
+        world, now = self._world, self._world.now
+        device_map, plan = self._standing.plan(planned)
+        self._hear(e.ChangeExpected(self._change.change, now + plan.done_s))
+        if planned is not self._planned:
+            return  # it would have been too long for somebody
+        self._planned, self._plan, self._stopped_s = None, plan, now
+        self._members.update(dict.fromkeys(planned.staying))
+        self._put_up(device_map, plan)
+        pauses = [plan.pause_s[number] for number in plan.pause_s if number not in device_map.running_on]
+        migration_s = paper_migration_s(plan)
+        world.changes.append(
+            ConfigChange(
+                now,
+                planned.config,
+                len(world.fleet.here()),
+                max(pauses, default=0.0),
+                plan.moved_bytes,
+                plan.storage_bytes,
+                migration_s,
+            )
+        )
+        world.events.at(now + plan.done_s, self._moved)
+
+    def _put_up(self, device_map: DeviceMap, plan: MigrationPlan) -> None:
+        """Let a new configuration stand; requests go where their KV goes, or wait."""
+        floor, now, config = self._world.floor, self._world.now, plan.config
+        stays = {old: new for new, old in device_map.running_on.items()}
+        standing = [pipeline for pipeline in floor.standing() if pipeline.number in stays]
+        jobs: dict[str, Job] = {}
+        for pipeline in [pipeline for pipeline in floor.standing() if pipeline.number not in stays]:
+            jobs |= {str(job.number): job for job in floor.halt(pipeline)}
+        floor.pipelines.clear()
+        self._standing.take(config, dict(device_map.positions))
+        for pipeline in standing:
+            pipeline.number, pipeline.config = stays[pipeline.number], config
+            floor.pipelines[pipeline.number] = pipeline
+        recomputed = {request.id for request in plan.recomputed}
+        for number in range(config.pipelines):
+            if number in device_map.running_on:
+                continue
+            goes_on = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
+            floor.lose([job for job in goes_on if str(job.number) in recomputed], keep_answer=True)
+            kept = [job for job in goes_on if str(job.number) not in recomputed]
+            floor.stand(number, config, now + plan.pause_s[number], kept)
+        floor.lose(list(jobs.values()), keep_answer=self._recovers)
+
+    def _moved(self, _: object) -> None:
+        self._end(done=self._standing.is_whole)
+
+    def _end(self, *, done: bool) -> None:
+        """Tell core that the change under way is over, and of those again that have not become part of it."""
+        change = self._change
+        assert change is not None
+        self._change = self._planned = self._plan = None
+        if done:
+            for leaving in change.leaving:
+                self._members.pop(leaving.instance, None)
+        self._hear(e.ChangeEnded(change.change, done))
+        for joining in change.joining if done else ():
+            machine = self._world.fleet.machines.get(joining.instance)
+            if machine is not None and machine.stays and machine.id not in self._members:
+                self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
+        self._world.decide_soon()

@@ -1,0 +1,122 @@
+"""What it is worth to place requests by how long instances will live, on recorded fleets.
+
+Law: the hazard is fitted on what was over before the first request came, or on another trace; nothing of what comes is known.
+All ways of placing get the same requests and the same fleet for a seed (`placement_world.py`), so that they are compared seed
+by seed, with a confidence interval over seeds. It speaks of requests; the fleet is one recording, whichever the seed.
+
+Invariants: no event after the first request's time has a part in the fit, but of another trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from spotwise.core.survival import Life, fit_hazard
+from spotwise.simulator.spotserve.placement_world import (
+    NodeEvent,
+    Placement,
+    PlacementOutcome,
+    PlacementSetting,
+    place_requests,
+)
+
+#: What an interval may be of.
+COUNTS = ("interruptions", "recomputed_tokens", "mean_latency_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over seeds, with the bounds of its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """Return the interval of independent values, by Student's t; two at least."""
+        if len(values) < 2:
+            raise ValueError("an interval needs two seeds at least")
+        mean = float(np.mean(values))
+        half = float(stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+        return cls(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFinding:
+    """The ways of placing beside one another, on one fleet.
+
+    Attributes:
+        trace: whose second half was served on.
+        fitted_on: whose lives the hazard is from.
+        steady: instances that stay, beside those of the trace.
+        outcomes: of every way, one for each seed.
+    """
+
+    trace: str
+    fitted_on: str
+    steady: int
+    outcomes: Mapping[Placement, tuple[PlacementOutcome, ...]]
+
+    def interval(self, placement: Placement, of: str) -> Interval:
+        """Return the mean over seeds of one of `COUNTS`."""
+        return Interval.of([getattr(outcome, of) for outcome in self.outcomes[placement]])
+
+    def spared(self, beside: Placement, of: str = "interruptions") -> Interval:
+        """Return which share of one of `COUNTS` the preemption-aware way spares beside another, seed by seed."""
+        ours, others = self.outcomes[Placement.AWARE], self.outcomes[beside]
+        return Interval.of(
+            [1.0 - getattr(our, of) / max(1, getattr(other, of)) for our, other in zip(ours, others, strict=True)]
+        )
+
+
+def lives_until(events: Iterable[NodeEvent], until_s: float) -> list[Life]:
+    """Return what had been seen of instances' lives at a time; what came later is not looked at."""
+    came: dict[str, float] = {}
+    lives: list[Life] = []
+    for at_s, kind, node in events:
+        if at_s > until_s:
+            break
+        if kind == "add":
+            came[node] = at_s
+        else:
+            lives.append(Life(at_s - came.pop(node), ended=True))
+    return lives + [Life(until_s - from_s, ended=False) for from_s in came.values()]
+
+
+def study_placements(
+    traces: Mapping[str, Sequence[NodeEvent]],
+    setting: PlacementSetting,
+    seeds: Sequence[int],
+    steady: int = 4,
+) -> Iterator[PlacementFinding]:
+    """Yield findings for the second half of each trace.
+
+    For each: fitted on its own first half, and on each other trace, where all instances may go; and fitted on its own first
+    half, where `steady` more stay.
+
+    Args:
+        traces: by name; events in the order of times.
+        setting: requests and machines.
+        seeds: two at least.
+        steady: instances of the mixed fleet that stay.
+    """
+    for name, events in traces.items():
+        half_s = (events[0][0] + events[-1][0]) / 2
+        own = f"{name}, first half"
+        fits = {own: lives_until(events, half_s)}
+        fits |= {other: lives_until(theirs, theirs[-1][0]) for other, theirs in traces.items() if other != name}
+        for fitted_on, lives in fits.items():
+            hazard = fit_hazard(lives)
+            for staying in (0, steady) if fitted_on == own else (0,):
+                fleet = replace(setting, steady=staying)
+                outcomes = {
+                    placement: tuple(place_requests(events, half_s, hazard, fleet, placement, seed) for seed in seeds)
+                    for placement in Placement
+                }
+                yield PlacementFinding(name, fitted_on, staying, outcomes)

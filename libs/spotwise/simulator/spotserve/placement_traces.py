@@ -1,0 +1,44 @@
+"""Whether it is worth to place requests by how long instances will live, on the two whole traces that were published.
+
+Law: placing is `placement_study`'s; this says on which recordings, and with which requests. The traces are two collections, not
+more: others that were published hold the same events.
+
+Source: Bamboo's recordings of g4dn and p3 instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from spotwise.simulator.spotserve.placement_study import PlacementFinding, study_placements
+from spotwise.simulator.spotserve.placement_world import NodeEvent, PlacementSetting
+from spotwise.simulator.spotserve.traces import SpotEventKind, SpotTrace, read_spot_trace
+
+_FILES = {"g4dn": "g4dn-trace.csv", "p3": "p3-trace.csv"}
+
+
+def node_events(trace: SpotTrace) -> list[NodeEvent]:
+    """Return who came and went, one event for each."""
+    events: list[NodeEvent] = []
+    for event in trace.events:
+        if event.kind is SpotEventKind.ADD:
+            events += [(event.time_s, "add", node) for node in event.nodes]
+        elif event.kind is SpotEventKind.REMOVE:
+            events += [(event.time_s, "remove", node) for node in event.nodes]
+    return events
+
+
+def placements(folder: Path, seeds: Sequence[int], setting: PlacementSetting | None = None) -> list[PlacementFinding]:
+    """Compare the ways of placing on both traces.
+
+    Args:
+        folder: with `bamboo/`.
+        seeds: two at least.
+        setting: requests and machines; `None` for the usual ones.
+
+    Raises:
+        TraceError: a trace cannot be read.
+    """
+    traces = {name: node_events(read_spot_trace(folder / "bamboo" / file, name)) for name, file in _FILES.items()}
+    return list(study_placements(traces, setting or PlacementSetting(), seeds))

@@ -1,0 +1,160 @@
+"""The models of SpotServe's paper: their shapes, what their layers were measured to take, and what is asked of them.
+
+Law: what was measured comes from a file of the artifact; what follows from a model's published sizes stands here. Weights are
+in single precision, as the paper's are: 12 x hidden^2 numbers a layer, and an embedding of about 50,000 rows that the last
+stage has a copy of.
+
+Source: SpotServe, Table 1 and section 6.1; the artifact's profiles, whose "30B" has 48 layers of 7,168 (LLaMA-30B itself has 60
+of 6,656). `required_rate` is what the artifact tells its optimizer: somewhat above the rate of the arrivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from spotwise.core.parallel.layer_tables import LayerTables
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.simulator.runs.traces import TraceError
+
+_VOCABULARY = 50_304
+_FLOAT32_BYTES = 4
+#: T4 of one g4dn.12xlarge.
+DEVICES_OF_AN_INSTANCE = 4
+#: Dollars an hour of one, as the artifact has them.
+SPOT_PER_H, ON_DEMAND_PER_H = 1.9046, 3.912
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyClaim:
+    """A line of the paper's Table 1: one request alone.
+
+    Attributes:
+        stages: P.
+        shards: M.
+        seconds: l_exe with a batch of one.
+    """
+
+    stages: int
+    shards: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PaperModel:
+    """A model of the paper.
+
+    Attributes:
+        name: as the paper has it.
+        shape: for mapping and migration.
+        profile: file of the artifact's measurements, in its folder `profiles`.
+        arrivals: file of the artifact's requests, in its folder `arrivals`.
+        arrival_rate: requests a second in that file.
+        required_rate: requests a second that its optimizer is told to serve.
+        least_devices: without which it does not fit, says the paper.
+        alone: its line of Table 1.
+    """
+
+    name: str
+    shape: ModelShape
+    profile: str
+    arrivals: str
+    arrival_rate: float
+    required_rate: float
+    least_devices: int
+    alone: LatencyClaim
+
+
+def _shape(name: str, layers: int, hidden_size: int) -> ModelShape:
+    embedding_bytes = _VOCABULARY * hidden_size * _FLOAT32_BYTES
+    return ModelShape(
+        name,
+        layers,
+        hidden_size,
+        layer_bytes=12 * hidden_size**2 * _FLOAT32_BYTES,
+        embedding_bytes=embedding_bytes,
+        head_bytes=embedding_bytes,
+        kv_layer_token_bytes=2 * hidden_size * _FLOAT32_BYTES,
+        value_bytes=_FLOAT32_BYTES,
+    )
+
+
+OPT_6_7B = PaperModel(
+    "OPT-6.7B",
+    _shape("OPT-6.7B", 32, 4096),
+    "megatron_6.7B_profile.json",
+    "query6144_tpt1.5_cv6.txt",
+    1.5,
+    2.0,
+    4,
+    LatencyClaim(1, 4, 5.447),
+)
+GPT_20B = PaperModel(
+    "GPT-20B",
+    _shape("GPT-20B", 44, 6144),
+    "megatron_h6144_profile.json",
+    "query_tpt0.35_cv6.txt",
+    0.35,
+    0.4,
+    12,
+    LatencyClaim(3, 4, 14.373),
+)
+LLAMA_30B = PaperModel(
+    "LLaMA-30B",
+    _shape("LLaMA-30B", 48, 7168),
+    "megatron_h7168_profile.json",
+    "query_tpt0.2_cv6.txt",
+    0.2,
+    0.2,
+    16,
+    LatencyClaim(2, 8, 17.540),
+)
+
+PAPER_MODELS: Mapping[str, PaperModel] = MappingProxyType(
+    {model.name: model for model in (OPT_6_7B, GPT_20B, LLAMA_30B)}
+)
+
+
+def read_layer_tables(
+    path: Path, *, layers: int | None = None, padded_layers: int | None = None, whole_prompts: bool = False
+) -> LayerTables:
+    """Read one of the artifact's profiles.
+
+    Args:
+        path: of the JSON file.
+        layers: of the model, where the file is to be overruled.
+        padded_layers: likewise.
+        whole_prompts: as in `LayerTables`.
+
+    Raises:
+        TraceError: it cannot be read, or a field is missing or wrong.
+    """
+    try:
+        document: Any = orjson.loads(path.read_bytes())
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        return LayerTables.from_profile(
+            document, layers=layers, padded_layers=padded_layers, whole_prompts=whole_prompts
+        )
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise TraceError(f"{path} is no profile of layers: {error}") from error
+
+
+def read_model_tables(folder: Path, model: PaperModel, *, whole_prompts: bool = False) -> LayerTables:
+    """Read a model's profile in the artifact's folder (with `profiles/`, `arrivals/` and `availability/`).
+
+    Raises:
+        TraceError: as `read_layer_tables`, or it is of another number of layers.
+    """
+    path = folder / "profiles" / model.profile
+    tables = read_layer_tables(path, whole_prompts=whole_prompts)
+    if tables.layers != model.shape.layers:
+        raise TraceError(f"{path} is of {tables.layers} layers; {model.name} has {model.shape.layers}")
+    return tables

@@ -1,0 +1,160 @@
+"""The paper's baselines when their fleet changes: everything anew, or whole pipelines that come and go.
+
+Law: Reparallelization chooses configurations as SpotServe does, but engines restart for each: every pipeline stops, all
+weights are loaded from storage, all requests are computed anew. It serves until the deadline of a notice. Rerouting
+keeps P and M: a pipeline that loses an instance is lost, its requests go to the queue and are computed anew; instances
+that belong to none make a new one as soon as they suffice, which loads its weights. Neither begins a batch that would
+not end before its deadline.
+
+Source: SpotServe, section 6.1, and its artifact.
+
+Invariants: a request loses all it had when it loses its pipeline; pipelines that are not hit serve on under Rerouting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spotwise.core.migration.deployment import Deployment, Device, Instance
+from spotwise.core.migration.mapper import map_devices
+from spotwise.core.migration.migration_plan import PlanPolicy, plan_migration
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.spotserve.batches import Job, Pipeline
+from spotwise.simulator.spotserve.choices import Choices
+from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
+from spotwise.simulator.spotserve.run import ConfigChange
+from spotwise.simulator.spotserve.spot_world import SpotWorld
+from spotwise.simulator.spotserve.standing import links_of
+
+
+class _Reloading:
+    """What both have in common."""
+
+    def __init__(self, world: SpotWorld) -> None:
+        self._world, self._run = world, world.run_
+        self._choices = Choices(world.run_)
+        self._devices: dict[int, tuple[Device, ...]] = {}
+        self._load_s: dict[tuple[ParallelConfig, int], tuple[float, int]] = {}
+
+    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+        """Return whether a batch ends before its pipeline does."""
+        deadline_s = self._deadline_s([pipeline.number])
+        fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
+        return deadline_s is None or self._world.now + fixed_s + steps * step_s <= deadline_s
+
+    def _deadline_s(self, numbers: list[int]) -> float | None:
+        machines = self._world.fleet.machines
+        instances = [device.instance for number in numbers for device in self._devices.get(number, ())]
+        deadlines = [machines[instance].deadline_s for instance in instances if instance in machines]
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+
+    def _lose(self, number: int) -> None:
+        self._devices.pop(number, None)
+        if pipeline := self._world.floor.pipelines.get(number):
+            self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=False)
+
+    def _hit(self, event: FleetEvent) -> list[int]:
+        """Return the pipelines that an event takes devices from."""
+        if event.stage is not Stage.GONE:
+            return []
+        gone = {machine.id for machine in event.machines}
+        return [number for number, devices in self._devices.items() if any(each.instance in gone for each in devices)]
+
+    def _loading(self, config: ParallelConfig, instances: int) -> tuple[float, int]:
+        """Return seconds and bytes of loading all weights of a configuration from storage, engines started anew."""
+        key = (config, instances)
+        if key not in self._load_s:
+            empty = Deployment(config, tuple(Instance(f"{n:06}", self._run.model.devices) for n in range(instances)))
+            device_map = map_devices(empty, config, self._run.model.shape)
+            plan = plan_migration(
+                device_map, self._run.model.shape, links_of(self._run.surroundings), PlanPolicy(False, restart=True)
+            )
+            self._load_s[key] = (self._run.surroundings.restart_s + plan.done_s, plan.storage_bytes)
+        return self._load_s[key]
+
+
+class Restarting(_Reloading):
+    """Reparallelization."""
+
+    def __init__(self, world: SpotWorld) -> None:
+        super().__init__(world)
+        self._config: ParallelConfig | None = None
+
+    def fleet_changed(self, event: FleetEvent) -> None:
+        """Lose pipelines whose devices are gone."""
+        for number in self._hit(event):
+            self._lose(number)
+
+    def decide(self) -> None:
+        """Restart now, or wait for the next deadline, or let things be."""
+        now, fleet = self._world.now, self._world.fleet
+        deadline_s = self._deadline_s(list(self._devices))
+        config = self._choices.config(len(fleet.here()), self._world.rate())
+        is_whole = self._config is not None and len(self._devices) == self._config.pipelines
+        if deadline_s is not None and is_whole:
+            return  # they serve until then, and it is decided again when they are gone
+        if config is not None and not (is_whole and config == self._config):
+            self._restart(config, now)
+
+    def _restart(self, config: ParallelConfig, now: float) -> None:
+        world = self._world
+        first = now <= 0.0
+        for number in list(world.floor.pipelines):
+            self._lose(number)
+        instances = tuple(instance for instance in world.fleet.instances() if not instance.is_leaving)
+        positions = Deployment.in_order(config, instances).positions
+        load_s, loaded_bytes = (0.0, 0) if first else self._loading(config, len(instances))
+        self._config = config
+        self._devices = {
+            number: tuple(device for device, place in positions.items() if place.pipeline == number)
+            for number in range(config.pipelines)
+        }
+        for number in range(config.pipelines):
+            world.floor.stand(number, config, now + load_s, [])
+        world.changes.append(
+            ConfigChange(now, config, len(instances), load_s, storage_bytes=loaded_bytes, migration_s=load_s)
+        )
+
+
+class Rerouting(_Reloading):
+    """Rerouting."""
+
+    def __init__(self, world: SpotWorld) -> None:
+        super().__init__(world)
+        self._next_number = 0
+
+    def fleet_changed(self, event: FleetEvent) -> None:
+        """Lose pipelines whose devices are gone."""
+        hit = self._hit(event)
+        for number in hit:
+            self._lose(number)
+        if hit:
+            self._note(0.0, 0)
+
+    def decide(self) -> None:
+        """Make pipelines of instances that belong to none."""
+        world, shape = self._world, self._choices.shape
+        if shape is None:
+            return
+        taken = {device for devices in self._devices.values() for device in devices}
+        staying = [instance for instance in world.fleet.instances() if not instance.is_leaving]
+        idle = [device for instance in staying for device in instance.all_devices() if device not in taken]
+        first = world.now <= 0.0
+        instances = -(-shape.pipeline_devices // self._run.model.devices)
+        load_s, loaded_bytes = (0.0, 0) if first else self._loading(shape, instances)
+        made = 0
+        while len(idle) >= shape.pipeline_devices:
+            devices, idle = tuple(idle[: shape.pipeline_devices]), idle[shape.pipeline_devices :]
+            number, self._next_number = self._next_number, self._next_number + 1
+            self._devices[number] = devices
+            world.floor.stand(number, shape, world.now + load_s, [])
+            made += 1
+        if made:
+            self._note(load_s, made * loaded_bytes)
+
+    def _note(self, pause_s: float, loaded_bytes: int) -> None:
+        world, shape = self._world, self._choices.shape
+        config = replace(shape, data=len(self._devices)) if shape and self._devices else None
+        world.changes.append(
+            ConfigChange(world.now, config, len(world.fleet.here()), pause_s, storage_bytes=loaded_bytes)
+        )

@@ -1,0 +1,37 @@
+"""Serving on machines that come and go, in simulated time: what `simulate paper spotserve` runs.
+
+Law: the world is that of `spot_world.py`, the systems are those of `spot_systems.py`. Which configuration, which device
+where, what moves when and how long pipelines decode comes from core, the functions that a live mesh decides with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from spotwise.simulator.spotserve.migrations import Migrating
+from spotwise.simulator.spotserve.restarts import Rerouting, Restarting
+from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
+from spotwise.simulator.spotserve.spot_world import ServingSystem, SpotWorld
+from spotwise.simulator.spotserve.systems import Reaction
+
+__all__ = ["AnsweredRequest", "ConfigChange", "SpotOutcome", "SpotRun", "serve", "world_of"]
+
+_SYSTEMS: Mapping[Reaction, Callable[[SpotWorld], ServingSystem]] = {
+    Reaction.MIGRATE: Migrating,
+    Reaction.RESTART: Restarting,
+    Reaction.REROUTE: Rerouting,
+}
+
+
+def serve(run: SpotRun) -> SpotOutcome:
+    """Run a world to the answer of its last request.
+
+    Raises:
+        ValueError: the instances that are there at the end cannot serve the model, so that requests stay unanswered.
+    """
+    return world_of(run).run()
+
+
+def world_of(run: SpotRun) -> SpotWorld:
+    """Return a run's world before anything has happened in it."""
+    return SpotWorld(run, _SYSTEMS[run.system.reaction])

@@ -1,0 +1,142 @@
+"""The world of SpotServe's paper: requests queue, pipelines work on batches, instances come and go.
+
+Law: a run is its arrivals, its trace and its loads, event by event; who computes what is `spot_dispatch.py`'s. What
+happens when the fleet changes is the system's own (`spot_migrations.py`, `spot_restarts.py`), which decides once
+everything of a moment has happened.
+
+Source: SpotServe, sections 3 and 6.1.
+
+Invariants: a request is in the queue, or at one pipeline, or answered; the world ends when the trace is over and all
+are answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from spotwise.core.parallel.arrivals import ArrivalWindow
+from spotwise.simulator.spotserve.batches import Job, Pipeline
+from spotwise.simulator.spotserve.dispatch import Dispatcher
+from spotwise.simulator.spotserve.fleet import Fleet, FleetEvent, fleet_events
+from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
+from spotwise.simulator.world.events import EventQueue
+
+
+class ServingSystem(Protocol):
+    """What a system decides."""
+
+    def fleet_changed(self, event: FleetEvent) -> None:
+        """Hear what happened to instances; they are as they are afterwards."""
+
+    def decide(self) -> None:
+        """Look whether something has to change, after all that happened at this moment."""
+
+    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+        """Return whether a pipeline without a batch is to begin this one now."""
+
+
+class SpotWorld:
+    """One run.
+
+    Attributes:
+        run_: what it is a run of.
+        events: the clock.
+        fleet: who is there.
+        floor: the queue and the pipelines.
+        changes: of configurations so far.
+        system: who decides what stands.
+    """
+
+    def __init__(self, run: SpotRun, system: Callable[[SpotWorld], ServingSystem]) -> None:
+        self.run_ = run
+        self.events = EventQueue()
+        self.fleet = Fleet(run.model.devices)
+        self.floor = Dispatcher(run, self.events)
+        self.changes: list[ConfigChange] = []
+        self._jobs = [Job(number, at_s) for number, at_s in enumerate(run.arrivals.times_s)]
+        self._rate = run.required_rate
+        self._window = ArrivalWindow(run.surroundings.window_s)
+        self._will_decide = False
+        self.system = system(self)
+        self.floor.judge = self.system
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self.events.now
+
+    def run(self) -> SpotOutcome:
+        """Let everything happen.
+
+        Raises:
+            ValueError: requests stay unanswered.
+        """
+        run = self.run_
+        surroundings = run.surroundings
+        for event in fleet_events(
+            run.trace, surroundings.grace_s, surroundings.announced_s, frozenset(run.on_demand_nodes)
+        ):
+            self.events.at(event.time_s, self.fleet_happens, event)
+        for said in run.trace.events:
+            if said.required_rate is not None:
+                self.events.at(said.time_s, self._load_said, said.required_rate)
+        for job in self._jobs:
+            self.events.at(job.arrived_s, self._arrived, job)
+        if run.required_rate is None and not any(said.required_rate for said in run.trace.events):
+            self.events.at(surroundings.window_s, self._load_measured)
+        self.events.run()
+        if self.floor.unanswered:
+            raise ValueError(
+                f"{run.trace.name}: {self.floor.unanswered} requests of {len(self._jobs)} stay unanswered, since the last "
+                f"{len(self.fleet.here())} instances cannot serve {run.model.shape.name}; use a trace with more of them, "
+                "or a smaller model"
+            )
+        trace_end_s = run.trace.end_s
+        ended_s = max([trace_end_s, *(job.finished_s or 0.0 for job in self._jobs)])
+        requests = tuple(
+            AnsweredRequest(job.arrived_s, job.finished_s or 0.0, job.interruptions, job.recomputed_tokens)
+            for job in self._jobs
+        )
+        lives = self.fleet.paid_lives(ended_s)
+        return SpotOutcome(requests, tuple(self.changes), lives, trace_end_s, ended_s, run.arrivals.output_tokens)
+
+    # -- what systems use
+
+    def rate(self) -> float:
+        """Return the requests a second that are to be served."""
+        return self._window.rate(self.now) if self._rate is None else self._rate
+
+    def decide_soon(self, _: object = None) -> None:
+        """Let the system decide once everything of this moment has happened."""
+        if not self._will_decide:
+            self._will_decide = True
+            self.events.at(self.now, self._decide)
+
+    # -- what happens
+
+    def fleet_happens(self, event: FleetEvent) -> None:
+        """Let something happen to instances."""
+        self.fleet.apply(event)
+        self.system.fleet_changed(event)
+        self.decide_soon()
+        self.floor.look()
+
+    def _decide(self, _: object) -> None:
+        self._will_decide = False
+        self.system.decide()
+        self.floor.look()
+
+    def _load_said(self, rate: float) -> None:
+        self._rate = rate
+        self.decide_soon()
+
+    def _load_measured(self, _: object) -> None:
+        self.decide_soon()
+        if self.floor.unanswered:
+            self.events.at(self.now + self.run_.surroundings.window_s, self._load_measured)
+
+    def _arrived(self, job: Job) -> None:
+        self._window.add(self.now)
+        self.floor.queue([job])
+        self.floor.look()

@@ -1,0 +1,255 @@
+"""What SpotServe has standing, and what it would take to have something else stand.
+
+Law: positions say what each device holds. Devices are matched with the positions of another configuration, KV moves
+first, and a pipeline serves again as its stages come (SpotServe, sections 4.2, 4.3). Pipelines decode on until what must
+move can just still move before the deadline; for an instance that comes they end their iteration (section 4.1). An
+instance that goes takes what it held with it, and what it has not sent yet: whoever still waits for that has no position
+any more.
+
+All decisions come from core: `migration.mapper`, `migration.migration_plan`, `migration.just_in_time`.
+
+Invariants: who does not stay has no position of a new configuration; nobody has a position whose bytes he lacks, once the
+change that brings them is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
+from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.just_in_time import LinearExecution, before_acquisition
+from spotwise.core.migration.link_times import Links
+from spotwise.core.migration.mapper import map_devices
+from spotwise.core.migration.migration_plan import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
+from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.simulator.spotserve.batches import Pipeline
+from spotwise.simulator.spotserve.spot_world import SpotWorld
+from spotwise.simulator.spotserve.systems import SpotSurroundings
+
+#: What ends within so many seconds has ended, since floats are not exact.
+_ROUNDING_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A change that is to come.
+
+    Attributes:
+        config: what shall stand.
+        staying: instances that it may use.
+        begins_s: when pipelines stop.
+        migration_s: T_mig, as reckoned with.
+        deadline_s: of the instance that goes first; `None` where none has to.
+        runs_on: pipelines that do not stop, as far as is known.
+    """
+
+    config: ParallelConfig
+    staying: tuple[str, ...]
+    begins_s: float
+    migration_s: float
+    deadline_s: float | None
+    runs_on: tuple[int, ...]
+
+
+def links_of(surroundings: SpotSurroundings) -> Links:
+    """Return the links as planning sees them."""
+    return Links(
+        within_bytes_per_s=surroundings.local_bytes_per_s,
+        between_bytes_per_s=surroundings.network_bytes_per_s,
+        storage_bytes_per_s=surroundings.storage_bytes_per_s,
+        groups_s=surroundings.switch_s,
+    )
+
+
+class Standing:
+    """Positions, and changes of them as planned.
+
+    Attributes:
+        config: what stands; `None` before anything has stood.
+        positions: of each device that has one, and all that belongs there or is on its way.
+        deadlines_s: when each pipeline loses its first device, where it does.
+    """
+
+    def __init__(self, world: SpotWorld) -> None:
+        self.config: ParallelConfig | None = None
+        self.positions: dict[Device, Position] = {}
+        self.deadlines_s: dict[int, float] = {}
+        self._world = world
+        self._run, self._system = world.run_, world.run_.system
+        self._links = links_of(world.run_.surroundings)
+
+    # -- what stands
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every position has its device."""
+        return self.config is not None and len(self.positions) == self.config.devices
+
+    def is_on(self, staying: Sequence[str]) -> bool:
+        """Whether nobody else has a position."""
+        return all(device.instance in staying for device in self.positions)
+
+    def take(self, config: ParallelConfig, positions: dict[Device, Position]) -> None:
+        """Let this stand from now on."""
+        self.config, self.positions = config, positions
+        self.note_deadlines()
+
+    def start(self, config: ParallelConfig, staying: tuple[str, ...]) -> None:
+        """Stand from the beginning, with the weights where they belong."""
+        self.take(config, dict(Deployment.in_order(config, self._instances(staying)).positions))
+
+    def lose(self, instance: str) -> list[int]:
+        """Take away the positions of an instance that is gone; return the pipelines that had them."""
+        return self.forget([device for device in self.positions if device.instance == instance])
+
+    def forget(self, devices: Sequence[Device]) -> list[int]:
+        """Take away the positions of some devices; return the pipelines that had them."""
+        lost = {self.positions.pop(device).pipeline for device in devices if device in self.positions}
+        self.note_deadlines()
+        return sorted(lost)
+
+    def note_deadlines(self) -> None:
+        """Note when each pipeline loses its first device."""
+        self.deadlines_s.clear()
+        machines = self._world.fleet.machines
+        for device, position in self.positions.items():
+            deadline_s = machines[device.instance].deadline_s if device.instance in machines else None
+            if deadline_s is not None:
+                earlier_s = self.deadlines_s.get(position.pipeline, deadline_s)
+                self.deadlines_s[position.pipeline] = min(earlier_s, deadline_s)
+
+    def deadline_s(self, staying: Sequence[str]) -> float | None:
+        """Return when the first instance goes that has a position and does not stay; `None` if none does."""
+        machines = self._world.fleet.machines
+        going = [device.instance for device in self.positions if device.instance not in staying]
+        deadlines = [machines[instance].deadline_s for instance in going if instance in machines]
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+
+    # -- what another configuration would take
+
+    def preview(self, config: ParallelConfig, staying: tuple[str, ...], deadline_s: float | None) -> Planned:
+        """Reckon with a change; where time presses, as if every batch were as large as it may become."""
+        now = self._world.now
+        device_map = self._map(config, self._before(config, staying, self._running()))
+        runs_on = tuple(sorted(device_map.running_on.values()))
+        stopping = [pipeline for pipeline in self._world.floor.standing() if pipeline.number not in runs_on]
+        migration_s = 0.0
+        if not self.is_whole or not self._system.recovers:
+            begins_s = now  # nothing is gained by waiting, or nobody knows how
+        elif deadline_s is not None:
+            migration_s = max(self._migration_s(config, staying, running) for running in self._most(stopping))
+            begins_s = max(now, deadline_s - migration_s)
+        else:
+            begins_s = max((self._boundary_s(pipeline) for pipeline in stopping), default=now)
+        return Planned(config, staying, begins_s, migration_s, deadline_s, runs_on)
+
+    def plan(self, planned: Planned) -> tuple[DeviceMap, MigrationPlan]:
+        """Return who gets which position if it begins now, and how what belongs there gets there."""
+        device_map = self._map(planned.config, self._before(planned.config, planned.staying, self._running()))
+        return device_map, self._plan(device_map)
+
+    def _running(self) -> dict[int, tuple[RunningRequest, ...]]:
+        if not self._system.recovers:
+            return {}
+        return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.floor.standing()}
+
+    def _boundary_s(self, pipeline: Pipeline) -> float:
+        """Return when a pipeline stops for an instance that is there: after the fewest steps, which is its iteration's end."""
+        now = self._world.now
+        if not pipeline.is_busy or pipeline.serves_from_s > now:
+            return now
+        boundary_s = max(now, pipeline.boundary_s(now))
+        left = max(0, round((pipeline.ends_s - boundary_s) / pipeline.step_s))
+        stop = before_acquisition(LinearExecution(boundary_s - now, pipeline.step_s), left, 0.0, 0.0)
+        return now + stop.execution_s
+
+    def _migration_s(
+        self, config: ParallelConfig, staying: tuple[str, ...], running: dict[int, tuple[RunningRequest, ...]]
+    ) -> float:
+        plan = self._plan(self._map(config, self._before(config, staying, running)))
+        return max(plan.done_s, paper_migration_s(plan))
+
+    def _most(self, stopping: list[Pipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
+        """Return what may run when these stop, as it takes longest: all are full; or those are that lose a device, and what
+        they have finds room where nothing runs."""
+        found = [self._running() | self._largest(stopping)]
+        dying = [pipeline for pipeline in stopping if pipeline.number in self.deadlines_s]
+        if len(dying) < len(self._world.floor.pipelines):
+            found.append(self._largest(dying))
+        return found
+
+    def _largest(self, stopping: list[Pipeline]) -> dict[int, tuple[RunningRequest, ...]]:
+        """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
+        arrivals = self._run.arrivals
+        tokens = arrivals.input_tokens + arrivals.output_tokens
+        found = {}
+        for pipeline in stopping:
+            jobs = pipeline.jobs + pipeline.held
+            room = pipeline.config.max_batch * (1 if pipeline.decodes else 2) - len(jobs)
+            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in jobs]
+            requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(room)]
+            found[pipeline.number] = tuple(requests)
+        return found
+
+    def _instances(self, staying: Sequence[str]) -> tuple[Instance, ...]:
+        """Return those that stay, also such as are there soon, and those that can still send.
+
+        A notice that the change is not for is not said: that instance stays until the next change.
+        """
+        devices, machines = self._run.model.devices, self._world.fleet.machines.values()
+        return tuple(
+            Instance(machine.id, devices, None if machine.id in staying else machine.deadline_s)
+            for machine in machines
+            if machine.id in staying or (machine.ready and machine.deadline_s is not None)
+        )
+
+    def _before(
+        self, config: ParallelConfig, staying: tuple[str, ...], running: dict[int, tuple[RunningRequest, ...]]
+    ) -> Deployment:
+        return Deployment(self.config or config, self._instances(staying), self.positions, running)
+
+    def _map(self, config: ParallelConfig, before: Deployment) -> DeviceMap:
+        return map_devices(before, config, self._run.model.shape) if self._system.matches else _in_order(before, config)
+
+    def _plan(self, device_map: DeviceMap) -> MigrationPlan:
+        progressive = self._system.progressive
+        surroundings, pace = self._run.surroundings, self._world.floor.pace
+        config = device_map.config
+        stage_s = pace.prompt_s(config, 1, pace.input_tokens) / config.pipeline if progressive else 0.0
+        policy = PlanPolicy(
+            progressive=progressive,
+            buffer_bytes=surroundings.buffer_bytes if progressive else None,
+            stage_s=stage_s,
+        )
+        return plan_migration(device_map, self._run.model.shape, self._links, policy, self._world.now)
+
+
+def lacking(plan: MigrationPlan, since_s: float, instance: str) -> list[Device]:
+    """Return the devices that lack something if an instance goes so many seconds after a plan began.
+
+    They lack what it had not sent yet, and what those who were to pass that on have not got.
+    """
+    unsent: dict[tuple[int, object, Device], None] = {}
+    found: dict[Device, None] = {}
+    for each in sorted(plan.transfers, key=lambda each: each.start_s):
+        if each.source is None or each.end_s <= since_s + _ROUNDING_S:
+            continue
+        relayed = each.is_relayed and (each.step, each.part, each.source) in unsent
+        if each.source.instance == instance or relayed:
+            unsent[each.step, each.part, each.target] = None
+            found[each.target] = None
+    return list(found)
+
+
+def _in_order(before: Deployment, config: ParallelConfig) -> DeviceMap:
+    """Return the map of who does not match: positions in the order of instances, batches where their numbers are."""
+    after = Deployment.in_order(config, before.instances)
+    running: dict[int, tuple[RunningRequest, ...]] = {}
+    waiting: list[RunningRequest] = []
+    for number, requests in before.running.items():
+        fits = config.max_batch if number < config.pipelines else 0
+        running[number] = requests[:fits]
+        waiting += requests[fits:]
+    return DeviceMap(before, config, after.positions, {k: v for k, v in running.items() if v}, tuple(waiting), 0, 0, {})

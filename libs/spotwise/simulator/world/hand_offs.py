@@ -1,0 +1,124 @@
+"""KV that leaves a machine.
+
+Law: a prompt's KV leaves as `Overlap` says. Layer by layer, the first layer's KV is there when the first layer is computed, so
+the bytes of all layers but the last may be sent from then on, and those of the last when the iteration ends: what a client
+sees of the transfer is the last layer's, and whatever the link could not carry meanwhile (Splitwise, section 4.4).
+
+Invariants: a sequence's KV arrives once and whole, or not at all; nothing is sent of a sequence that was dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.batching import BatchRow
+from spotwise.core.record import sequence_id
+from spotwise.core.worker import commands as c
+from spotwise.simulator.world.network import Link, Transfer
+from spotwise.simulator.world.surroundings import Surroundings
+
+
+@dataclass(slots=True)
+class _Push:
+    """A hand-off, from the first byte that may be sent."""
+
+    target_id: str
+    transfer: Transfer
+    begun_s: float = 0.0
+    committed_s: float = 0.0
+    offered_bytes: float = 0.0
+    command: c.PushKv | None = None
+
+
+class HandOffs:
+    """The hand-offs of one machine.
+
+    Args:
+        send_link: of the machine.
+        receive: takes in what happened to the machine.
+        around: the world.
+
+    Attributes:
+        sent: those that arrived.
+    """
+
+    def __init__(self, send_link: Link, receive: Callable[[Any], None], around: Surroundings) -> None:
+        self.sent = 0
+        self._send_link = send_link
+        self._receive = receive
+        self._around = around
+        self._queue = around.queue
+        self._pushes: dict[str, _Push] = {}
+
+    def part_started(self, row: BatchRow, seconds: float) -> None:
+        """Let a part of a prompt, which takes so long to compute, leave meanwhile if it is large enough."""
+        push = self._pushes.get(row.sequence_id)
+        crossover_tokens = self._around.settings.overlap.crossover_tokens
+        if push is not None and crossover_tokens is not None and row.num_tokens >= crossover_tokens:
+            layers = self._around.settings.model.layers
+            done_tokens = row.first_position + row.num_tokens * (layers - 1) / layers
+            self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
+
+    def drop(self, sequence_id: str) -> None:
+        """Send no more of a sequence."""
+        push = self._pushes.pop(sequence_id, None)
+        if push is not None:
+            self._around.network.call_off(push.transfer)
+
+    def ordered(self, order: m.StartPrefill) -> None:
+        """Note where the KV of a prompt will go."""
+        target = self._around.machines[order.target.worker_id]
+        id_ = sequence_id(order.request_id, order.epoch)
+        self._pushes[id_] = _Push(
+            order.target.worker_id, Transfer(id_, self._send_link, target.receive_link, self._sent)
+        )
+
+    def abort(self, command: c.AbortPush) -> None:
+        """Call a push off that is on its way, and say so."""
+        id_ = sequence_id(command.request_id, command.epoch)
+        if id_ in self._pushes:
+            self.drop(id_)
+            failed = c.HandoffFailed(command.request_id, command.epoch, "called off")
+            self._queue.at(self._queue.now, self._receive, failed)
+
+    def _offer_early(self, offer: tuple[_Push, float]) -> None:
+        push, tokens = offer
+        if push.command is None:
+            self._offer(push, tokens, is_last=False)
+
+    def push(self, command: c.PushKv) -> None:
+        """Send what is left of a prompt that is computed, and tell both ends when it is there."""
+        push = self._pushes[sequence_id(command.handoff.request_id, command.handoff.epoch)]
+        push.command, push.committed_s = command, self._queue.now
+        self._offer(push, command.handoff.num_tokens, is_last=True)
+
+    def _offer(self, push: _Push, tokens: float, *, is_last: bool) -> None:
+        """Let the link have the KV of a prompt's first `tokens` tokens, as far as it has not got it yet."""
+        if not push.offered_bytes:
+            push.begun_s = self._queue.now
+        more_bytes = tokens * self._around.settings.model.kv_token_bytes - push.offered_bytes
+        push.offered_bytes += more_bytes
+        self._around.network.add(push.transfer, more_bytes, is_last=is_last)
+
+    def _sent(self, transfer: Transfer) -> None:
+        """Deliver what has wholly gone out."""
+        arrival_s = self._queue.now + self._around.settings.link_latency_s
+        self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])
+
+    def _delivered(self, push: _Push) -> None:
+        assert push.command is not None
+        handoff, now = push.command.handoff, self._queue.now
+        if self._pushes.pop(sequence_id(handoff.request_id, handoff.epoch), None) is not push:
+            return  # called off while its last bytes were on the way
+        kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
+        target = self._around.machines[push.target_id]
+        self.sent += 1
+        target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
+        visible_s = now - push.committed_s
+        delivered = c.HandoffDelivered(
+            handoff.request_id, handoff.epoch, kv_bytes, transfer_s, "simulated", visible_s=visible_s
+        )
+        self._queue.at(now + self._around.settings.link_latency_s, self._receive, delivered)

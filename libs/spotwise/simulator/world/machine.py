@@ -1,0 +1,239 @@
+"""A machine of the simulated cluster: a worker's role, and an engine that takes its time.
+
+Law: what the machine does next is decided by the same `WorkerRole` that a live worker has. Here its commands take simulated
+time instead of real: an iteration as long as `IterationCost` says, a hand-off as long as the network takes. The store answers
+at once, and tokens are all the same: nobody looks at them, only at how many there are. Where the policy allows orders of
+several iterations, what has ended of one is counted before the role is told of anything else. As many iterations are in flight
+as the policy says, each in a stage of its own of the engine's pipeline; KV moves to the host and back beside them.
+
+Invariants: orders end as they were given; the role hears of everything in the order in which it happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from spotwise.core import messages as m
+from spotwise.core.counted_blocks import CountedBlockPool
+from spotwise.core.sampling import SampledToken
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.role import WorkerRole
+from spotwise.simulator.world.hand_offs import HandOffs
+from spotwise.simulator.world.host_link import HostLink
+from spotwise.simulator.world.network import Link
+from spotwise.simulator.world.orders import Order
+from spotwise.simulator.world.pipeline import Pipeline
+from spotwise.simulator.world.results import MachineResult
+from spotwise.simulator.world.settings import SimulatedMachine
+from spotwise.simulator.world.surroundings import Surroundings
+from spotwise.simulator.world.token_times import TOKEN_ID, TokenTimes
+
+
+class Machine:
+    """One worker of the world.
+
+    Args:
+        machine_id: its id.
+        kind: its hardware, and the pool it starts in.
+        phase: of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
+        around: the world.
+
+    Attributes:
+        pool: blocks of the device.
+        host: blocks of the host's memory; `None` where there is none.
+    """
+
+    def __init__(self, machine_id: str, kind: SimulatedMachine, phase: float, around: Surroundings) -> None:
+        settings, machine_type = around.settings, kind.machine_type
+        policy, block_tokens = settings.worker_policy, settings.kv_block_size
+        kv_tokens = machine_type.kv_tokens(settings.model, settings.memory_share)
+        block_bytes = block_tokens * settings.model.kv_token_bytes
+        host_blocks = machine_type.host_memory_bytes // block_bytes
+        self.id = machine_id
+        self.home = kind.home
+        self.send_link = Link(machine_type.link_bytes_per_s)
+        self.receive_link = Link(machine_type.link_bytes_per_s)
+        self.pool = CountedBlockPool(kv_tokens // block_tokens, block_tokens)
+        self.host = CountedBlockPool(host_blocks, block_tokens) if host_blocks else None
+        self.role = WorkerRole(machine_id, 1, machine_id, self.pool, policy, self.host)
+        self._cost = machine_type.cost
+        self._phase_s = phase * settings.heartbeat_s
+        self._around = around
+        self._queue = around.queue
+        self._counts = policy.counted_steps > 1
+        self._token_times = TokenTimes(around.observer)
+        self._pipeline = Pipeline(policy.max_in_flight) if policy.max_in_flight > 1 else None
+        self._orders: deque[Order] = deque()
+        self._peak_blocks = 0
+        self._hand_offs = HandOffs(self.send_link, self.receive, around)
+        self._host_link = HostLink(machine_type.host_bytes_per_s, block_bytes, self._queue, self.receive)
+        self._told: tuple[m.Pool, m.WorkerLoad] | None = None
+        self._beat_is_planned = False
+        self._news_is_planned = False
+        self._sequence_left = False
+        self._beaten_s = -math.inf
+        self._performers: dict[type, Callable[[Any], None]] = {
+            m.Send: lambda command: around.control.send(command.recipient_id, command.message),
+            m.RecordLedger: _nothing,
+            c.LoadRecord: self._load_record,
+            c.DropSequence: self._drop,
+            c.AppendToken: _nothing,
+            c.RunIteration: self._run_iteration,
+            c.EndRun: self._end_run,
+            c.ExpectKv: _nothing,
+            c.ForgetKv: _nothing,
+            c.PushKv: self._hand_offs.push,
+            c.AbortPush: self._hand_offs.abort,
+            c.TakeHome: self._take_home,
+            c.SwapOut: self._host_link.swap_out,
+            c.SwapIn: self._host_link.swap_in,
+        }
+        around.control.open_inbox(machine_id, self.receive)
+
+    def receive(self, event: Any) -> None:
+        """Take in a message, or what the machine's own engine and links have to say."""
+        self._count_ended()
+        if isinstance(event, m.StartPrefill) and event.target.worker_id != self.id:
+            self._hand_offs.ordered(event)
+        self._tell_role(event)
+        self._plan_beat()
+
+    def finish(self) -> MachineResult:
+        """Return what the machine did."""
+        return MachineResult(
+            self.id,
+            self.home,
+            self._hand_offs.sent,
+            self.send_link.carried_bytes,
+            self.role.load().preemptions,
+            self._peak_blocks * self.pool.block_size,
+            self._host_link.out_bytes,
+            self._host_link.in_bytes,
+        )
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that somebody owns, of the device and of the host."""
+        return self.pool.used_blocks + (self.host.used_blocks if self.host else 0)
+
+    def _tell_role(self, event: c.WorkerEvent) -> None:
+        for command in self.role.handle(event, self._queue.now):
+            self._performers[type(command)](command)
+
+    # --- heartbeats ---------------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Tell the scheduler how the machine is doing, unless it was told just that."""
+        self._count_ended()
+        self._beaten_s = self._queue.now
+        self._sequence_left = False
+        load = self.role.load()
+        if (self.home, load) != self._told:
+            self._told = (self.home, load)
+            kind = m.MemberKind.PROMPT_WORKER if self.home is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+            member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home, load=load)
+            self._around.control.send(self._around.scheduler_id, member)
+
+    def _beat_in_turn(self, _: None) -> None:
+        self._beat_is_planned = False
+        self.beat()
+        if self._orders:
+            self._plan_beat()
+
+    def _beat_soon(self) -> None:
+        """Beat before its turn, but not too soon after the last time."""
+        if not self._news_is_planned:
+            due_s = self._beaten_s + self._around.settings.news_interval_s
+            if due_s <= self._queue.now:
+                self.beat()
+            else:
+                self._news_is_planned = True
+                self._queue.at(due_s, self._beat_with_news)
+
+    def _beat_with_news(self, _: None) -> None:
+        self._news_is_planned = False
+        self.beat()
+
+    def _plan_beat(self) -> None:
+        """Beat at the next multiple of the period: a machine that does nothing has nothing new to tell."""
+        if not self._beat_is_planned:
+            self._beat_is_planned = True
+            period_s, now = self._around.settings.heartbeat_s, self._queue.now
+            beats = math.floor((now - self._phase_s) / period_s) + 1
+            if self._phase_s + beats * period_s <= now:  # rounded down
+                beats += 1
+            self._queue.at(self._phase_s + beats * period_s, self._beat_in_turn)
+
+    def _take_home(self, command: c.TakeHome) -> None:
+        self.home = command.pool
+
+    # --- the engine ---------------------------------------------------------------------------------------------------
+
+    def _load_record(self, command: c.LoadRecord) -> None:
+        record = self._around.store.record(command.request_id, command.epoch)
+        if record is None:
+            gone = c.RecordUnavailable(command.request_id, command.epoch, "the request was closed", retryable=False)
+            self._queue.at(self._queue.now, self.receive, gone)
+        else:
+            self._token_times.enter(record.sequence_id, self._around.store.progress(command.request_id))
+            self._queue.at(self._queue.now, self.receive, c.RecordLoaded(record))
+
+    def _drop(self, command: c.DropSequence) -> None:
+        self._token_times.drop(command.sequence_id)
+        self._sequence_left = self._around.settings.beats_after_endings
+        self._hand_offs.drop(command.sequence_id)
+
+    def _run_iteration(self, command: c.RunIteration) -> None:
+        order = Order(command.batch, command.steps, self._cost, self._queue.now, self._pipeline)
+        self._orders.append(order)
+        self._peak_blocks = max(self._peak_blocks, self.held_blocks)
+        if order.shape.prompt_tokens:
+            for row in command.batch.rows:
+                if not row.is_decode:
+                    self._hand_offs.part_started(row, order.look_s - self._queue.now)
+        self._queue.at(order.look_s, self._look, (order, order.look_s))
+
+    def _end_run(self, command: c.EndRun) -> None:
+        order = self._orders[-1]
+        order.cut()
+        self._queue.at(order.look_s, self._look, (order, order.look_s))
+
+    def _look(self, planned: tuple[Order, float]) -> None:
+        order, look_s = planned
+        if not self._orders or self._orders[0] is not order or order.look_s != look_s:
+            return  # it was cut, or is over
+        if order.is_planned:
+            self._count_ended()
+            if order.shape.prompt_tokens or self._sequence_left:
+                self._beat_soon()
+            self._plan_beat()
+        else:
+            order.plan()
+            self._queue.at(order.look_s, self._look, (order, order.look_s))
+
+    def _count_ended(self) -> None:
+        """Tell the role which iterations have ended; it may not be told of anything that came later before."""
+        for order in tuple(self._orders):
+            began_s = order.counted_s
+            ends_s = order.take_ended(self._queue.now)
+            if not ends_s:
+                return
+            self._around.observer.iterations_ended(self.id, order.shape, order.counted_s - began_s, len(ends_s))
+            self._token_times.iterations_ended(order.batch, ends_s)
+            self._tell_role(self._ended(order, len(ends_s)))
+
+    def _ended(self, order: Order, iterations: int) -> c.IterationFinished | c.IterationsCounted:
+        is_over = order.is_over
+        if is_over:
+            self._orders.popleft()
+            made = self._token_times.order_ended(order.batch)
+            if not self._counts:
+                return c.IterationFinished(tuple(SampledToken(id_, TOKEN_ID) for id_ in made))
+        return c.IterationsCounted(iterations, ended=is_over)
+
+
+def _nothing(command: Any) -> None:
+    """Take note of nothing: ledgers and windows are for a world in which something goes wrong."""

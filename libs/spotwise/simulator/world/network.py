@@ -1,0 +1,168 @@
+"""KV on its way from machine to machine.
+
+Law: a machine has one link out and one link in, and each is shared equally by the transfers on it: a transfer goes at the
+smaller of its two shares. What it leaves of the larger share is given to nobody (max-min fairness would give it on, at the
+price of looking at every transfer of the cluster whenever one begins or ends): so a busy receiver is a little slower here
+than it could be, never faster. Latency comes once a transfer, after its last byte has been sent.
+
+Source: InfiniBand between the machines of a cluster, Splitwise section 4.4; its published simulator lets transfers pass
+through one another, each at the same rate, and so does `private_bytes_per_s`.
+
+Invariants: where links are shared, the rates of the transfers on one never sum to more than it has; every byte of a transfer
+is sent exactly once, unless it is called off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spotwise.simulator.world.events import EventQueue
+
+#: Less than this is a rounding error of rate x time.
+_NOTHING_BYTES = 1e-3
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One direction of one machine's connection.
+
+    Attributes:
+        bytes_per_s: what it carries.
+        transfers: those on it now, in order of their start.
+        carried_bytes: of transfers that ended or were called off.
+    """
+
+    bytes_per_s: float
+    transfers: dict[Transfer, None] = field(default_factory=dict)
+    carried_bytes: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Bytes of one sequence, on their way or waiting for more of them.
+
+    Attributes:
+        label: what its owner knows it by.
+        sender, receiver: the links it uses.
+        left_bytes: not sent yet, as of `settled_s`.
+        rate_bytes_per_s: at which they go since then.
+        offered_bytes: given to it since it was last put on its links.
+        on_sent: is called when the last byte of a closed transfer has been sent.
+        is_closed: nothing will be added any more.
+    """
+
+    label: str
+    sender: Link
+    receiver: Link
+    on_sent: Callable[[Transfer], None]
+    left_bytes: float = 0.0
+    rate_bytes_per_s: float = 0.0
+    offered_bytes: float = 0.0
+    settled_s: float = 0.0
+    is_closed: bool = False
+    due_s: float | None = None  #: when the event that looks at it again happens; later ones are stale
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it takes part of its links."""
+        return self in self.sender.transfers
+
+
+class Network:
+    """Transfers that share links.
+
+    Args:
+        queue: the clock.
+        private_bytes_per_s: a rate that each transfer has for itself, whatever its links carry; `None` shares them.
+    """
+
+    def __init__(self, queue: EventQueue, private_bytes_per_s: float | None = None) -> None:
+        self._queue = queue
+        self._private_bytes_per_s = private_bytes_per_s
+
+    def add(self, transfer: Transfer, num_bytes: float, *, is_last: bool) -> None:
+        """Give a transfer bytes to send; `is_last` closes it."""
+        transfer.is_closed = is_last
+        transfer.offered_bytes += num_bytes
+        if transfer.is_moving:
+            self._settle(transfer)
+            transfer.left_bytes += num_bytes
+            self._plan(transfer)
+        elif num_bytes > 0:
+            transfer.left_bytes = num_bytes
+            transfer.settled_s = self._queue.now
+            transfer.sender.transfers[transfer] = transfer.receiver.transfers[transfer] = None
+            self._share_anew(transfer)
+        elif is_last:
+            transfer.on_sent(transfer)
+
+    def call_off(self, transfer: Transfer) -> None:
+        """Send no more of it, and tell nobody."""
+        transfer.is_closed = False
+        if transfer.is_moving:
+            self._settle(transfer)
+            self._take_off(transfer)
+
+    def _take_off(self, transfer: Transfer) -> None:
+        del transfer.sender.transfers[transfer], transfer.receiver.transfers[transfer]
+        sent = transfer.offered_bytes - transfer.left_bytes
+        transfer.sender.carried_bytes += sent
+        transfer.receiver.carried_bytes += sent
+        transfer.offered_bytes = transfer.left_bytes
+        transfer.rate_bytes_per_s, transfer.due_s = 0.0, None
+        self._share_anew(transfer)
+
+    def _share_anew(self, changed: Transfer) -> None:
+        """Settle what has been sent, then set the rates of all that share a link with a transfer that came or went."""
+        if self._private_bytes_per_s is not None:
+            if changed.is_moving:
+                self._go_at(changed, self._private_bytes_per_s)
+            return
+        for transfer in changed.sender.transfers:
+            self._set_rate(transfer)
+        for transfer in changed.receiver.transfers:
+            if transfer.sender is not changed.sender:
+                self._set_rate(transfer)
+
+    def _set_rate(self, transfer: Transfer) -> None:
+        sender, receiver = transfer.sender, transfer.receiver
+        rate = min(sender.bytes_per_s / len(sender.transfers), receiver.bytes_per_s / len(receiver.transfers))
+        if rate != transfer.rate_bytes_per_s:
+            self._go_at(transfer, rate)
+
+    def _go_at(self, transfer: Transfer, bytes_per_s: float) -> None:
+        self._settle(transfer)
+        transfer.rate_bytes_per_s = bytes_per_s
+        self._plan(transfer)
+
+    def _settle(self, transfer: Transfer) -> None:
+        now = self._queue.now
+        sent = (now - transfer.settled_s) * transfer.rate_bytes_per_s
+        transfer.left_bytes = max(0.0, transfer.left_bytes - sent)
+        transfer.settled_s = now
+
+    def _plan(self, transfer: Transfer) -> None:
+        """See to it that somebody looks when the last byte goes; a look that comes too early plans the next one."""
+        due_s = transfer.settled_s + transfer.left_bytes / transfer.rate_bytes_per_s
+        if transfer.due_s is None or due_s < transfer.due_s:
+            transfer.due_s = due_s
+            self._queue.at(due_s, self._look, (transfer, due_s))
+
+    def _look(self, planned: tuple[Transfer, float]) -> None:
+        transfer, due_s = planned
+        if transfer.due_s != due_s:
+            return  # an earlier look was planned since, or it is over
+        transfer.due_s = None
+        self._settle(transfer)
+        # what is left may take less time than the clock can tell apart
+        if transfer.left_bytes > _NOTHING_BYTES and self._moves_the_clock(transfer):
+            self._plan(transfer)
+            return
+        transfer.left_bytes = 0.0
+        self._take_off(transfer)
+        if transfer.is_closed:
+            transfer.on_sent(transfer)
+
+    def _moves_the_clock(self, transfer: Transfer) -> bool:
+        return self._queue.now + transfer.left_bytes / transfer.rate_bytes_per_s > self._queue.now

@@ -1,0 +1,100 @@
+"""An order of a worker's role, and when each of its iterations ends.
+
+Law: iterations follow one another without a pause; each takes what its shape costs, and every row of a further one attends to
+a token more than in the one before. Ends are worked out a few at a time, because most long orders are cut short. In a pipeline
+an order is one iteration, which ends when it has passed all stages.
+
+Invariants: ends ascend; what was taken is not given again; an order that was cut ends with the iteration that ran then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from spotwise.core.batching import Batch
+from spotwise.core.cost_model import BatchShape, IterationCost
+from spotwise.simulator.world.pipeline import Pipeline
+
+#: Iterations worked out at a time.
+_AHEAD = 8
+
+
+class Order:
+    """Iterations that run, one after the other.
+
+    Args:
+        batch: rows of the first.
+        steps: how many there are.
+        cost: of the machine.
+        now: when the first one begins.
+        pipeline: that it goes through; `None` where nothing else runs meanwhile.
+
+    Attributes:
+        batch: rows of the first.
+        shape: of the first.
+        counted_s: when the last iteration that was taken ended, or the first one began; in a pipeline, its last stage.
+        look_s: when there is something to do: no later than the end of the last iteration.
+    """
+
+    def __init__(
+        self, batch: Batch, steps: int, cost: IterationCost, now: float, pipeline: Pipeline | None = None
+    ) -> None:
+        self.batch = batch
+        self.shape = BatchShape.of(batch)
+        self.counted_s = self.look_s = now
+        self._cost = cost
+        self._steps = steps
+        self._planned = 0
+        self._ends: deque[float] = deque()
+        if pipeline is None:
+            self.plan()
+        else:
+            self._enter(pipeline)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the ends of all its iterations are worked out: the last is at `look_s`."""
+        return self._planned == self._steps
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its iterations were taken."""
+        return self.is_planned and not self._ends
+
+    def _enter(self, pipeline: Pipeline) -> None:
+        seconds = self._cost.iteration_s(self.shape)
+        self.look_s = pipeline.entered(seconds, self.look_s)
+        self.counted_s = self.look_s - seconds / pipeline.stages
+        self._ends.append(self.look_s)
+        self._planned = 1
+
+    def plan(self) -> None:
+        """Work out when further iterations end."""
+        shape, end_s, cost = self.shape, self.look_s, self._cost
+        for number in range(self._planned, min(self._planned + _AHEAD, self._steps)):
+            if number:
+                context = self.shape.decode_context + number * shape.decodes
+                shape = BatchShape(0, 0.0, shape.decodes, context)
+            end_s += cost.iteration_s(shape)
+            self._ends.append(end_s)
+            self._planned += 1
+        self.look_s = end_s
+
+    def take_ended(self, now: float) -> list[float]:
+        """Return when those iterations ended that have, by `now`, and were not taken before."""
+        while self.look_s <= now and not self.is_planned:
+            self.plan()
+        taken, ends = [], self._ends
+        while ends and ends[0] <= now:
+            taken.append(ends.popleft())
+        if taken:
+            self.counted_s = taken[-1]
+        return taken
+
+    def cut(self) -> None:
+        """End with the iteration that runs now; take what has ended first."""
+        while len(self._ends) > 1:
+            self._ends.pop()
+            self._planned -= 1
+        self._steps = self._planned
+        self.look_s = self._ends[0]

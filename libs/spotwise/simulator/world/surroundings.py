@@ -1,0 +1,51 @@
+"""What a machine of the simulated cluster has around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spotwise.core.record import RequestRecord
+from spotwise.simulator.world.control_plane import ControlPlane
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.network import Link, Network
+from spotwise.simulator.world.observation import Observer
+from spotwise.simulator.world.settings import WorldSettings
+from spotwise.simulator.world.token_times import Progress
+
+
+class RequestStore(Protocol):
+    """Where the records of requests are."""
+
+    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
+        """Return an attempt's record, if it is still there."""
+
+    def progress(self, request_id: str) -> Progress:
+        """Return how far a request is whose record is there."""
+
+
+class Neighbour(Protocol):
+    """A machine, as others see it."""
+
+    receive_link: Link
+
+    def receive(self, event: Any) -> None:
+        """Take in what happened to it."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What all machines of a world share.
+
+    Attributes:
+        machines: by id.
+    """
+
+    queue: EventQueue
+    network: Network
+    control: ControlPlane
+    store: RequestStore
+    observer: Observer
+    settings: WorldSettings
+    scheduler_id: str
+    machines: dict[str, Neighbour] = field(default_factory=dict)

@@ -1,0 +1,94 @@
+"""When each token of each request was made.
+
+Law: a row that reaches the end of its sequence's known tokens brings one token more; it is as late as its iteration's end. The
+time from one token of a request to its next is what a client sees between them, because messages to it all take as long.
+
+Invariants: every token but a request's first is reported with its distance exactly once, whatever machines it was made on;
+nothing grows with the number of tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotwise.core.batching import Batch
+from spotwise.simulator.world.observation import Observer
+
+#: The one token of all prompts and answers.
+TOKEN_ID = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a request is, on whatever machine.
+
+    Attributes:
+        prompt_tokens: of its prompt.
+        output_tokens: made so far.
+        last_token_s: when the last one was made.
+    """
+
+    prompt_tokens: int
+    output_tokens: int = 0
+    last_token_s: float = 0.0
+
+
+class TokenTimes:
+    """The sequences of one machine, the order that runs there, and who hears of their tokens."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._progress: dict[str, Progress] = {}
+        self._first_s = self._last_s = 0.0
+        self._iterations = 0
+
+    def enter(self, sequence_id: str, progress: Progress) -> None:
+        """Follow a sequence here."""
+        self._progress[sequence_id] = progress
+
+    def drop(self, sequence_id: str) -> None:
+        """Follow it here no more; not while an order has a row of it."""
+        self._progress.pop(sequence_id, None)
+
+    def iterations_ended(self, batch: Batch, ends_s: Sequence[float]) -> None:
+        """Note some iterations of the order that runs; all have a token for each of its rows, if they are several."""
+        rows = len(batch.rows)
+        for end_s in ends_s:
+            if self._iterations:
+                self._observer.tokens_spaced(end_s - self._last_s, rows)
+            else:
+                self._first_s = end_s
+            self._iterations += 1
+            self._last_s = end_s
+
+    def order_ended(self, batch: Batch) -> list[str]:
+        """Note what the order that ran did for its sequences, and report how far its first tokens were from those before.
+
+        Returns:
+            Whose tokens it made, in order of rows.
+        """
+        first_s, last_s, iterations = self._first_s, self._last_s, self._iterations
+        self._iterations = 0
+        progress_of = self._progress
+        made = []
+        since_s, alike = math.nan, 0
+        for sequence_id, first_position, num_tokens, _ in batch.rows:
+            progress = progress_of[sequence_id]
+            output_tokens = progress.output_tokens
+            # a single iteration may compute a part of a prompt, which brings no token
+            if iterations == 1 and first_position + num_tokens != progress.prompt_tokens + output_tokens:
+                continue
+            made.append(sequence_id)
+            if output_tokens:
+                if progress.last_token_s != since_s:
+                    if alike:
+                        self._observer.tokens_spaced(first_s - since_s, alike)
+                    since_s, alike = progress.last_token_s, 0
+                alike += 1
+            progress.output_tokens = output_tokens + iterations
+            progress.last_token_s = last_s
+        if alike:
+            self._observer.tokens_spaced(first_s - since_s, alike)
+        return made
