@@ -10,10 +10,18 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.cost_model import LinkCost
-from spotwise.core.migration import link_share
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.interruption import Arrangement, Elsewhere, Fate, Notice, Pace, arrange, rearrange
-from spotwise.core.migration.link_share import Copy, Window, choose, greedily, saved_s
+from spotwise.core.migration.interruption.arrangement import (
+    Arrangement,
+    Elsewhere,
+    Fate,
+    Notice,
+    Pace,
+    arrange,
+    link_share,
+    rearrange,
+)
+from spotwise.core.migration.interruption.link_share import Copy, Window, choose, greedily, saved_s
 
 #: As of today: a number of this size is exact to a quarter of a microsecond.
 NOW = 1_795_000_000.0

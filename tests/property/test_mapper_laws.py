@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.held import Held, Part, PartKind, Share, kv_of, overlap, share_bytes, weights_of
-from spotwise.core.migration.mapper import map_devices
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.held import Held, Part, PartKind, Share, kv_of, overlap, share_bytes, weights_of
+from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -21,10 +21,10 @@ from spotwise.cli.bench.report import Row, Target, environment, report_console, 
 from spotwise.cli.plan.model_shapes import named_shapes
 from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.migration.deployment import Deployment, Instance, RunningRequest
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.mapper import map_devices
-from spotwise.core.migration.migration_plan import plan_migration
-from spotwise.core.migration.plan import PlanPolicy
+from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.plan import PlanPolicy
+from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import RealMemory

@@ -18,10 +18,10 @@ from spotwise.cli.plan.picture import draw_plan
 from spotwise.cli.plan.scenario import parse_config, parse_sizes, scenario
 from spotwise.cli.plan.tables import mapping_table, order_table, stages_table, summary_table
 from spotwise.cli.simulate.documents import write_document
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.mapper import map_devices
-from spotwise.core.migration.migration_plan import plan_migration
-from spotwise.core.migration.plan import PlanPolicy
+from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.plan import PlanPolicy
+from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.simulator.runs.plots import save
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from spotwise.core.migration.deployment import Device
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.plan import MigrationPlan, paper_migration_s
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.planning.plan import MigrationPlan, paper_migration_s
 
 
 def plan_document(device_map: DeviceMap, plan: MigrationPlan) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from spotwise.core.migration.held import PartKind
-from spotwise.core.migration.plan import MigrationPlan, Transfer
+from spotwise.core.migration.mapping.held import PartKind
+from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 
 
 def lanes(plan: MigrationPlan, columns: int = 72, most_links: int = 40) -> str:

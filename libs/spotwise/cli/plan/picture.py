@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.plan import MigrationPlan
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.planning.plan import MigrationPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

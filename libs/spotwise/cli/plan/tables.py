@@ -8,9 +8,9 @@ from itertools import groupby
 from rich.table import Table
 
 from spotwise.cli.plan.scenario import Scenario
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.held import Part, PartKind
-from spotwise.core.migration.plan import MigrationPlan, Transfer, paper_migration_s
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.held import Part, PartKind
+from spotwise.core.migration.planning.plan import MigrationPlan, Transfer, paper_migration_s
 from spotwise.core.parallel.config import Position
 
 _BAR = 32

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance
-from spotwise.core.migration.mapper import map_devices
-from spotwise.core.migration.migration_plan import PlanPolicy, plan_migration
+from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.planning.planner import PlanPolicy, plan_migration
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import Job, Pipeline
 from spotwise.simulator.spotserve.choices import Choices

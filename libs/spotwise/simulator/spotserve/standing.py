@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.just_in_time import LinearExecution, before_acquisition
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.mapper import map_devices
-from spotwise.core.migration.migration_plan import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
+from spotwise.core.migration.interruption.just_in_time import LinearExecution, before_acquisition
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.planner import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spotserve.batches import Pipeline
 from spotwise.simulator.spotserve.spot_world import SpotWorld

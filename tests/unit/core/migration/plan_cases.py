@@ -10,10 +10,10 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.held import Held, Part, kv_of, weights_of
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.plan import MigrationPlan, Transfer
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.held import Held, Part, kv_of, weights_of
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.buffer_order import Cut, Flow, FlowOf, Rooms, gates, order_loads
+from spotwise.core.migration.planning.buffer_order import Cut, Flow, FlowOf, Rooms, gates, order_loads
 
 
 def flows_of(loads: list[tuple[dict[int, int], dict[int, int]]]) -> FlowOf:

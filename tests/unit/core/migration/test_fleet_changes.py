@@ -10,8 +10,8 @@ from hypothesis import event as seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration import fleet_events as e
-from spotwise.core.migration.fleet_changes import FleetChanges, FleetLimits
+from spotwise.core.migration.fleet import events as e
+from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 
 #: Nobody waits for others.
 AT_ONCE = FleetLimits(gather_s=0.0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.held import (
+from spotwise.core.migration.mapping.held import (
     Held,
     Part,
     PartKind,

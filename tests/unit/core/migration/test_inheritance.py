@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.migration.deployment import Deployment, Instance, RunningRequest
-from spotwise.core.migration.inheritance import Inheritance, inherit
+from spotwise.core.migration.mapping.inheritance import Inheritance, inherit
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 

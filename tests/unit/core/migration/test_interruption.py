@@ -9,7 +9,15 @@ import pytest
 
 from spotwise.core.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.interruption import Arrangement, Elsewhere, Fate, Notice, Pace, arrange, rearrange
+from spotwise.core.migration.interruption.arrangement import (
+    Arrangement,
+    Elsewhere,
+    Fate,
+    Notice,
+    Pace,
+    arrange,
+    rearrange,
+)
 
 NOW = 1_000.0
 

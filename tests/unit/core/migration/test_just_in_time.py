@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.just_in_time import (
+from spotwise.core.migration.interruption.just_in_time import (
     LinearExecution,
     Stop,
     StopAfter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.migration.deployment import Device
-from spotwise.core.migration.link_times import Links, Ports, paper_seconds
+from spotwise.core.migration.planning.link_times import Links, Ports, paper_seconds
 
 LINKS = Links(within_bytes_per_s=100.0, between_bytes_per_s=20.0, storage_bytes_per_s=5.0, transfer_s=0.5, groups_s=2.0)
 A0, A1, B0, C0 = Device("a", 0), Device("a", 1), Device("b", 0), Device("c", 0)

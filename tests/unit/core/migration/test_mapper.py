@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.mapper import map_devices
-from spotwise.core.migration.matching import most_gained
-from spotwise.core.migration.reusable import Reusable
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.mapping.matching import most_gained
+from spotwise.core.migration.mapping.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.matching import Gains, bundle, fill_columns, match_groups, most_gained
+from spotwise.core.migration.mapping.matching import Gains, bundle, fill_columns, match_groups, most_gained
 
 
 def table(*rows: list[int]) -> Gains:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.position_groups import Groups, Seats, groupings, tensor_groups_of, with_fewest_cuts
+from spotwise.core.migration.mapping.position_groups import Groups, Seats, groupings, tensor_groups_of, with_fewest_cuts
 from spotwise.core.parallel.config import ParallelConfig, Position
 
 

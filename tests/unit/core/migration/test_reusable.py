@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.held import kv_overlap_bytes, weight_overlap_bytes
-from spotwise.core.migration.reusable import Reusable
+from spotwise.core.migration.mapping.held import kv_overlap_bytes, weight_overlap_bytes
+from spotwise.core.migration.mapping.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -24,7 +24,7 @@ from enum import StrEnum
 
 from spotwise.core.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.link_share import Copy, Window, choose
+from spotwise.core.migration.interruption.link_share import Copy, Window, choose
 
 #: Kept free before the deadline beside the margin: a time of today is a number that is exact to a quarter of this.
 _ROUNDING_S = 1e-6

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spotwise.core.migration.deployment import Device
-from spotwise.core.migration.device_map import DeviceMap
+from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.parallel.config import Position
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.migration.held import has_head, overlap, share_bytes, share_of
+from spotwise.core.migration.mapping.held import has_head, overlap, share_bytes, share_of
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

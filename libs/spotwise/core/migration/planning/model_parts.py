@@ -20,9 +20,17 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.held import Part, PartKind, Share, common_layers, kv_share_bytes, share_bytes, share_of
-from spotwise.core.migration.numbered_devices import NumberedDevices
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.held import (
+    Part,
+    PartKind,
+    Share,
+    common_layers,
+    kv_share_bytes,
+    share_bytes,
+    share_of,
+)
+from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

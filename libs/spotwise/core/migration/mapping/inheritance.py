@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spotwise.core.migration.deployment import Deployment, RunningRequest
-from spotwise.core.migration.old_pipelines import OldPipelines
+from spotwise.core.migration.mapping.old_pipelines import OldPipelines
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 

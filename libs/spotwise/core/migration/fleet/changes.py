@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotwise.core.migration import fleet_events as e
+from spotwise.core.migration.fleet import events as e
 
 #: Instances that are done with, remembered so that late and repeated news of them means nothing.
 _REMEMBERED = 4096

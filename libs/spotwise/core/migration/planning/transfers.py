@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spotwise.core.migration.buffer_order import Cut, Flow
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.model_parts import GoingOn, Piece
-from spotwise.core.migration.numbered_devices import NumberedDevices
+from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.buffer_order import Cut, Flow
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.model_parts import GoingOn, Piece
 
 
 class Move(NamedTuple):

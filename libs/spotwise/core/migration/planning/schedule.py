@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from typing import NamedTuple
 
-from spotwise.core.migration.buffer_order import Cut
-from spotwise.core.migration.link_times import Links, Ports
-from spotwise.core.migration.numbered_devices import NumberedDevices
-from spotwise.core.migration.transfers import Load, Move
+from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.buffer_order import Cut
+from spotwise.core.migration.planning.link_times import Links, Ports
+from spotwise.core.migration.planning.transfers import Load, Move
 
 _NEVER_S = float("inf")
 _NO_STEP = 1 << 60  # after all steps

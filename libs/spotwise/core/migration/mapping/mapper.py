@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from spotwise.core.migration.deployment import Deployment, Device
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.inheritance import Inheritance, inherit
-from spotwise.core.migration.matching import Gains, bundle, match_groups, most_gained
-from spotwise.core.migration.position_groups import (
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.inheritance import Inheritance, inherit
+from spotwise.core.migration.mapping.matching import Gains, bundle, match_groups, most_gained
+from spotwise.core.migration.mapping.position_groups import (
     UNPLACED,
     Groups,
     Seats,
@@ -32,7 +32,7 @@ from spotwise.core.migration.position_groups import (
     tensor_groups_of,
     with_fewest_cuts,
 )
-from spotwise.core.migration.reusable import Reusable
+from spotwise.core.migration.mapping.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

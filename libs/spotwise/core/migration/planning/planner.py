@@ -21,15 +21,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from spotwise.core.migration.buffer_order import Cut, Flow, Rooms, gates, order_loads
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.device_map import DeviceMap
-from spotwise.core.migration.link_times import Links
-from spotwise.core.migration.model_parts import kv_computed_again, kv_given_up, kv_parts, weight_parts
-from spotwise.core.migration.numbered_devices import NumberedDevices
-from spotwise.core.migration.plan import Freed, MigrationPlan, PlanPolicy, Transfer, paper_migration_s
-from spotwise.core.migration.schedule import Schedule
-from spotwise.core.migration.transfers import Load, SourceChoice, flow_of, given_up_at_once, kv_loads, weight_loads
+from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.buffer_order import Cut, Flow, Rooms, gates, order_loads
+from spotwise.core.migration.planning.link_times import Links
+from spotwise.core.migration.planning.model_parts import kv_computed_again, kv_given_up, kv_parts, weight_parts
+from spotwise.core.migration.planning.plan import Freed, MigrationPlan, PlanPolicy, Transfer, paper_migration_s
+from spotwise.core.migration.planning.schedule import Schedule
+from spotwise.core.migration.planning.transfers import (
+    Load,
+    SourceChoice,
+    flow_of,
+    given_up_at_once,
+    kv_loads,
+    weight_loads,
+)
 from spotwise.core.parallel.model_shape import ModelShape
 
 __all__ = ["Freed", "MigrationPlan", "PlanPolicy", "Transfer", "paper_migration_s", "plan_migration"]
