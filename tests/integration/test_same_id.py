@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from onlooker import Onlooker, looking_on
 
+from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.run_state import RunState, write_state
 from spotwise.core.messages import Member, MemberKind, MemberState
 from spotwise.mesh.child_process import ProcessIdentity
 from spotwise.mesh.embedded import LOOPBACK, free_port

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import redis
 
+from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, read_state
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.run_state import RecordedService, RunState, ServiceState, read_state
 from spotwise.mesh.embedded import free_port, nats_answers, nats_server, redis_server, running
 
 pytestmark = pytest.mark.mesh
@@ -31,7 +31,7 @@ import sys
 from rich.console import Console
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
-from spotwise.cli.up import run_mesh
+from spotwise.cli.launch.up import run_mesh
 detach = sys.argv[2] == "--detach"
 sys.exit(run_mesh(MeshOptions.model_validate_json(sys.argv[1]), Report(Console()), detach=detach))
 """

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spotwise.cli.launch_plan import Machine, plan_joining_worker
+from spotwise.cli.launch.plan import Machine, plan_joining_worker
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken

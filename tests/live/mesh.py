@@ -16,7 +16,7 @@ import httpx
 import openai
 
 from spotwise.cli.drain import ask_to_leave
-from spotwise.cli.run_state import RunState, read_state
+from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.status import MemberStatus, gather_status
 from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.run_state import ServiceState
+from spotwise.cli.launch.run_state import ServiceState
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 

@@ -12,17 +12,17 @@ from rich.console import Console
 
 from spotwise.cli.bench.app import bench
 from spotwise.cli.chat import chat
-from spotwise.cli.down import down
 from spotwise.cli.drain import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.explain import explain
 from spotwise.cli.join import join
+from spotwise.cli.launch.down import down
+from spotwise.cli.launch.up import up
 from spotwise.cli.plan.command import plan
 from spotwise.cli.profile import profile
 from spotwise.cli.replay import replay_command
 from spotwise.cli.simulate.app import simulate
 from spotwise.cli.status import status
-from spotwise.cli.up import up
 from spotwise.mesh.telemetry import silence_logging
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from rich.console import Console
 from spotwise.cli.chat_stream import AnswerFigures, ChatClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.gateway_access import find_gateway
-from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 

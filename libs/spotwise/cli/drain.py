@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh
-from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import Drain, DrainReply, Member, MemberState
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import find_store, open_store
-from spotwise.cli.run_folder import DEFAULT_NAME
 from spotwise.core.messages import LedgerEntry
 
 _SWAPS = ("swapped_out", "swapped_in")

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.run_folder import run_folder
+from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.options import server_address
-from spotwise.cli.run_folder import run_folder
-from spotwise.cli.run_state import RunState, read_state
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
 

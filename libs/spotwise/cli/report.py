@@ -22,9 +22,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from spotwise.cli.launch.run_folder import RunFolder
+from spotwise.cli.launch.run_state import ServiceState
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.run_folder import RunFolder
-from spotwise.cli.run_state import ServiceState
 from spotwise.mesh.redaction import without_passwords
 from spotwise.mesh.ucx_loopback import is_loopback
 

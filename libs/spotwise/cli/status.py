@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.mesh_access import find_store, open_store, running_state
-from spotwise.cli.run_folder import DEFAULT_NAME
-from spotwise.cli.run_state import RunState, ServiceState
 from spotwise.core.cluster.views import holds_foreign_work
 from spotwise.core.messages import Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.cli.launch_plan import Machine, ServiceProcess, StopOrder, plan_joining_worker, plan_services
+from spotwise.cli.launch.plan import Machine, ServiceProcess, StopOrder, plan_joining_worker, plan_services
 from spotwise.cli.options import EngineKind, MeshOptions
 
 GIB = 1024**3

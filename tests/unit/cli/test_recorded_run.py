@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.cli.bench.simulator import compared
 from spotwise.cli.errors import CommandError
-from spotwise.cli.recorded_run import recorded_cluster, times_of
+from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.kv_blocks import BlockPool

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.run_state import RecordedService, RunState, ServiceState
 from spotwise.cli.status import MemberStatus, _missing, _unhealthy
 from spotwise.core.messages import Member, MemberKind, MemberState
 from spotwise.mesh.child_process import ProcessIdentity

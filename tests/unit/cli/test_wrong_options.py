@@ -11,7 +11,7 @@ import pytest
 from command_line import CommandLine
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.listening_port import open_port
+from spotwise.cli.launch.listening_port import open_port
 from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
 
 

@@ -33,7 +33,7 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.bench.rounds import in_order_of_round
 from spotwise.cli.bench.servers import Endpoint, MeshEndpoint, running_mesh, running_vllm, up_arguments
 from spotwise.cli.bench.vllm_client import find_vllm, vllm_version
-from spotwise.cli.model_progress import resolve_with_progress
+from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.number_lists import ascending
 from spotwise.engine.model_store import DEFAULT_MODEL
 

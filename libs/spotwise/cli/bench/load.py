@@ -25,7 +25,7 @@ from spotwise.cli.bench.report import Row, environment, report_console, require_
 from spotwise.cli.bench.stream_load import StreamShape
 from spotwise.cli.errors import OptionError
 from spotwise.cli.gateway_access import find_gateway
-from spotwise.cli.run_folder import DEFAULT_NAME
+from spotwise.cli.launch.run_folder import DEFAULT_NAME
 
 
 @dataclass(slots=True)

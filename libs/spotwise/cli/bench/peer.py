@@ -34,7 +34,7 @@ from spotwise.cli.bench.servers import Endpoint, running_mesh, running_vllm, up_
 from spotwise.cli.bench.vllm_client import find_vllm, measure_with_client, vllm_version
 from spotwise.cli.bench.workloads import ClosedLoop, Workload, choose_workloads
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.model_progress import resolve_with_progress
+from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.engine.model_store import DEFAULT_MODEL
 
 #: vLLM's own remedy for long prompts between short steps: few prompt tokens in each.

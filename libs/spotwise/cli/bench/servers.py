@@ -23,10 +23,10 @@ import httpx
 import psutil
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.run_folder import RunFolder, run_folder
+from spotwise.cli.launch.run_state import read_state
+from spotwise.cli.launch.service_logs import log_tail
 from spotwise.cli.mesh_access import running_state
-from spotwise.cli.run_folder import RunFolder, run_folder
-from spotwise.cli.run_state import read_state
-from spotwise.cli.service_logs import log_tail
 from spotwise.mesh.child_process import ChildProcess, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded import free_port
 

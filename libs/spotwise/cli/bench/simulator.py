@@ -26,9 +26,9 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Row, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
 from spotwise.cli.profile_run import measure_costs, profile_steps
-from spotwise.cli.recorded_run import recorded_cluster, times_of
 from spotwise.core.cost_profile import profile_as_dict
 from spotwise.mesh.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.recorded_requests import recorded_requests

@@ -16,9 +16,9 @@ from spotwise.cli.bench.process_usage import ProcessUsage
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.bench.stream_load import StreamResult, StreamShape, run_streams
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.run_folder import run_folder
+from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.run_folder import run_folder
-from spotwise.cli.run_state import RecordedService, RunState, ServiceState, write_state
 from spotwise.mesh.child_process import ProcessIdentity, identify
 from tests.unit.cli.bench.sse_gateway import failing, gateway, whole
 

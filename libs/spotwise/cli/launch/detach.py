@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 
+from spotwise.cli.launch.run_folder import run_folder
+from spotwise.cli.launch.run_state import read_state
+from spotwise.cli.launch.service_logs import log_tail
+from spotwise.cli.launch.stop_signals import StopSignals
+from spotwise.cli.launch.supervisor import EXIT_FAILED, EXIT_INTERRUPTED
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
-from spotwise.cli.run_folder import run_folder
-from spotwise.cli.run_state import read_state
-from spotwise.cli.service_logs import log_tail
-from spotwise.cli.stop_signals import StopSignals
-from spotwise.cli.supervisor import EXIT_FAILED, EXIT_INTERRUPTED
 
 _POLL_S = 0.05
 #: Says all that there is to say.
@@ -36,7 +36,7 @@ def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -
     with folder.supervisor_log_path.open("wb") as log:
         folder.supervisor_log_path.chmod(0o600)
         supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "spotwise.cli.supervise"],
+            [sys.executable, "-P", "-m", "spotwise.cli.launch.supervise"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.report import Report
-from spotwise.cli.run_state import RunState, write_state
 
 _TRY_AGAIN_S = 2.0
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.run_folder import cache_folder
+from spotwise.cli.launch.run_folder import cache_folder
 from spotwise.engine.errors import ModelError
 from spotwise.engine.model_store import ModelLocation, resolve_model
 

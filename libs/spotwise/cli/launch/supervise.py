@@ -1,6 +1,6 @@
 """Runs a mesh from its options: claims its name, lays out its processes, supervises them.
 
-As a program (`python -m spotwise.cli.supervise`, options as JSON on stdin) it is the detached supervisor of
+As a program (`python -m spotwise.cli.launch.supervise`, options as JSON on stdin) it is the detached supervisor of
 `spotwise up --detach`.
 """
 
@@ -15,17 +15,17 @@ from functools import partial
 
 from rich.console import Console
 
-from spotwise.cli.down import end_recorded
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch_plan import Machine, ServiceProcess, StopOrder, plan_services
+from spotwise.cli.launch.down import end_recorded
+from spotwise.cli.launch.plan import Machine, ServiceProcess, StopOrder, plan_services
+from spotwise.cli.launch.readiness import Readiness, require_reachable
+from spotwise.cli.launch.run_folder import RunFolder, run_folder
+from spotwise.cli.launch.run_state import RunState, read_state
+from spotwise.cli.launch.stop_signals import StopSignals
+from spotwise.cli.launch.supervised_process import SupervisedProcess
+from spotwise.cli.launch.supervisor import Supervisor
 from spotwise.cli.options import MeshOptions
-from spotwise.cli.readiness import Readiness, require_reachable
 from spotwise.cli.report import Report
-from spotwise.cli.run_folder import RunFolder, run_folder
-from spotwise.cli.run_state import RunState, read_state
-from spotwise.cli.stop_signals import StopSignals
-from spotwise.cli.supervised_process import SupervisedProcess
-from spotwise.cli.supervisor import Supervisor
 from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
 from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, nats_server, redis_server
 

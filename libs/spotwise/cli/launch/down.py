@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.run_folder import DEFAULT_NAME, RunFolder, run_folder
-from spotwise.cli.run_state import RunState, read_state
+from spotwise.cli.launch.run_folder import DEFAULT_NAME, RunFolder, run_folder
+from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.mesh.child_process import is_alive, send_signal
 
 # Four turns of the supervisor's grace, and some.

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spotwise.cli.launch_plan import StopOrder
-from spotwise.cli.liveness import Probe
-from spotwise.cli.restart_limit import RestartLimit
-from spotwise.cli.run_state import RecordedService, ServiceState
+from spotwise.cli.launch.liveness import Probe
+from spotwise.cli.launch.plan import StopOrder
+from spotwise.cli.launch.restart_limit import RestartLimit
+from spotwise.cli.launch.run_state import RecordedService, ServiceState
 from spotwise.mesh.child_process import ChildProcess
 
 

@@ -10,11 +10,14 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from spotwise.cli.detach import start_detached
 from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
-from spotwise.cli.listening_port import open_port
-from spotwise.cli.model_progress import resolve_with_progress
+from spotwise.cli.launch.detach import start_detached
+from spotwise.cli.launch.listening_port import open_port
+from spotwise.cli.launch.model_progress import resolve_with_progress
+from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
+from spotwise.cli.launch.stop_signals import StopSignals
+from spotwise.cli.launch.supervise import supervise
 from spotwise.cli.options import (
     EngineKind,
     MeshOptions,
@@ -26,9 +29,6 @@ from spotwise.cli.options import (
     unnamed_pools,
 )
 from spotwise.cli.report import Report, open_door_warning, welcome_lines
-from spotwise.cli.run_folder import DEFAULT_NAME, cache_folder, run_folder
-from spotwise.cli.stop_signals import StopSignals
-from spotwise.cli.supervise import supervise
 from spotwise.engine.model_store import DEFAULT_MODEL
 
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spotwise.cli.launch_plan import StopOrder
-from spotwise.cli.liveness import LivenessWatch, Probe
+from spotwise.cli.launch.liveness import LivenessWatch, Probe
+from spotwise.cli.launch.plan import StopOrder
+from spotwise.cli.launch.run_state import RunState, ServiceState
+from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.state_file import StateFile
+from spotwise.cli.launch.stop_signals import StopSignals
+from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.report import Report
-from spotwise.cli.run_state import RunState, ServiceState
-from spotwise.cli.service_logs import LogFollower, log_tail, reason_for_not_serving
-from spotwise.cli.state_file import StateFile
-from spotwise.cli.stop_signals import StopSignals
-from spotwise.cli.supervised_process import SupervisedProcess
 from spotwise.mesh.embedded import EmbeddedServerError
 
 EXIT_STOPPED = 0
