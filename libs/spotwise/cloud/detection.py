@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from spotwise.cloud.dialogue import Cloud
-from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.http_client import HttpDoor
 
 
 async def detect(clouds: Sequence[tuple[Cloud, HttpDoor]]) -> tuple[Cloud, HttpDoor] | None:

@@ -20,7 +20,7 @@ from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.service_doors import bus_and_store, control_server
+from spotwise.mesh.service_servers import bus_and_store, control_server
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
 

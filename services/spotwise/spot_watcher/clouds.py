@@ -18,7 +18,7 @@ from spotwise.cloud.azure import Azure
 from spotwise.cloud.detection import detect
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.gcp import Gcp
-from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.http_client import HttpDoor
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.mesh.ports import MeshError
 from spotwise.spot_watcher.settings import SpotWatcherSettings

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import structlog
 
 from spotwise.cloud.dialogue import Cloud
-from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.http_client import HttpDoor
 from spotwise.core.messages import Drain, DrainReply, Member
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.role import SpotWatcherRole

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
-from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.http_client import HttpDoor
 from tests.fakes.metadata_server import MetadataServer
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from spotwise.cloud.dates import unix_s
 from spotwise.cloud.detection import detect
 from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest
 from spotwise.cloud.gcp import Gcp
-from spotwise.cloud.http_door import MAX_BODY_BYTES, HttpDoor
+from spotwise.cloud.http_client import MAX_BODY_BYTES, HttpDoor
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.mesh.embedded import LOOPBACK, free_port
 from tests.fakes.metadata_server import NODE_TOKEN, Fault, MetadataServer

@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.cloud.dialogue import HttpAnswer
 from spotwise.cloud.gcp import PREEMPTED, Gcp
-from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.http_client import HttpDoor
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 from tests.contracts.waiting import until
 from tests.fakes.metadata_server import Fault, MetadataServer

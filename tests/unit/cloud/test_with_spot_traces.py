@@ -12,7 +12,7 @@ import pytest
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
 from spotwise.cloud.dialogue import Cloud
-from spotwise.cloud.http_door import HttpDoor
+from spotwise.cloud.http_client import HttpDoor
 from spotwise.core.messages import Member, MemberKind, MemberState
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy

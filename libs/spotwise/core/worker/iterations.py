@@ -20,15 +20,15 @@ from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.discipline import Order
+from spotwise.core.worker.chunked_prefill import Pace
 from spotwise.core.worker.examination import Examination, Verdict
-from spotwise.core.worker.holdings import Holdings
-from spotwise.core.worker.memory import Memory
-from spotwise.core.worker.pace import Pace
+from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.runs import CountedRuns
+from spotwise.core.worker.scheduling_policy import Order
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: In the hand-off of a first token that was only counted.
 UNNAMED_TOKEN = 0

@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 
 class PrefixCache:

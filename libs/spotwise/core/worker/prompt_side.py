@@ -21,10 +21,10 @@ from spotwise.core.mlfq import Level
 from spotwise.core.record import KvHandoff, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import PushMode, PushPolicy
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: A lease is renewed this many times within its length, so that one lost message costs nothing.
 RENEWALS_PER_LEASE = 3

@@ -19,16 +19,16 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.arrival_memory import ArrivalMemory
-from spotwise.core.worker.discipline import order_of
-from spotwise.core.worker.holdings import Holdings
+from spotwise.core.worker.fcfs_kv_allocator import ArrivalMemory
 from spotwise.core.worker.iterations import Iterations
-from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.preemptive_kv_allocator import RankedMemory
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.ranked_memory import RankedMemory
+from spotwise.core.worker.scheduling_policy import order_of
 from spotwise.core.worker.sequence import KvPlace
+from spotwise.core.worker.sequence_table import Holdings
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 

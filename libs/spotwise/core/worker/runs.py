@@ -20,9 +20,9 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: Events after which somebody may be runnable who was not.
 _MAY_JOIN = (c.RecordLoaded, c.KvArrived)

@@ -17,9 +17,9 @@ from __future__ import annotations
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.request import RequestEvent
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import KvPlace, Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 
 class Swaps:

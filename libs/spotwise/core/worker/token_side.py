@@ -14,9 +14,9 @@ from spotwise.core import messages as m
 from spotwise.core.record import KvTarget, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.holdings import Holdings
-from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: Terms that a lease lasts at first: the scheduler has yet to tell the prompt worker, which renews it, and may be slow.
 FIRST_TERM = 2

@@ -20,9 +20,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: A second that a prompt waits weighs as much as so many of a decode's age. What decodes has made its client wait already and
 #: shows progress since; ten seconds of decoding are an answer of common length.

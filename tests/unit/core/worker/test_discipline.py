@@ -11,11 +11,11 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import StreamRef
 from spotwise.core.mlfq import Level, MlfqPolicy
 from spotwise.core.request import RequestState, StopCriteria
-from spotwise.core.worker.discipline import InOrder, Mlfq, by_priority, by_tokens_left, order_of, queues_for
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
+from spotwise.core.worker.scheduling_policy import InOrder, Mlfq, by_priority, by_tokens_left, order_of, queues_for
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: A decode takes 1 s, a prompt token a tenth more; others beside it make it no longer.
 COST = LinearIterationCost(fixed_s=1.0, prompt_token_s=0.1, prompt_context_s=0.0, decode_s=0.0, decode_context_s=0.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.worker.pace import MIN_TOKENS, Pace, TokenCost
+from spotwise.core.worker.chunked_prefill import MIN_TOKENS, Pace, TokenCost
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.worker.bench import WorkerBench, row_of
 

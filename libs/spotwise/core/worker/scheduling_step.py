@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from spotwise.core.kv_swap import HeldKv, choose_to_leave, choose_to_return
-from spotwise.core.worker.discipline import Order
+from spotwise.core.worker.scheduling_policy import Order
 from spotwise.core.worker.sequence import Sequence
 
 

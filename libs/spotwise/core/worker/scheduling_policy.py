@@ -21,10 +21,10 @@ from typing import Protocol
 from spotwise.core.cost_model import BatchShape, IterationCost, pairs
 from spotwise.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT, VirtualTokenCounters
 from spotwise.core.mlfq import MlfqPolicy, SkipJoinMLFQ, Standing
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 #: 30 s at the 20 ms that a decode takes alone with 13 billion parameters on an A100. With FastServe's 300 ms
 #: all jobs starve as soon as there are more than a few batches of them, and take turns (docs/simulator.md has both).

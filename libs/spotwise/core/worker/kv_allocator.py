@@ -16,10 +16,10 @@ import abc
 import math
 
 from spotwise.core.request import RequestEvent
-from spotwise.core.worker.holdings import Holdings
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 
 
 class Memory(abc.ABC):

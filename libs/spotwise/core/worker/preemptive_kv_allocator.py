@@ -27,13 +27,13 @@ from collections.abc import Callable
 
 from spotwise.core.kv_swap import WhenFull
 from spotwise.core.request import RequestState
-from spotwise.core.worker.discipline import Order
-from spotwise.core.worker.holdings import Holdings
-from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.round import Round
+from spotwise.core.worker.scheduling_policy import Order
+from spotwise.core.worker.scheduling_step import Round
 from spotwise.core.worker.sequence import KvPlace, Sequence
+from spotwise.core.worker.sequence_table import Holdings
 from spotwise.core.worker.swaps import Swaps
 
 #: For how long room is made for a reservation that was refused: the scheduler asks again with a heartbeat, if at all.

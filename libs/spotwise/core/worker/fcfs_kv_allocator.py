@@ -33,11 +33,11 @@ victim; where nothing is held, nothing is kept from a newcomer.
 from __future__ import annotations
 
 from spotwise.core.request import RequestState
-from spotwise.core.worker.holdings import Holdings
-from spotwise.core.worker.memory import Memory
+from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequence_table import Holdings
 from spotwise.core.worker.victims import Victims
 
 
