@@ -54,7 +54,7 @@ class Arrival:
 
 
 @dataclass
-class Order:
+class SchedulingPolicy:
     """In flight at the engine."""
 
     batch: Batch
@@ -114,7 +114,7 @@ class Timeline:
         self.orders = 0
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.live: dict[str, Arrival] = {}
-        self._order: Order | None = None
+        self._order: SchedulingPolicy | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._entered = 0
 
@@ -185,7 +185,7 @@ class Timeline:
         self.tables[len(self.iterations)] = tuple(row.block_ids for row in batch.rows)
         if self._swaps is not None:
             self._swaps.compute(batch, self.prompts)
-        self._order = Order(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
+        self._order = SchedulingPolicy(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
 
     # --- what the role says -------------------------------------------------------------------------------------------
 

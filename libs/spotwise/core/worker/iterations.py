@@ -26,7 +26,7 @@ from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.runs import CountedRuns
-from spotwise.core.worker.scheduling_policy import Order
+from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import Holdings
 
@@ -38,7 +38,7 @@ class Iterations:
     """Builds batches and takes their results."""
 
     def __init__(
-        self, holdings: Holdings, order: Order, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy
+        self, holdings: Holdings, order: SchedulingPolicy, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy
     ) -> None:
         self.finished = 0
         self._holdings = holdings
@@ -60,7 +60,7 @@ class Iterations:
         return self._pace.prompt_token_s
 
     def run_next(self, now: float) -> None:
-        """Order iterations, while there is a place for one in the engine's pipeline and something can run."""
+        """SchedulingPolicy iterations, while there is a place for one in the engine's pipeline and something can run."""
         while self._holdings.iterations_in_flight < self._policy.max_in_flight:
             examined = self._examination.next_part()
             if examined is not None and self._holdings.iterations_in_flight:

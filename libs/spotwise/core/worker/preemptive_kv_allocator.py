@@ -30,7 +30,7 @@ from spotwise.core.request import RequestState
 from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import Order
+from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.scheduling_step import Round
 from spotwise.core.worker.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequence_table import Holdings
@@ -60,7 +60,7 @@ class RankedMemory(Memory):
         holdings: Holdings,
         policy: WorkerPolicy,
         prefixes: PrefixCache,
-        order: Order,
+        order: SchedulingPolicy,
         swaps: Swaps | None,
     ) -> None:
         super().__init__(holdings, policy, prefixes)

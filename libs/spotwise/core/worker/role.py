@@ -26,7 +26,7 @@ from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.preemptive_kv_allocator import RankedMemory
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.scheduling_policy import order_of
+from spotwise.core.worker.scheduling_policy import scheduling_policy_of
 from spotwise.core.worker.sequence import KvPlace
 from spotwise.core.worker.sequence_table import Holdings
 from spotwise.core.worker.swaps import Swaps
@@ -66,7 +66,7 @@ class WorkerRole:
         self._policy = policy = policy or WorkerPolicy()
         self._holdings = holdings = Holdings(worker_id, pool, host, incarnation)
         prefixes = PrefixCache(holdings, enabled=policy.prefix_caching)
-        order = order_of(policy, holdings, prefixes)
+        order = scheduling_policy_of(policy, holdings, prefixes)
         self._swaps = _swaps_of(policy, holdings, prefixes)
         self._memory: Memory = (
             RankedMemory(holdings, policy, prefixes, order, self._swaps)

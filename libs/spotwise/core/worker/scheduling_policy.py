@@ -31,7 +31,7 @@ from spotwise.core.worker.sequence_table import Holdings
 STARVE_QUANTA = 1500
 
 
-class Order(Protocol):
+class SchedulingPolicy(Protocol):
     """Says whose turn it is."""
 
     def order(self, candidates: list[Sequence], now: float) -> list[Sequence]:
@@ -50,13 +50,13 @@ class Order(Protocol):
         """Tell whether one that can run lets one pass that comes now, as far as anybody knows."""
 
 
-def order_of(policy: WorkerPolicy, holdings: Holdings, prefixes: PrefixCache) -> Order:
+def scheduling_policy_of(policy: WorkerPolicy, holdings: Holdings, prefixes: PrefixCache) -> SchedulingPolicy:
     """Return the order of a policy's discipline."""
     if policy.discipline is Discipline.MLFQ:
         assert policy.mlfq is not None and policy.cost is not None  # the policy has seen to it
-        return Mlfq(policy.mlfq, policy.cost, policy.limits.max_num_seqs, holdings, prefixes)
+        return MlfqSchedulingPolicy(policy.mlfq, policy.cost, policy.limits.max_num_seqs, holdings, prefixes)
     keys = {Discipline.PRIORITY: by_priority, Discipline.SRPT: by_tokens_left}
-    return InOrder(keys.get(policy.discipline))
+    return KeyedPolicy(keys.get(policy.discipline))
 
 
 def queues_for(
@@ -76,7 +76,7 @@ def queues_for(
     return MlfqPolicy(first_quantum_s, quantum_ratio, queues, starve_limit_s)
 
 
-class InOrder:
+class KeyedPolicy:
     """Disciplines that are an order and nothing more: by a key, or by arrival where there is none."""
 
     def __init__(self, key: Callable[[Sequence], int] | None = None) -> None:
@@ -112,7 +112,7 @@ def by_tokens_left(sequence: Sequence) -> int:
     return sequence.uncomputed_tokens + sequence.tokens_to_length
 
 
-class Mlfq:
+class MlfqSchedulingPolicy:
     """Skip-join multi-level feedback queue, below priorities and turns of tenants.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from spotwise.core.kv_swap import HeldKv, choose_to_leave, choose_to_return
-from spotwise.core.worker.scheduling_policy import Order
+from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 
 
@@ -28,7 +28,7 @@ class Round:
         now: Unix time.
     """
 
-    def __init__(self, order: Order, sequences: list[Sequence], now: float) -> None:
+    def __init__(self, order: SchedulingPolicy, sequences: list[Sequence], now: float) -> None:
         self.sequences = sequences
         self.now = now
         self._order = order

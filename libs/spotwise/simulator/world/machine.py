@@ -24,7 +24,7 @@ from spotwise.core.worker.role import WorkerRole
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.host_link import HostLink
 from spotwise.simulator.world.network import Link
-from spotwise.simulator.world.orders import Order
+from spotwise.simulator.world.orders import IterationOrder
 from spotwise.simulator.world.pipeline import Pipeline
 from spotwise.simulator.world.results import MachineResult
 from spotwise.simulator.world.settings import SimulatedMachine
@@ -66,7 +66,7 @@ class Machine:
         self._counts = policy.counted_steps > 1
         self._token_times = TokenTimes(around.observer)
         self._pipeline = Pipeline(policy.max_in_flight) if policy.max_in_flight > 1 else None
-        self._orders: deque[Order] = deque()
+        self._orders: deque[IterationOrder] = deque()
         self._peak_blocks = 0
         self._hand_offs = HandOffs(self.send_link, self.receive, around)
         self._host_link = HostLink(machine_type.host_bytes_per_s, block_bytes, self._queue, self.receive)
@@ -187,7 +187,7 @@ class Machine:
         self._hand_offs.drop(command.sequence_id)
 
     def _run_iteration(self, command: c.RunIteration) -> None:
-        order = Order(command.batch, command.steps, self._cost, self._queue.now, self._pipeline)
+        order = IterationOrder(command.batch, command.steps, self._cost, self._queue.now, self._pipeline)
         self._orders.append(order)
         self._peak_blocks = max(self._peak_blocks, self.held_blocks)
         if order.shape.prompt_tokens:
@@ -201,7 +201,7 @@ class Machine:
         order.cut()
         self._queue.at(order.look_s, self._look, (order, order.look_s))
 
-    def _look(self, planned: tuple[Order, float]) -> None:
+    def _look(self, planned: tuple[IterationOrder, float]) -> None:
         order, look_s = planned
         if not self._orders or self._orders[0] is not order or order.look_s != look_s:
             return  # it was cut, or is over
@@ -225,7 +225,7 @@ class Machine:
             self._token_times.iterations_ended(order.batch, ends_s)
             self._tell_role(self._ended(order, len(ends_s)))
 
-    def _ended(self, order: Order, iterations: int) -> c.IterationFinished | c.IterationsCounted:
+    def _ended(self, order: IterationOrder, iterations: int) -> c.IterationFinished | c.IterationsCounted:
         is_over = order.is_over
         if is_over:
             self._orders.popleft()

@@ -19,7 +19,7 @@ from spotwise.simulator.world.pipeline import Pipeline
 _AHEAD = 8
 
 
-class Order:
+class IterationOrder:
     """Iterations that run, one after the other.
 
     Args:

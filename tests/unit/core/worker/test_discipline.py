@@ -13,7 +13,14 @@ from spotwise.core.mlfq import Level, MlfqPolicy
 from spotwise.core.request import RequestState, StopCriteria
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import InOrder, Mlfq, by_priority, by_tokens_left, order_of, queues_for
+from spotwise.core.worker.scheduling_policy import (
+    KeyedPolicy,
+    MlfqSchedulingPolicy,
+    by_priority,
+    by_tokens_left,
+    queues_for,
+    scheduling_policy_of,
+)
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import Holdings
 
@@ -31,7 +38,7 @@ class Floor:
         self.pool = BlockPool(100, BLOCK_SIZE)
         self.holdings = Holdings("w", self.pool)
         self.prefixes = PrefixCache(self.holdings, enabled=True)
-        self.order = Mlfq(policy, COST, width, self.holdings, self.prefixes)
+        self.order = MlfqSchedulingPolicy(policy, COST, width, self.holdings, self.prefixes)
 
     def add(self, name: str, prompt: int, now: float = 0.0, tenant: str = "", priority: int = 0) -> Sequence:
         sequence = self.holdings.add(name, 1, StreamRef("g", 1), RequestState.WAITING, now)
@@ -188,7 +195,7 @@ class TestInOrder:
         """As vLLM has it."""
         floor = Floor()
         sequences = [floor.add("a", 5, priority=1), floor.add("b", 5), floor.add("c", 5, priority=1)]
-        ordered = InOrder(by_priority).order(sequences, 0.0)
+        ordered = KeyedPolicy(by_priority).order(sequences, 0.0)
         assert [sequence.request_id for sequence in ordered] == ["b", "a", "c"]
 
     def test_whoever_has_least_to_compute_first(self) -> None:
@@ -196,16 +203,16 @@ class TestInOrder:
         floor = Floor()
         a, b = floor.add("a", 50), floor.add("b", 5)
         b.max_output_tokens = 1046
-        assert InOrder(by_tokens_left).order([b, a], 0.0) == [a, b]
+        assert KeyedPolicy(by_tokens_left).order([b, a], 0.0) == [a, b]
 
     def test_without_a_key_they_stay_as_they_came(self) -> None:
         """And come before any newcomer; with one, nobody knows what the newcomer will have."""
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
-        assert InOrder().order(sequences, 0.0) == sequences
-        assert InOrder().outranks_newcomers(sequences[0], 0.0)
-        assert not InOrder(by_priority).outranks_newcomers(sequences[0], 0.0)
-        assert InOrder().next_runs_s(sequences, 0.0) == [0.0, 1.0]
+        assert KeyedPolicy().order(sequences, 0.0) == sequences
+        assert KeyedPolicy().outranks_newcomers(sequences[0], 0.0)
+        assert not KeyedPolicy(by_priority).outranks_newcomers(sequences[0], 0.0)
+        assert KeyedPolicy().next_runs_s(sequences, 0.0) == [0.0, 1.0]
 
     @pytest.mark.parametrize(("discipline", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
     def test_a_policy_names_its_order(self, discipline: str, first: str) -> None:
@@ -213,7 +220,7 @@ class TestInOrder:
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         policy = WorkerPolicy(discipline=Discipline(discipline), mlfq=QUEUES, cost=COST)
-        assert order_of(policy, floor.holdings, floor.prefixes).order(sequences, 0.0)[0].request_id == first
+        assert scheduling_policy_of(policy, floor.holdings, floor.prefixes).order(sequences, 0.0)[0].request_id == first
 
 
 def test_queues_follow_from_what_a_decode_costs() -> None:
