@@ -13,10 +13,10 @@ from spotwise.core.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
+    DecodePace,
     Elsewhere,
     Fate,
     Notice,
-    Pace,
     arrange,
     link_share,
     rearrange,
@@ -122,7 +122,7 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 400)), max_s
 NOTICES = st.builds(
     lambda left, boundary, step, latency, rate, prompt, waits, ready, margin: Notice(
         NOW + left,
-        Pace(boundary, step),
+        DecodePace(boundary, step),
         LinkCost(latency, rate),
         320_000,
         Elsewhere(lambda tokens: 0.02 + prompt * tokens, waits[0], waits[1], None if ready is None else NOW + ready),

@@ -56,7 +56,7 @@ class TokenCost:
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * self.seconds_per_context * seconds)))
 
 
-class StallBudget:
+class IterationPrefillBudget:
     """What prompts may take of one iteration.
 
     Args:
@@ -83,7 +83,7 @@ class StallBudget:
             self._seconds -= self._cost.of(tokens, pairs(first_position, tokens))
 
 
-class Pace:
+class ChunkedPrefillBudget:
     """Learns what a token costs, and says how much of a prompt may join an iteration.
 
     Args:
@@ -122,12 +122,12 @@ class Pace:
             self._cost = TokenCost(token_s, token_s / self._context_parity)
             self._context_per_token = context / TYPICAL_PROMPT_TOKENS
 
-    def budget(self, decode_contexts: Sequence[int]) -> StallBudget | None:
+    def budget(self, decode_contexts: Sequence[int]) -> IterationPrefillBudget | None:
         """Return what prompts may take beside decodes that attend to so many tokens each; `None` for all they want."""
         if self._max_stall_s is None or not decode_contexts:
             return None
         taken = self._cost.of(len(decode_contexts), sum(decode_contexts)) if self._cost else 0.0
-        return StallBudget(self._cost, self._max_stall_s - taken)
+        return IterationPrefillBudget(self._cost, self._max_stall_s - taken)
 
     def ordered(self, batch: Batch, now: float) -> None:
         """Note an iteration that begins now, or after those in flight."""

@@ -20,7 +20,7 @@ from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.chunked_prefill import Pace
+from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, Verdict
 from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import Batching, WorkerPolicy
@@ -46,7 +46,7 @@ class Iterations:
         self._memory = memory
         self._prompt_side = prompt_side
         self._policy = policy
-        self._pace = Pace(policy.max_stall_s, policy.context_parity, policy.cost)
+        self._prefill_budget = ChunkedPrefillBudget(policy.max_stall_s, policy.context_parity, policy.cost)
         self._runs = CountedRuns(holdings, policy)
         self._examination = Examination()
         #: Why the engine is of no use any more; `None` while it is.
@@ -57,7 +57,7 @@ class Iterations:
     @property
     def prompt_token_s(self) -> float | None:
         """Seconds that a prompt token takes on this worker; `None` until some were computed, or a profile was given."""
-        return self._pace.prompt_token_s
+        return self._prefill_budget.prompt_token_s
 
     def run_next(self, now: float) -> None:
         """SchedulingPolicy iterations, while there is a place for one in the engine's pipeline and something can run."""
@@ -86,7 +86,7 @@ class Iterations:
         examines: bool,
     ) -> None:
         self._holdings.begin_iteration(members)
-        self._pace.ordered(batch, now)
+        self._prefill_budget.ordered(batch, now)
         somebody_waits = examines or len(members) < len(candidates)
         is_settled = not examines and (not somebody_waits or self._memory.is_settled(candidates))
         steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
@@ -104,7 +104,7 @@ class Iterations:
             return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
         first = candidates[: self._policy.limits.max_num_seqs]
         contexts = [s.known_tokens for s in first if s.is_decoding] if self._decodes_bound_prompts else []
-        builder = BatchBuilder(self._policy.limits, len(contexts), self._pace.budget(contexts))
+        builder = BatchBuilder(self._policy.limits, len(contexts), self._prefill_budget.budget(contexts))
         members: list[tuple[Sequence, int]] = []
         for sequence in candidates:
             if builder.is_full:
@@ -160,7 +160,7 @@ class Iterations:
     def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
         self.finished += 1
-        self._pace.ended(now)
+        self._prefill_budget.ended(now)
         members = self._holdings.end_iteration()
         self._examination.succeeded(members)
         for sequence, tokens in members:
@@ -177,7 +177,7 @@ class Iterations:
         self.finished += event.steps
         if not self._runs.count(event.steps, ended=event.ended):
             return
-        self._pace.ended(now)
+        self._prefill_budget.ended(now)
         if event.steps > 1:
             self._runs.advance(event.steps)
             members = self._holdings.end_iteration()
@@ -206,7 +206,7 @@ class Iterations:
         written again.
         """
         self._runs.count(1, ended=True)
-        self._pace.ended(now, failed=True)
+        self._prefill_budget.ended(now, failed=True)
         members = [sequence for sequence, _ in self._holdings.end_iteration()]
         match self._examination.failed(members):
             case Verdict.CULPRIT:

@@ -56,7 +56,7 @@ class Job:
         return RunningRequest(str(self.number), self.kv_tokens, self.decoded, output_tokens - self.decoded)
 
 
-class Pace:
+class BatchTimes:
     """What batches take, for requests of one size."""
 
     def __init__(self, cost: ExecutionCost, input_tokens: int, output_tokens: int, slowdown: float) -> None:
@@ -102,7 +102,7 @@ class Pipeline:
 
     number: int
     config: ParallelConfig
-    pace: Pace
+    pace: BatchTimes
     decodes: bool = True
     jobs: list[Job] = field(default_factory=list)
     serves_from_s: float = 0.0

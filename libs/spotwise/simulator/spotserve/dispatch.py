@@ -19,7 +19,7 @@ import heapq
 from typing import Protocol
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import Job, Pace, Pipeline
+from spotwise.simulator.spotserve.batches import BatchTimes, Job, Pipeline
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import Batching, Reaction
 from spotwise.simulator.world.events import EventQueue
@@ -44,7 +44,7 @@ class Dispatcher:
 
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
         arrivals = run.arrivals
-        self.pace = Pace(run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown)
+        self.pace = BatchTimes(run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown)
         self.pipelines: dict[int, Pipeline] = {}
         self.unanswered = len(arrivals)
         self.judge: Accepts | None = None

@@ -11,10 +11,10 @@ from spotwise.core.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
+    DecodePace,
     Elsewhere,
     Fate,
     Notice,
-    Pace,
     arrange,
     rearrange,
 )
@@ -28,7 +28,7 @@ def prompt_s(tokens: int) -> float:
 
 
 #: A token's KV takes 1 ms of the link; an iteration takes 0.25 s.
-NOTICE = Notice(NOW + 30.0, Pace(0.0, 0.25), LinkCost(0.0, 1e6), 1_000, Elsewhere(prompt_s))
+NOTICE = Notice(NOW + 30.0, DecodePace(0.0, 0.25), LinkCost(0.0, 1e6), 1_000, Elsewhere(prompt_s))
 #: A token's KV takes as long as to compute it twice anew.
 SLOW = replace(NOTICE, link=LinkCost(0.0, 5e4))
 
@@ -92,10 +92,10 @@ class TestChoice:
 
     def test_the_iteration_under_way_ends_first_if_there_is_time(self) -> None:
         """Nothing stops, and nothing is copied, before its boundary."""
-        notice = replace(NOTICE, pace=Pace(0.5, 0.25))
+        notice = replace(NOTICE, pace=DecodePace(0.5, 0.25))
         assert fates(arrange(NOW, notice, [running("a", 500, 118)])) == {"a": Fate.MOVE}
         assert fates(arrange(NOW, notice, [running("a", 500, 117)])) == {"a": Fate.FINISH}
-        (slow,) = arrange(NOW, replace(SLOW, pace=Pace(0.5, 0.25)), [running("a", 500)])
+        (slow,) = arrange(NOW, replace(SLOW, pace=DecodePace(0.5, 0.25)), [running("a", 500)])
         assert slow.stop_s == NOW + 0.5
         (cut,) = arrange(NOTICE.deadline_s - 0.4, notice, [running("a", 500)])
         assert (cut.fate, cut.stop_s) == (Fate.RECOMPUTE, NOTICE.deadline_s - 0.4)
@@ -243,6 +243,6 @@ class TestAgain:
 def test_what_makes_no_sense_is_refused() -> None:
     """By name."""
     with pytest.raises(ValueError, match="step_s"):
-        Pace(0.0, 0.0)
+        DecodePace(0.0, 0.0)
     with pytest.raises(ValueError, match="until_boundary_s"):
-        Pace(-0.1, 1.0)
+        DecodePace(-0.1, 1.0)

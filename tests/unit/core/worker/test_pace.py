@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.worker.chunked_prefill import MIN_TOKENS, Pace, TokenCost
+from spotwise.core.worker.chunked_prefill import MIN_TOKENS, ChunkedPrefillBudget, TokenCost
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.worker.bench import WorkerBench, row_of
 
@@ -24,22 +24,22 @@ def decode(context: int) -> BatchRow:
     return BatchRow("d", context, 1, ())
 
 
-def run(pace: Pace, seconds: float, *rows: BatchRow, now: float = 100.0) -> None:
+def run(pace: ChunkedPrefillBudget, seconds: float, *rows: BatchRow, now: float = 100.0) -> None:
     """One iteration."""
     pace.ordered(Batch(rows), now)
     pace.ended(now + seconds)
 
 
-def room(pace: Pace, decodes: int = 1, first_position: int = 0) -> int:
+def room(pace: ChunkedPrefillBudget, decodes: int = 1, first_position: int = 0) -> int:
     """For a first prompt, beside decodes that have no context to speak of."""
     budget = pace.budget([0] * decodes)
     assert budget is not None
     return budget.room_at(first_position)
 
 
-def paced() -> Pace:
+def paced() -> ChunkedPrefillBudget:
     """A pace that has seen one prompt alone, at 1/1024 s a token."""
-    pace = Pace(STALL_S)
+    pace = ChunkedPrefillBudget(STALL_S)
     run(pace, 1.0, part(1024))
     return pace
 
@@ -51,7 +51,7 @@ def test_a_prompt_alone_runs_whole() -> None:
 
 def test_without_a_bound_prompts_run_whole_beside_decodes_too() -> None:
     """Whatever they cost."""
-    pace = Pace(None)
+    pace = ChunkedPrefillBudget(None)
     run(pace, 1.0, part(1024))
     assert pace.budget([1, 2, 3, 4]) is None
 
@@ -65,7 +65,7 @@ def test_a_prompt_is_cut_to_what_the_device_computes_in_time() -> None:
 
 def test_prompts_of_an_iteration_share_its_time() -> None:
     """Before anything is known of the device, too."""
-    for pace, tokens in ((Pace(STALL_S), 64), (paced(), 63)):
+    for pace, tokens in ((ChunkedPrefillBudget(STALL_S), 64), (paced(), 63)):
         budget = pace.budget([0])
         assert budget is not None
         assert budget.room_at(0) == tokens
@@ -77,7 +77,7 @@ def test_prompts_of_an_iteration_share_its_time() -> None:
 
 def test_a_slow_device_still_goes_on() -> None:
     """However long that takes and however many decode; but not with every prompt that waits."""
-    pace = Pace(STALL_S)
+    pace = ChunkedPrefillBudget(STALL_S)
     run(pace, 10.0, part(100))
     budget = pace.budget([0] * 200)
     assert budget is not None
@@ -95,7 +95,7 @@ def test_decodes_alone_say_nothing_of_what_prompts_cost() -> None:
 
 def test_iterations_that_overlap_are_not_counted_twice() -> None:
     """The second of a pipeline begins when the first has ended."""
-    pace = Pace(STALL_S)
+    pace = ChunkedPrefillBudget(STALL_S)
     for _ in range(2):
         pace.ordered(Batch((part(1024),)), 10.0)
     pace.ended(11.0)
@@ -123,7 +123,7 @@ def test_there_is_always_room_for_some_tokens(
     past: list[tuple[list[BatchRow], float]], decodes: list[int], first_position: int, max_stall_s: float
 ) -> None:
     """Whatever was measured."""
-    pace = Pace(max_stall_s)
+    pace = ChunkedPrefillBudget(max_stall_s)
     for rows, seconds in past:
         run(pace, seconds, *rows)
     budget = pace.budget(decodes)
@@ -148,7 +148,7 @@ def test_a_part_takes_its_time_and_no_more(
 
 def test_a_steady_device_is_learned() -> None:
     """After some iterations parts take the time that they may take, whatever was measured first."""
-    pace = Pace(STALL_S)
+    pace = ChunkedPrefillBudget(STALL_S)
     run(pace, 60.0, part(1024), now=0.0)  # a cold start
     for second in range(60):
         tokens = room(pace)
@@ -158,7 +158,7 @@ def test_a_steady_device_is_learned() -> None:
 
 def test_a_context_costs_what_the_model_says() -> None:
     """With 1,024 tokens behind it a token costs twice as much here: parts are half as long, decodes take double."""
-    pace = Pace(STALL_S, context_parity=1024.0)
+    pace = ChunkedPrefillBudget(STALL_S, context_parity=1024.0)
     run(pace, 64 * 2 * TOKEN_S, part(64, 1024 - 32))
     assert room(pace, first_position=0) == 61  # of 63, whose mean context is 31
     assert room(pace, first_position=1024) == 31
@@ -171,7 +171,7 @@ def test_a_context_costs_what_the_model_says() -> None:
 def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int, decodes: list[int]) -> None:
     """Where prompts follow prompts, beside decodes."""
     cost = TokenCost(5e-4, 5e-4 / parity)
-    pace = Pace(STALL_S, parity)
+    pace = ChunkedPrefillBudget(STALL_S, parity)
     run(pace, cost.of(100, 5000), part(100))
     position = 0
     for second in range(200, 250):
@@ -188,7 +188,7 @@ def test_parts_take_the_same_time_all_through_a_prompt(parity: int, prompt: int,
 
 def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
     """With half of its prompt behind it: here 512 tokens, which cost half of what the token costs by itself."""
-    pace = Pace(None, context_parity=1024.0)
+    pace = ChunkedPrefillBudget(None, context_parity=1024.0)
     assert pace.prompt_token_s is None
     run(pace, 1536 * TOKEN_S, part(1024))
     assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
@@ -196,7 +196,7 @@ def test_what_a_prompt_token_costs_is_learned_without_a_bound_too() -> None:
 
 def test_a_typical_prompt_token_is_one_of_late() -> None:
     """A quarter of what is known is the newest iteration; decodes have contexts of their own."""
-    pace = Pace(None, context_parity=1024.0)
+    pace = ChunkedPrefillBudget(None, context_parity=1024.0)
     run(pace, 1536 * TOKEN_S, part(1024))
     run(pace, (1024 * 3.5 + 1 + 1000.5 / 1024) * TOKEN_S, part(1024, 2048), decode(1000), now=200.0)
     assert pace.prompt_token_s == pytest.approx((1 + (512 + (2560 - 512) / 4) / 1024) * TOKEN_S)
@@ -205,21 +205,21 @@ def test_a_typical_prompt_token_is_one_of_late() -> None:
 def test_a_profile_says_what_a_token_costs_before_any_was_computed() -> None:
     """Of a prompt of usual length, what its iteration costs besides and half of its context included."""
     profile = LinearIterationCost(512 * TOKEN_S, TOKEN_S, TOKEN_S / 1024, decode_s=5.0, decode_context_s=0.0)
-    pace = Pace(STALL_S, 1024.0, profile)
+    pace = ChunkedPrefillBudget(STALL_S, 1024.0, profile)
     assert pace.prompt_token_s == pytest.approx((1 + 1 + 256 / 1024) * TOKEN_S)
     assert room(pace) == 33  # of 64 tokens' time, at 1.8 each and a decode, with what the part attends to
 
 
 def test_what_was_computed_corrects_the_profile() -> None:
     """As it corrects what was computed before: by a quarter."""
-    pace = Pace(None, profile=LinearIterationCost(0.0, TOKEN_S, 0.0, 0.0, 0.0))
+    pace = ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, TOKEN_S, 0.0, 0.0, 0.0))
     run(pace, 3.0, part(1024))
     assert pace.prompt_token_s == pytest.approx(1.5 * TOKEN_S)
 
 
 def test_a_profile_of_nothing_says_nothing() -> None:
     """Where prompts take no time at all."""
-    assert Pace(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
+    assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_token_s is None
 
 
 class TestInAWorker:

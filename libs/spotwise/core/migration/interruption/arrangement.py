@@ -61,7 +61,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DecodePace:
     """How the instance decodes.
 
     Attributes:
@@ -109,7 +109,7 @@ class Notice:
     """
 
     deadline_s: float
-    pace: Pace
+    pace: DecodePace
     link: LinkCost
     kv_token_bytes: int
     elsewhere: Elsewhere
