@@ -37,18 +37,18 @@ from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.victims import Victims
 
 
 class ArrivalMemory(Memory):
     """Gives blocks first come, first served."""
 
-    def __init__(self, holdings: Holdings, policy: WorkerPolicy, prefixes: PrefixCache) -> None:
-        super().__init__(holdings, policy, prefixes)
+    def __init__(self, table: SequenceTable, policy: WorkerPolicy, prefixes: PrefixCache) -> None:
+        super().__init__(table, policy, prefixes)
         self._is_short = False
         self._preemptions_before = 0
-        self._victims = Victims(holdings, policy)
+        self._victims = Victims(table, policy)
 
     def start_round(self, candidates: list[Sequence], now: float) -> None:
         """Begin to give blocks for the next iteration, to the first prompt that waits for its first ones before anybody else.
@@ -95,7 +95,7 @@ class ArrivalMemory(Memory):
         for victim in victims:
             self._preempt(victim, now)
         if victims:
-            self._holdings.allocate(prompt, tokens, reused)
+            self._table.allocate(prompt, tokens, reused)
 
     def can_admit(self, sequence: Sequence, reused: tuple[int, ...]) -> bool:
         """Tell whether a sequence has blocks, or can have those for its known tokens, `reused` the first of them.
@@ -119,7 +119,7 @@ class ArrivalMemory(Memory):
             if victim is None:
                 return False
             self._preempt(victim, now)
-        self._holdings.extend(sequence, sequence.known_tokens)
+        self._table.extend(sequence, sequence.known_tokens)
         return True
 
 

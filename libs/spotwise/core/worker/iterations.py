@@ -28,7 +28,7 @@ from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.runs import CountedRuns
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: In the hand-off of a first token that was only counted.
 UNNAMED_TOKEN = 0
@@ -38,16 +38,21 @@ class Iterations:
     """Builds batches and takes their results."""
 
     def __init__(
-        self, holdings: Holdings, order: SchedulingPolicy, memory: Memory, prompt_side: PromptSide, policy: WorkerPolicy
+        self,
+        table: SequenceTable,
+        order: SchedulingPolicy,
+        memory: Memory,
+        prompt_side: PromptSide,
+        policy: WorkerPolicy,
     ) -> None:
         self.finished = 0
-        self._holdings = holdings
+        self._table = table
         self._order = order
         self._memory = memory
         self._prompt_side = prompt_side
         self._policy = policy
         self._prefill_budget = ChunkedPrefillBudget(policy.max_stall_s, policy.context_parity, policy.cost)
-        self._runs = CountedRuns(holdings, policy)
+        self._runs = CountedRuns(table, policy)
         self._examination = Examination()
         #: Why the engine is of no use any more; `None` while it is.
         self.broken: str | None = None
@@ -61,9 +66,9 @@ class Iterations:
 
     def run_next(self, now: float) -> None:
         """SchedulingPolicy iterations, while there is a place for one in the engine's pipeline and something can run."""
-        while self._holdings.iterations_in_flight < self._policy.max_in_flight:
+        while self._table.iterations_in_flight < self._policy.max_in_flight:
             examined = self._examination.next_part()
-            if examined is not None and self._holdings.iterations_in_flight:
+            if examined is not None and self._table.iterations_in_flight:
                 return  # one at a time: whose fault it was must be plain
             candidates = self._order.order(self._candidates() if examined is None else examined, now)
             self._memory.start_round(candidates, now)
@@ -85,17 +90,17 @@ class Iterations:
         *,
         examines: bool,
     ) -> None:
-        self._holdings.begin_iteration(members)
+        self._table.begin_iteration(members)
         self._prefill_budget.ordered(batch, now)
         somebody_waits = examines or len(members) < len(candidates)
         is_settled = not examines and (not somebody_waits or self._memory.is_settled(candidates))
         steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
-        self._holdings.say(c.RunIteration(batch, steps))
+        self._table.say(c.RunIteration(batch, steps))
 
     def end_run_after(self, event: c.WorkerEvent) -> None:
         """Cut the order in flight short, where an event that was handled changes what comes next."""
         if self._runs.is_ended_by(event):
-            self._holdings.say(c.EndRun())
+            self._table.say(c.EndRun())
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
         """Return who takes part, with how many tokens, and the batch of these."""
@@ -124,15 +129,15 @@ class Iterations:
         slots of those that end early stay empty; their tokens go out at once all the same, so the baseline is a little better
         than its model.
         """
-        holdings = self._holdings
-        runnable = [sequence for sequence in holdings if sequence.is_runnable]
+        table = self._table
+        runnable = [sequence for sequence in table if sequence.is_runnable]
         if self._policy.batching is Batching.REQUEST_LEVEL:
             members = [sequence for sequence in runnable if sequence.sequence_id in self._members]
             if not any(sequence.block_ids for sequence in members):
                 members = runnable[: self._policy.limits.max_num_seqs]
                 self._members = frozenset(sequence.sequence_id for sequence in members)
             runnable = members
-        if not holdings.iterations_in_flight:
+        if not table.iterations_in_flight:
             return runnable
         return [sequence for sequence in runnable if not sequence.in_iteration]
 
@@ -141,7 +146,7 @@ class Iterations:
         reused = self._memory.prefixes.reusable_blocks(sequence)
         if not self._memory.can_admit(sequence, reused):
             return 0
-        cached_tokens = len(reused) * self._holdings.pool.block_size
+        cached_tokens = len(reused) * self._table.pool.block_size
         first_position = sequence.computed_tokens + cached_tokens
         tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens, first_position)
         if tokens == 0:
@@ -161,14 +166,14 @@ class Iterations:
         """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
         self.finished += 1
         self._prefill_budget.ended(now)
-        members = self._holdings.end_iteration()
+        members = self._table.end_iteration()
         self._examination.succeeded(members)
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
             self._memory.prefixes.enter_computed(sequence)
         self._order.ran(members, now)
         for sampled in event.sampled:
-            sequence_or_none = self._holdings.by_id(sampled.sequence_id)
+            sequence_or_none = self._table.by_id(sampled.sequence_id)
             if sequence_or_none is not None:
                 self._token_sampled(sequence_or_none, sampled, now)
 
@@ -180,13 +185,13 @@ class Iterations:
         self._prefill_budget.ended(now)
         if event.steps > 1:
             self._runs.advance(event.steps)
-            members = self._holdings.end_iteration()
+            members = self._table.end_iteration()
             self._examination.succeeded(members)
             for sequence, _ in members:
                 if sequence.tokens_to_length <= 0:
                     self._token_counted(sequence, now)
             return
-        members, prefixes = self._holdings.end_iteration(), self._memory.prefixes
+        members, prefixes = self._table.end_iteration(), self._memory.prefixes
         self._examination.succeeded(members)
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
@@ -207,21 +212,21 @@ class Iterations:
         """
         self._runs.count(1, ended=True)
         self._prefill_budget.ended(now, failed=True)
-        members = [sequence for sequence, _ in self._holdings.end_iteration()]
+        members = [sequence for sequence, _ in self._table.end_iteration()]
         match self._examination.failed(members):
             case Verdict.CULPRIT:
                 reason = f"the engine fails with this request: {event.reason}"
-                self._holdings.fail(members[0], reason, now, retryable=False)
+                self._table.fail(members[0], reason, now, retryable=False)
             case Verdict.GIVE_BACK:
                 self._give_back(members, f"the engine failed with this request alone: {event.reason}", now)
             case Verdict.ENGINE_FAILS:
                 self.broken = f"the engine fails for every request: {event.reason}"
-                self._give_back([each for each in self._holdings if not each.condemned], self.broken, now)
+                self._give_back([each for each in self._table if not each.condemned], self.broken, now)
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
         """Let other workers try."""
         for sequence in sequences:
-            self._holdings.fail(sequence, reason, now, retryable=True, suspects=(self._holdings.worker_id,))
+            self._table.fail(sequence, reason, now, retryable=True, suspects=(self._table.worker_id,))
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
         assert sequence.stop is not None  # what has no record is in no batch
@@ -244,7 +249,7 @@ class Iterations:
         if _is_prefilled_now(sequence):
             assert sequence.started_s is not None
             queue_s, cached_tokens = sequence.started_s - sequence.arrived_s, sequence.cached_tokens
-        self._holdings.publish(
+        self._table.publish(
             sequence.stream,
             TokenDelta(
                 stream_id=sequence.stream.stream_id,
@@ -269,7 +274,7 @@ class Iterations:
 
     def _record_prefill(self, sequence: Sequence, now: float) -> None:
         assert sequence.started_s is not None
-        self._holdings.record(
+        self._table.record(
             sequence,
             "prefilled",
             now,
@@ -285,11 +290,11 @@ class Iterations:
             assert sequence.started_s is not None
             tokens = sequence.produced_here - sequence.prefilled_here
             decode_s = now - sequence.started_s
-            self._holdings.record(
+            self._table.record(
                 sequence, "decoded", now, tokens=tokens, decode_s=decode_s, finish_reason=finish_reason.value
             )
-        self._holdings.cancel_target(sequence)
-        self._holdings.end(sequence, finish_reason)
+        self._table.cancel_target(sequence)
+        self._table.end(sequence, finish_reason)
 
 
 def _is_prefilled_now(sequence: Sequence) -> bool:

@@ -19,7 +19,7 @@ from spotwise.core.request import RequestEvent
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class Memory(abc.ABC):
@@ -30,11 +30,11 @@ class Memory(abc.ABC):
         prefixes: blocks that are computed already.
     """
 
-    def __init__(self, holdings: Holdings, policy: WorkerPolicy, prefixes: PrefixCache) -> None:
+    def __init__(self, table: SequenceTable, policy: WorkerPolicy, prefixes: PrefixCache) -> None:
         self.preemptions = 0
         self.prefixes = prefixes
-        self._holdings = holdings
-        self._pool = holdings.pool
+        self._table = table
+        self._pool = table.pool
         self._policy = policy
         grows = policy.reserve is Reserve.ON_DEMAND
         self._watermark_blocks = math.ceil(policy.watermark * self._pool.num_blocks) if grows else 0
@@ -58,7 +58,7 @@ class Memory(abc.ABC):
 
     def kept_blocks(self) -> int:
         """Count the free blocks that a newcomer must leave: for those that wait here, and for those that grow."""
-        waiting = [sequence for sequence in self._holdings if not sequence.block_ids and sequence.waits_for_blocks]
+        waiting = [sequence for sequence in self._table if not sequence.block_ids and sequence.waits_for_blocks]
         return sum(map(self._entry_blocks, waiting)) + self._room_to_grow()
 
     def blocks_for_newcomers(self) -> int:
@@ -94,7 +94,7 @@ class Memory(abc.ABC):
     def admit(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
         """Let a prompt, or the next part of one, be computed in its blocks; ask `can_admit` first."""
         if not sequence.block_ids:
-            self._holdings.allocate(sequence, self._entry_tokens(sequence), reused)
+            self._table.allocate(sequence, self._entry_tokens(sequence), reused)
         if reused:
             sequence.entered_blocks = len(reused)
             sequence.computed_tokens = len(reused) * self._pool.block_size
@@ -113,7 +113,7 @@ class Memory(abc.ABC):
         if len(needy) > self._pool.free_blocks:
             return False
         for sequence in needy:
-            self._holdings.extend(sequence, sequence.known_tokens)
+            self._table.extend(sequence, sequence.known_tokens)
         return True
 
     def _entry_tokens(self, sequence: Sequence) -> int:
@@ -131,8 +131,8 @@ class Memory(abc.ABC):
         self.preemptions += 1
         victim.preemptions += 1
         victim.advance(RequestEvent.PREEMPTED)
-        self._holdings.record(
+        self._table.record(
             victim, "preempted", now, computed_tokens=victim.computed_tokens, preemptions=victim.preemptions
         )
         victim.computed_tokens = victim.entered_blocks = 0
-        self._holdings.take_blocks(victim)
+        self._table.take_blocks(victim)

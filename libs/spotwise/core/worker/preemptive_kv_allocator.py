@@ -33,7 +33,7 @@ from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.scheduling_step import Round
 from spotwise.core.worker.sequence import KvPlace, Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
 
 #: For how long room is made for a reservation that was refused: the scheduler asks again with a heartbeat, if at all.
@@ -48,7 +48,7 @@ class RankedMemory(Memory):
     """Gives blocks in the order of a discipline.
 
     Args:
-        holdings: the sequences.
+        table: the sequences.
         policy: what happens where there are no blocks.
         prefixes: of the device.
         order: of the discipline.
@@ -57,13 +57,13 @@ class RankedMemory(Memory):
 
     def __init__(
         self,
-        holdings: Holdings,
+        table: SequenceTable,
         policy: WorkerPolicy,
         prefixes: PrefixCache,
         order: SchedulingPolicy,
         swaps: Swaps | None,
     ) -> None:
-        super().__init__(holdings, policy, prefixes)
+        super().__init__(table, policy, prefixes)
         self._order = order
         self._swaps = swaps
         self._when_full = policy.swap.when_full
@@ -102,7 +102,7 @@ class RankedMemory(Memory):
             return free
         idle = sum(
             len(sequence.block_ids)
-            for sequence in self._holdings
+            for sequence in self._table
             if _has_had_its_turn(sequence) and (not sequence.in_iteration or self._round.yields_to_newcomers(sequence))
         )
         return min(free + min(idle, self._swaps.free_blocks) + self._swaps.leaving_blocks, self._pool.num_blocks)
@@ -167,7 +167,7 @@ class RankedMemory(Memory):
             return True
         if not self._has_room(sequence, lambda: lacking):
             return False
-        self._holdings.extend(sequence, sequence.known_tokens)
+        self._table.extend(sequence, sequence.known_tokens)
         return True
 
     def _is_here(self, sequence: Sequence) -> bool:

@@ -18,14 +18,14 @@ import hashlib
 from array import array
 
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class PrefixCache:
     """Finds and enters full blocks of the sequences held."""
 
-    def __init__(self, holdings: Holdings, *, enabled: bool) -> None:
-        self._holdings = holdings
+    def __init__(self, table: SequenceTable, *, enabled: bool) -> None:
+        self._table = table
         self.is_enabled = enabled
 
     def reusable_blocks(self, sequence: Sequence) -> tuple[int, ...]:
@@ -34,11 +34,11 @@ class PrefixCache:
             return ()
         if sequence.block_ids:  # what others have computed since is not in them
             return sequence.block_ids[: sequence.reused_blocks]
-        return self._holdings.pool.find(self._reusable_contents(sequence))
+        return self._table.pool.find(self._reusable_contents(sequence))
 
     def fetchable_blocks(self, sequence: Sequence, reusable: int) -> tuple[int, ...]:
         """Return the host's blocks that go on where the first `reusable` blocks of a sequence that has none yet end."""
-        host = self._holdings.host
+        host = self._table.host
         if host is None or not self.is_enabled or sequence.block_ids or not sequence.may_reuse or sequence.swap_failed:
             return ()
         return host.find(self._reusable_contents(sequence)[reusable:])
@@ -51,7 +51,7 @@ class PrefixCache:
         if full > sequence.entered_blocks:
             contents = self._contents(sequence, full)
             for index in range(sequence.entered_blocks, full):
-                self._holdings.pool.remember(sequence.sequence_id, index, contents[index])
+                self._table.pool.remember(sequence.sequence_id, index, contents[index])
             sequence.entered_blocks = full
 
     def full_contents(self, sequence: Sequence) -> list[bytes]:
@@ -62,19 +62,19 @@ class PrefixCache:
         """Make blocks `first` to `last`, not included, of a sequence findable that were computed before it got them."""
         contents = self._contents(sequence, last)
         for index in range(first, last):
-            self._holdings.pool.remember(sequence.sequence_id, index, contents[index])
+            self._table.pool.remember(sequence.sequence_id, index, contents[index])
 
     def _reusable_contents(self, sequence: Sequence) -> list[bytes]:
         """Return the hashes of the blocks that need no computing: all full ones, but for the last token's."""
-        size = self._holdings.pool.block_size
+        size = self._table.pool.block_size
         return self._contents(sequence, min(sequence.known_tokens - 1, len(sequence.token_ids)) // size)
 
     def _full_blocks(self, sequence: Sequence) -> int:
-        return min(sequence.computed_tokens, len(sequence.token_ids)) // self._holdings.pool.block_size
+        return min(sequence.computed_tokens, len(sequence.token_ids)) // self._table.pool.block_size
 
     def _contents(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """Return the hashes of a sequence's first blocks."""
-        size, hashes = self._holdings.pool.block_size, sequence.block_hashes
+        size, hashes = self._table.pool.block_size, sequence.block_hashes
         while len(hashes) < blocks:
             first = len(hashes) * size
             parent = hashes[-1] if hashes else hashlib.sha256(sequence.model.encode()).digest()

@@ -24,7 +24,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.push_policy import PushMode, PushPolicy
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: A lease is renewed this many times within its length, so that one lost message costs nothing.
 RENEWALS_PER_LEASE = 3
@@ -33,8 +33,8 @@ RENEWALS_PER_LEASE = 3
 class PromptSide:
     """Handles `StartPrefill`, the fate of hand-offs, and the renewal of leases."""
 
-    def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
-        self._holdings = holdings
+    def __init__(self, table: SequenceTable, policy: WorkerPolicy) -> None:
+        self._table = table
         self._pushes = PushPolicy(policy.kv_push)
         self._queues = policy.mlfq
         self._renewed_s: dict[str, float] = {}
@@ -46,47 +46,47 @@ class PromptSide:
 
     def start_prefill(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
         """Queue a prompt; one whose tokens would follow here, only unless the worker is draining."""
-        if sequence_id(order.request_id, order.epoch) in self._holdings:
+        if sequence_id(order.request_id, order.epoch) in self._table:
             return  # delivered twice
-        if order.target.worker_id == self._holdings.worker_id:
+        if order.target.worker_id == self._table.worker_id:
             self._serve_here(order, now, draining=draining)
         else:
             self._compute_for_another(order, now)
 
     def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
         """Both phases: nothing is reserved or transferred, and the prompt waits for its blocks."""
-        holdings = self._holdings
-        attempt = (order.request_id, order.epoch, order.assignment, holdings.worker_id)
+        table = self._table
+        attempt = (order.request_id, order.epoch, order.assignment, table.worker_id)
         if refusal := self._refusal(order, draining):
-            holdings.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
+            table.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
             return
         sequence = self._add(order, now)
         sequence.owed_tokens = order.owed_tokens
-        holdings.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
-        holdings.load_record(sequence)
+        table.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
+        table.load_record(sequence)
 
     def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
         if draining:
             return "draining"
-        if self._holdings.is_loading(order.request_id, order.epoch):
+        if self._table.is_loading(order.request_id, order.epoch):
             return "an earlier order is still being undone"
-        return self._holdings.pool.never_fits(order.prompt_tokens + order.owed_tokens)
+        return self._table.pool.never_fits(order.prompt_tokens + order.owed_tokens)
 
     def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
-        holdings = self._holdings
-        if holdings.is_loading(order.request_id, order.epoch):
-            holdings.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
+        table = self._table
+        if table.is_loading(order.request_id, order.epoch):
+            table.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
             return
         sequence = self._add(order, now)
         sequence.target, sequence.lease_s = order.target, order.lease_s
-        if holdings.pool.never_fits(order.prompt_tokens):
-            holdings.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
+        if table.pool.never_fits(order.prompt_tokens):
+            table.fail(sequence, "the prompt does not fit the KV cache of its prompt worker", now, retryable=False)
         else:
-            holdings.load_record(sequence)
+            table.load_record(sequence)
 
     def _add(self, order: m.StartPrefill, now: float) -> Sequence:
-        self._holdings.fence(order.request_id, order.epoch - 1)
-        sequence = self._holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
+        self._table.fence(order.request_id, order.epoch - 1)
+        sequence = self._table.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
         sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
         return sequence
 
@@ -101,7 +101,7 @@ class PromptSide:
             push = c.OpenPush(
                 sequence.request_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
             )
-            self._holdings.say(push)
+            self._table.say(push)
 
     def hand_off(self, sequence: Sequence, first_token_id: int) -> None:
         """Send a computed prompt's KV, or the rest of it, to its token worker."""
@@ -111,11 +111,11 @@ class PromptSide:
             sequence.request_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
         )
         if sequence.push_in_flight:
-            self._holdings.say(c.CommitPush(handoff))
+            self._table.say(c.CommitPush(handoff))
             return
         sequence.push_in_flight = True
         blocks = self._blocks_of(sequence, sequence.computed_tokens)
-        self._holdings.say(c.PushKv(handoff, sequence.target, blocks))
+        self._table.say(c.PushKv(handoff, sequence.target, blocks))
 
     def _level_of(self, sequence: Sequence) -> Level | None:
         """Return what the sequence takes along of where it stands here."""
@@ -124,16 +124,16 @@ class PromptSide:
         return self._queues.level_of(sequence.standing)
 
     def _blocks_of(self, sequence: Sequence, tokens: int) -> tuple[int, ...]:
-        return sequence.block_ids[: self._holdings.pool.blocks_for(tokens)]
+        return sequence.block_ids[: self._table.pool.blocks_for(tokens)]
 
     def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
         """Let go of what the token worker has."""
-        sequence = self._holdings.push_ended(event.request_id, event.epoch)
+        sequence = self._table.push_ended(event.request_id, event.epoch)
         if sequence is None:
             return
         assert sequence.target is not None
         self._pushes.delivered(sequence.computed_tokens, event.kv_bytes, event.visible_s)
-        self._holdings.record(
+        self._table.record(
             sequence,
             "handed_off",
             now,
@@ -145,7 +145,7 @@ class PromptSide:
             transport=event.transport,
         )
         sequence.advance(RequestEvent.HANDOFF_DELIVERED)
-        self._holdings.release(sequence)
+        self._table.release(sequence)
 
     def pushes_measured(self, event: c.PushesMeasured, now: float) -> None:
         """Learn which way is cheaper to a worker."""
@@ -153,18 +153,18 @@ class PromptSide:
 
     def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
         """Give the attempt back to its gateway."""
-        sequence = self._holdings.push_ended(event.request_id, event.epoch)
+        sequence = self._table.push_ended(event.request_id, event.epoch)
         if sequence is None:
             return
         assert sequence.target is not None
-        suspects = (self._holdings.worker_id, sequence.target.worker_id)
+        suspects = (self._table.worker_id, sequence.target.worker_id)
         reason = f"the KV hand-off failed: {event.reason}"
-        self._holdings.fail(sequence, reason, now, retryable=True, suspects=suspects)
+        self._table.fail(sequence, reason, now, retryable=True, suspects=suspects)
 
     def renew_leases(self, now: float) -> None:
         """Tell every token worker, in one message each, which of its reservations are still wanted."""
         wanted: dict[str, list[Sequence]] = {}
-        for sequence in self._holdings:
+        for sequence in self._table:
             if sequence.target is not None and not sequence.condemned:
                 wanted.setdefault(sequence.target.worker_id, []).append(sequence)
         renewed_s, self._renewed_s = self._renewed_s, {}
@@ -175,4 +175,4 @@ class PromptSide:
             self._renewed_s[target_id] = now if due else last_s
             if due:
                 leases = tuple((sequence.request_id, sequence.epoch) for sequence in sequences)
-                self._holdings.say(m.Send(target_id, m.RenewLeases(leases)))
+                self._table.say(m.Send(target_id, m.RenewLeases(leases)))

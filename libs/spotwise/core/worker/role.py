@@ -1,7 +1,7 @@
 """One worker: what it accepts, what it runs next, when it leaves.
 
 Law: a worker computes prompts, tokens, or both; its pool is a home role and no restriction (mixed machines: Splitwise,
-section 4.1). Five parts share one set of holdings: the token side (reservations), the prompt side (hand-offs), the memory
+section 4.1). Five parts share one set of table: the token side (reservations), the prompt side (hand-offs), the memory
 (blocks), the iterations, and the drain below.
 
 Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
@@ -28,7 +28,7 @@ from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.scheduling_policy import scheduling_policy_of
 from spotwise.core.worker.sequence import KvPlace
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 
@@ -64,18 +64,18 @@ class WorkerRole:
     ) -> None:
         self.worker_id = worker_id
         self._policy = policy = policy or WorkerPolicy()
-        self._holdings = holdings = Holdings(worker_id, pool, host, incarnation)
-        prefixes = PrefixCache(holdings, enabled=policy.prefix_caching)
-        order = scheduling_policy_of(policy, holdings, prefixes)
-        self._swaps = _swaps_of(policy, holdings, prefixes)
+        self._table = table = SequenceTable(worker_id, pool, host, incarnation)
+        prefixes = PrefixCache(table, enabled=policy.prefix_caching)
+        order = scheduling_policy_of(policy, table, prefixes)
+        self._swaps = _swaps_of(policy, table, prefixes)
         self._memory: Memory = (
-            RankedMemory(holdings, policy, prefixes, order, self._swaps)
+            RankedMemory(table, policy, prefixes, order, self._swaps)
             if policy.is_ranked
-            else ArrivalMemory(holdings, policy, prefixes)
+            else ArrivalMemory(table, policy, prefixes)
         )
-        self._token_side = TokenSide(holdings, self._memory, incarnation, address)
-        self._prompt_side = PromptSide(holdings, policy)
-        self._iterations = Iterations(holdings, order, self._memory, self._prompt_side, policy)
+        self._token_side = TokenSide(table, self._memory, incarnation, address)
+        self._prompt_side = PromptSide(table, policy)
+        self._iterations = Iterations(table, order, self._memory, self._prompt_side, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
         self._drain: m.Drain | None = None
@@ -85,11 +85,11 @@ class WorkerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
-            m.CancelRequest: lambda order, now: self._holdings.fence(order.request_id, order.epoch),
+            m.CancelRequest: lambda order, now: self._table.fence(order.request_id, order.epoch),
             m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHome: self._change_home,
-            m.ForgetGateway: holdings.forget_gateway,
+            m.ForgetGateway: table.forget_gateway,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
@@ -122,14 +122,14 @@ class WorkerRole:
         self._iterations.run_next(now)
         self._iterations.end_run_after(event)
         self._leave_if_done(now)
-        return self._holdings.answer()
+        return self._table.answer()
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
-        pool, host, swaps = self._holdings.pool, self._holdings.host, self._swaps
-        states = [sequence.state for sequence in self._holdings]
+        pool, host, swaps = self._table.pool, self._table.host, self._swaps
+        states = [sequence.state for sequence in self._table]
         pending = owed = decoding = in_place = to_hand_off = swapped = 0
-        for sequence in self._holdings:  # once: with every heartbeat, of hundreds
+        for sequence in self._table:  # once: with every heartbeat, of hundreds
             swapped += sequence.kv_place is not KvPlace.DEVICE
             if sequence.awaits_prefill:
                 pending += sequence.uncomputed_tokens
@@ -166,7 +166,7 @@ class WorkerRole:
             kv_blocks_swapped_in=0 if swaps is None else swaps.swapped_in,
             prompt_token_s=self._iterations.prompt_token_s,
             assignments_seen=tuple(sorted(self._assignments_seen.items())),
-            gateways=self._holdings.gateways,
+            gateways=self._table.gateways,
             kv_push_token_s=self._prompt_side.push_token_s,
         )
 
@@ -180,31 +180,31 @@ class WorkerRole:
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
         for request_id, epoch in answer.ended:
-            self._holdings.fence(request_id, epoch)
+            self._table.fence(request_id, epoch)
 
     def _confirm(self, now: float) -> None:
         """Ask the gateways about what is held for them."""
-        held = ((s.stream, (s.request_id, s.epoch), s.arrived_s) for s in self._holdings if not s.condemned)
+        held = ((s.stream, (s.request_id, s.epoch), s.arrived_s) for s in self._table if not s.condemned)
         for question in self._confirmations.ask(held, now):
-            self._holdings.say(question)
+            self._table.say(question)
 
     def _change_home(self, order: m.ChangeHome, now: float) -> None:
         """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
         if order.worker_id == self.worker_id:
-            self._holdings.say(c.TakeHome(order.pool))
+            self._table.say(c.TakeHome(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
-        sequence = self._holdings.load_answered(event.record.request_id, event.record.epoch)
+        sequence = self._table.load_answered(event.record.request_id, event.record.epoch)
         if sequence is None:
-            self._holdings.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
+            self._table.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
             return
         sequence.load(event.record)
         self._token_side.pass_first_token(sequence)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
-        sequence = self._holdings.load_answered(event.request_id, event.epoch)
+        sequence = self._table.load_answered(event.request_id, event.epoch)
         if sequence is not None:
-            self._holdings.fail(sequence, event.reason, now, retryable=event.retryable)
+            self._table.fail(sequence, event.reason, now, retryable=event.retryable)
 
     def _tick(self, event: m.Tick, now: float) -> None:
         if event.away_s:
@@ -214,8 +214,8 @@ class WorkerRole:
         if self._confirmations.is_due(now):
             self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
-            for sequence in [s for s in self._holdings if not s.condemned]:
-                self._holdings.fail(sequence, "the worker had to leave", now, retryable=True)
+            for sequence in [s for s in self._table if not s.condemned]:
+                self._table.fail(sequence, "the worker had to leave", now, retryable=True)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:
         if order.worker_id != self.worker_id:
@@ -234,16 +234,16 @@ class WorkerRole:
         self._drain, self._drain_started_s = m.Drain(self.worker_id, now, reason), now
 
     def _leave_if_done(self, now: float) -> None:
-        if self._drain is None or self._has_left or len(self._holdings):
+        if self._drain is None or self._has_left or len(self._table):
             return
         if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
             self._has_left = True
-            self._holdings.say(c.Leave(self._failure))
+            self._table.say(c.Leave(self._failure))
 
 
-def _swaps_of(policy: WorkerPolicy, holdings: Holdings, prefixes: PrefixCache) -> Swaps | None:
+def _swaps_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> Swaps | None:
     if not policy.swap.when_full.swaps:
         return None
-    if holdings.host is None:
+    if table.host is None:
         raise ValueError(f"when_full={policy.swap.when_full.value} needs blocks of the host's memory")
-    return Swaps(holdings, holdings.host, prefixes)
+    return Swaps(table, table.host, prefixes)

@@ -22,7 +22,7 @@ from bisect import bisect_right
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: Events after which somebody may be runnable who was not.
 _MAY_JOIN = (c.RecordLoaded, c.KvArrived)
@@ -31,9 +31,9 @@ _MAY_JOIN = (c.RecordLoaded, c.KvArrived)
 class CountedRuns:
     """Bounds orders of several iterations, and follows the one in flight."""
 
-    def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
-        self._holdings = holdings
-        self._pool = holdings.pool
+    def __init__(self, table: SequenceTable, policy: WorkerPolicy) -> None:
+        self._table = table
+        self._pool = table.pool
         self._most_steps = policy.counted_steps
         self._members: list[Sequence] = []
         self._left = 0  #: iterations ordered and not counted
@@ -63,7 +63,7 @@ class CountedRuns:
         self._members = [sequence for sequence, _ in members]
         self._left = self._within_free_blocks(steps)
         self._somebody_waits = somebody_waits
-        self._held = (self._pool.free_blocks, len(self._holdings))
+        self._held = (self._pool.free_blocks, len(self._table))
         return self._left
 
     def _within_free_blocks(self, steps: int) -> int:
@@ -92,7 +92,7 @@ class CountedRuns:
         self._left -= steps
         if self._blocks_to_come:
             self._grow(steps - 1 if is_over else steps)
-        self._held = (self._pool.free_blocks, len(self._holdings))
+        self._held = (self._pool.free_blocks, len(self._table))
         if is_over:
             self._left = 0
         else:
@@ -119,23 +119,23 @@ class CountedRuns:
             crossings.sort()
             for _, place in crossings:
                 sequence = self._members[place]
-                self._holdings.extend(sequence, size * len(sequence.block_ids) + 1)
+                self._table.extend(sequence, size * len(sequence.block_ids) + 1)
         else:
             for sequence in self._members:
                 if sequence.known_tokens + iterations > size * len(sequence.block_ids):
-                    self._holdings.extend(sequence, sequence.known_tokens + iterations)
+                    self._table.extend(sequence, sequence.known_tokens + iterations)
         self._blocks_to_come -= free_before - self._pool.free_blocks
 
     def is_ended_by(self, event: c.WorkerEvent) -> bool:
         """Tell, once for an order, whether an event that was handled changes what comes after the iteration that runs now."""
         if self._left <= 1:
             return False
-        free_blocks, holdings = self._pool.free_blocks, self._holdings
+        free_blocks, table = self._pool.free_blocks, self._table
         if (
-            holdings.lost_a_member
+            table.lost_a_member
             or free_blocks < self._blocks_to_come
-            or (self._somebody_waits and (free_blocks, len(holdings)) != self._held)
-            or (isinstance(event, _MAY_JOIN) and any(s.is_runnable and not s.in_iteration for s in holdings))
+            or (self._somebody_waits and (free_blocks, len(table)) != self._held)
+            or (isinstance(event, _MAY_JOIN) and any(s.is_runnable and not s.in_iteration for s in table))
         ):
             self._left = 1
             return True

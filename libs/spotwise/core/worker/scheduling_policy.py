@@ -24,7 +24,7 @@ from spotwise.core.mlfq import MlfqPolicy, SkipJoinMLFQ, Standing
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: 30 s at the 20 ms that a decode takes alone with 13 billion parameters on an A100. With FastServe's 300 ms
 #: all jobs starve as soon as there are more than a few batches of them, and take turns (docs/simulator.md has both).
@@ -50,11 +50,11 @@ class SchedulingPolicy(Protocol):
         """Tell whether one that can run lets one pass that comes now, as far as anybody knows."""
 
 
-def scheduling_policy_of(policy: WorkerPolicy, holdings: Holdings, prefixes: PrefixCache) -> SchedulingPolicy:
+def scheduling_policy_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> SchedulingPolicy:
     """Return the order of a policy's discipline."""
     if policy.discipline is Discipline.MLFQ:
         assert policy.mlfq is not None and policy.cost is not None  # the policy has seen to it
-        return MlfqSchedulingPolicy(policy.mlfq, policy.cost, policy.limits.max_num_seqs, holdings, prefixes)
+        return MlfqSchedulingPolicy(policy.mlfq, policy.cost, policy.limits.max_num_seqs, table, prefixes)
     keys = {Discipline.PRIORITY: by_priority, Discipline.SRPT: by_tokens_left}
     return KeyedPolicy(keys.get(policy.discipline))
 
@@ -119,17 +119,17 @@ class MlfqSchedulingPolicy:
         policy: the queues.
         cost: of iterations, by which service is charged: each job's own, as if it ran alone.
         width: sequences of a batch at most.
-        holdings: all sequences; those in an iteration keep their tenants busy, too.
+        table: all sequences; those in an iteration keep their tenants busy, too.
         prefixes: knows which tokens of a prompt need no computing.
     """
 
     def __init__(
-        self, policy: MlfqPolicy, cost: IterationCost, width: int, holdings: Holdings, prefixes: PrefixCache
+        self, policy: MlfqPolicy, cost: IterationCost, width: int, table: SequenceTable, prefixes: PrefixCache
     ) -> None:
         self._queues = SkipJoinMLFQ(policy)
         self._cost = cost
         self._width = width
-        self._holdings = holdings
+        self._table = table
         self._prefixes = prefixes
         self._tenants = VirtualTokenCounters()
         self._busy: frozenset[str] = frozenset()
@@ -139,7 +139,7 @@ class MlfqSchedulingPolicy:
         for sequence in candidates:
             self._see_to(sequence, now)
         ordered = sorted(candidates, key=_place)
-        busy = frozenset([sequence.tenant for sequence in self._holdings if sequence.is_runnable])
+        busy = frozenset([sequence.tenant for sequence in self._table if sequence.is_runnable])
         if busy != self._busy:
             self._tenants.note_busy(sorted(busy), self._busy)
             self._busy = busy
@@ -203,7 +203,7 @@ class MlfqSchedulingPolicy:
         if not computed:
             reusable = len(self._prefixes.reusable_blocks(sequence))
             reusable += len(self._prefixes.fetchable_blocks(sequence, reusable))
-            computed = reusable * self._holdings.pool.block_size
+            computed = reusable * self._table.pool.block_size
         return self._iteration_s(computed, max(1, sequence.known_tokens - computed))
 
     def _iteration_s(self, first_position: int, tokens: int) -> float:

@@ -22,7 +22,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequence import KvPlace, Sequence
 
 
-class Holdings:
+class SequenceTable:
     """Sequences in order of arrival, and the commands that their fates cause.
 
     Attributes:

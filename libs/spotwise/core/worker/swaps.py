@@ -19,7 +19,7 @@ from spotwise.core.request import RequestEvent
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import KvPlace, Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class Swaps:
@@ -29,11 +29,11 @@ class Swaps:
         swapped_out, swapped_in: blocks that were copied since the start.
     """
 
-    def __init__(self, holdings: Holdings, host: BlockPool, prefixes: PrefixCache) -> None:
+    def __init__(self, table: SequenceTable, host: BlockPool, prefixes: PrefixCache) -> None:
         self.swapped_out = 0
         self.swapped_in = 0
-        self._holdings = holdings
-        self._pool = holdings.pool
+        self._table = table
+        self._pool = table.pool
         self._host = host
         self._prefixes = prefixes
 
@@ -45,7 +45,7 @@ class Swaps:
     @property
     def leaving_blocks(self) -> int:
         """Blocks of the device that come free when what is leaving now has left."""
-        leaving = [s.sequence_id for s in self._holdings if s.kv_place is KvPlace.LEAVING]
+        leaving = [s.sequence_id for s in self._table if s.kv_place is KvPlace.LEAVING]
         return self._pool.freed_blocks(leaving) if leaving else 0
 
     def has_room_for(self, sequence: Sequence) -> bool:
@@ -62,21 +62,21 @@ class Swaps:
         blocks = len(sequence.host_block_ids)
         sequence.kv_place = KvPlace.LEAVING
         sequence.advance(RequestEvent.PREEMPTED)
-        self._holdings.record(sequence, "swapped_out", now, blocks=blocks - len(found), known_blocks=len(found))
+        self._table.record(sequence, "swapped_out", now, blocks=blocks - len(found), known_blocks=len(found))
         self.swapped_out += blocks - len(found)
         source, place = sequence.block_ids[len(found) : blocks], sequence.host_block_ids[len(found) :]
-        self._holdings.say(c.SwapOut(sequence.sequence_id, source, place))
+        self._table.say(c.SwapOut(sequence.sequence_id, source, place))
 
     def come_back(self, sequence: Sequence, tokens: int, now: float) -> None:
         """Let a sequence's KV come back, into the first of its blocks for `tokens` tokens; ask the pool first."""
         found = self.found_on_device(sequence)
-        self._holdings.allocate(sequence, tokens, found)
+        self._table.allocate(sequence, tokens, found)
         blocks = len(sequence.host_block_ids)
         sequence.kv_place = KvPlace.RETURNING
-        self._holdings.record(sequence, "swapped_in", now, blocks=blocks - len(found), known_blocks=len(found))
+        self._table.record(sequence, "swapped_in", now, blocks=blocks - len(found), known_blocks=len(found))
         self.swapped_in += blocks - len(found)
         source, place = sequence.host_block_ids[len(found) :], sequence.block_ids[len(found) : blocks]
-        self._holdings.say(c.SwapIn(sequence.sequence_id, source, place))
+        self._table.say(c.SwapIn(sequence.sequence_id, source, place))
 
     def fetch(
         self, sequence: Sequence, tokens: int, reused: tuple[int, ...], fetched: tuple[int, ...], now: float
@@ -90,14 +90,14 @@ class Swaps:
             fetched: blocks of the host that go on behind them.
             now: Unix time.
         """
-        self._holdings.allocate(sequence, tokens, reused)
+        self._table.allocate(sequence, tokens, reused)
         size = self._host.block_size
         sequence.host_block_ids = self._host.allocate(sequence.sequence_id, len(fetched) * size, fetched)
         sequence.kv_place = KvPlace.FETCHED
-        self._holdings.record(sequence, "prefix_fetched", now, blocks=len(fetched), known_blocks=len(reused))
+        self._table.record(sequence, "prefix_fetched", now, blocks=len(fetched), known_blocks=len(reused))
         self.swapped_in += len(fetched)
         place = sequence.block_ids[len(reused) : len(reused) + len(fetched)]
-        self._holdings.say(c.SwapIn(sequence.sequence_id, sequence.host_block_ids, place))
+        self._table.say(c.SwapIn(sequence.sequence_id, sequence.host_block_ids, place))
 
     def found_on_device(self, sequence: Sequence) -> tuple[int, ...]:
         """Return the first blocks of a sequence's KV on the host that the device has as well."""
@@ -108,7 +108,7 @@ class Swaps:
 
     def swapped(self, event: c.Swapped, now: float) -> None:
         """Free what was read, if the sequence is still wanted."""
-        ended = self._holdings.move_ended(event.sequence_id)
+        ended = self._table.move_ended(event.sequence_id)
         if ended is None:
             return
         sequence, moved = ended
@@ -116,7 +116,7 @@ class Swaps:
             sequence.kv_place = KvPlace.HOST
             for index, content in enumerate(self._prefixes.full_contents(sequence)):
                 self._host.remember(sequence.sequence_id, index, content)
-            self._holdings.take_blocks(sequence)
+            self._table.take_blocks(sequence)
             sequence.entered_blocks = 0
         elif moved is KvPlace.RETURNING:
             self._give_host_blocks_back(sequence)
@@ -130,17 +130,17 @@ class Swaps:
 
     def swap_failed(self, event: c.SwapFailed, now: float) -> None:
         """Go on with what is left: the KV on the device, or none."""
-        ended = self._holdings.move_ended(event.sequence_id)
+        ended = self._table.move_ended(event.sequence_id)
         if ended is None:
             return
         sequence, moved = ended
         sequence.swap_failed = True
-        self._holdings.record(sequence, "swap_failed", now, reason=event.reason)
+        self._table.record(sequence, "swap_failed", now, reason=event.reason)
         self._give_host_blocks_back(sequence)
         if moved is KvPlace.LEAVING:
             sequence.advance(RequestEvent.RESUMED)
         else:
-            self._holdings.take_blocks(sequence)
+            self._table.take_blocks(sequence)
             sequence.computed_tokens = sequence.entered_blocks = 0
 
     def _give_host_blocks_back(self, sequence: Sequence) -> None:

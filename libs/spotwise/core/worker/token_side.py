@@ -16,7 +16,7 @@ from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: Terms that a lease lasts at first: the scheduler has yet to tell the prompt worker, which renews it, and may be slow.
 FIRST_TERM = 2
@@ -25,62 +25,62 @@ FIRST_TERM = 2
 class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
 
-    def __init__(self, holdings: Holdings, memory: Memory, incarnation: int, address: str) -> None:
-        self._holdings = holdings
+    def __init__(self, table: SequenceTable, memory: Memory, incarnation: int, address: str) -> None:
+        self._table = table
         self._memory = memory
         self._incarnation = incarnation
         self._address = address
 
     def reserve_kv(self, order: m.ReserveKv, now: float, *, draining: bool) -> None:
         """Reserve blocks, or say why not."""
-        holdings = self._holdings
+        table = self._table
         if refusal := self._refusal(order, now, draining):
-            answer = m.KvRefused(order.request_id, order.epoch, order.assignment, holdings.worker_id, refusal)
-            holdings.say(m.Send(order.scheduler_id, answer))
+            answer = m.KvRefused(order.request_id, order.epoch, order.assignment, table.worker_id, refusal)
+            table.say(m.Send(order.scheduler_id, answer))
             return
-        holdings.fence(order.request_id, order.epoch - 1)
-        sequence = holdings.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
+        table.fence(order.request_id, order.epoch - 1)
+        sequence = table.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.owed_tokens = order.owed_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
-        holdings.allocate(sequence, self._memory.reservation_tokens(order.kv_tokens, order.owed_tokens))
-        holdings.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
-        target = KvTarget(holdings.worker_id, self._incarnation, self._address, sequence.block_ids)
+        table.allocate(sequence, self._memory.reservation_tokens(order.kv_tokens, order.owed_tokens))
+        table.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
+        target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.request_id, order.epoch, order.assignment, target)
-        holdings.say(m.Send(order.scheduler_id, reserved))
-        holdings.load_record(sequence)
+        table.say(m.Send(order.scheduler_id, reserved))
+        table.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
         if draining:
             return "draining"
-        if sequence_id(order.request_id, order.epoch) in self._holdings:
+        if sequence_id(order.request_id, order.epoch) in self._table:
             return "reserved already"
-        if self._holdings.is_loading(order.request_id, order.epoch):
+        if self._table.is_loading(order.request_id, order.epoch):
             return "an earlier reservation is still being undone"
         return self._memory.reservation_refusal(order.kv_tokens, order.owed_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
         """Extend the reservations that their prompt workers still work on."""
         for request_id, epoch in order.leases:
-            sequence = self._holdings.get(request_id, epoch)
+            sequence = self._table.get(request_id, epoch)
             if sequence is not None and sequence.lease_expires_s is not None:
                 sequence.lease_expires_s = now + sequence.lease_s
 
     def was_away(self, seconds: float) -> None:
         """Extend all leases by a time in which no renewal could be heard."""
-        for sequence in self._holdings:
+        for sequence in self._table:
             if sequence.lease_expires_s is not None:
                 sequence.lease_expires_s += seconds
 
     def expire_leases(self, now: float) -> None:
         """Give back what nobody renewed."""
-        for sequence in list(self._holdings):
+        for sequence in list(self._table):
             expires_s = sequence.lease_expires_s
             if expires_s is not None and expires_s <= now and not sequence.condemned:
-                self._holdings.fail(sequence, "the prompt worker went silent", now, retryable=True)
+                self._table.fail(sequence, "the prompt worker went silent", now, retryable=True)
 
     def kv_arrived(self, event: c.KvArrived, now: float) -> None:
         """Take a handed-off sequence into the token phase."""
-        sequence = self._holdings.get(event.handoff.request_id, event.handoff.epoch)
+        sequence = self._table.get(event.handoff.request_id, event.handoff.epoch)
         if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
             return  # ended while its last bytes were on the way
         sequence.advance(RequestEvent.KV_ARRIVED)
@@ -92,7 +92,7 @@ class TokenSide:
         sequence.handed_token_id = event.handoff.first_token_id
         sequence.stood = event.handoff.level
         sequence.started_s = now
-        self._holdings.record(
+        self._table.record(
             sequence,
             "kv_received",
             now,
@@ -106,7 +106,7 @@ class TokenSide:
     def pass_first_token(self, sequence: Sequence) -> None:
         """Tell the engine the token that the prompt worker sampled, once the engine knows the sequence."""
         if sequence.handed_token_id is not None and sequence.stop is not None:
-            self._holdings.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
+            self._table.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
             sequence.token_ids.append(sequence.handed_token_id)
             self._memory.prefixes.enter_computed(sequence)
             sequence.handed_token_id = None

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: A second that a prompt waits weighs as much as so many of a decode's age. What decodes has made its client wait already and
 #: shows progress since; ten seconds of decoding are an answer of common length.
@@ -32,13 +32,13 @@ PROMPT_WEIGHT = 10.0
 class Victims:
     """Chooses victims; it takes nothing from them."""
 
-    def __init__(self, holdings: Holdings, policy: WorkerPolicy) -> None:
-        self._holdings = holdings
+    def __init__(self, table: SequenceTable, policy: WorkerPolicy) -> None:
+        self._table = table
         self._policy = policy
 
     def of_growth(self, needy: Sequence) -> Sequence | None:
         """Return the last arrival behind `needy` that may lose its blocks."""
-        for sequence in reversed(self._holdings):
+        for sequence in reversed(self._table):
             if sequence is needy:
                 return None
             if self._may_lose(sequence):
@@ -65,7 +65,7 @@ class Victims:
         return [] if enough == len(in_order) else _needed(in_order[: enough + 1], suffices)
 
     def _all_but_the_top(self) -> list[Sequence]:
-        return [sequence for sequence in self._holdings if sequence.is_preemptible][1:]
+        return [sequence for sequence in self._table if sequence.is_preemptible][1:]
 
     def _may_lose(self, sequence: Sequence) -> bool:
         return (

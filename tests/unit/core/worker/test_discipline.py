@@ -22,7 +22,7 @@ from spotwise.core.worker.scheduling_policy import (
     scheduling_policy_of,
 )
 from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import Holdings
+from spotwise.core.worker.sequence_table import SequenceTable
 
 #: A decode takes 1 s, a prompt token a tenth more; others beside it make it no longer.
 COST = LinearIterationCost(fixed_s=1.0, prompt_token_s=0.1, prompt_context_s=0.0, decode_s=0.0, decode_context_s=0.0)
@@ -36,12 +36,12 @@ class Floor:
 
     def __init__(self, policy: MlfqPolicy = QUEUES, width: int = 2) -> None:
         self.pool = BlockPool(100, BLOCK_SIZE)
-        self.holdings = Holdings("w", self.pool)
-        self.prefixes = PrefixCache(self.holdings, enabled=True)
-        self.order = MlfqSchedulingPolicy(policy, COST, width, self.holdings, self.prefixes)
+        self.table = SequenceTable("w", self.pool)
+        self.prefixes = PrefixCache(self.table, enabled=True)
+        self.order = MlfqSchedulingPolicy(policy, COST, width, self.table, self.prefixes)
 
     def add(self, name: str, prompt: int, now: float = 0.0, tenant: str = "", priority: int = 0) -> Sequence:
-        sequence = self.holdings.add(name, 1, StreamRef("g", 1), RequestState.WAITING, now)
+        sequence = self.table.add(name, 1, StreamRef("g", 1), RequestState.WAITING, now)
         sequence.stop, sequence.max_output_tokens = StopCriteria(1000), 1000
         sequence.token_ids = list(range(prompt))
         sequence.known_tokens = prompt
@@ -49,7 +49,7 @@ class Floor:
         return sequence
 
     def names(self, now: float = 0.0) -> list[str]:
-        return [sequence.request_id for sequence in self.order.order(list(self.holdings), now)]
+        return [sequence.request_id for sequence in self.order.order(list(self.table), now)]
 
     def run(self, now: float, *sequences: Sequence) -> None:
         """An iteration of whole prompts, or of decodes, ends."""
@@ -220,7 +220,7 @@ class TestInOrder:
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         policy = WorkerPolicy(discipline=Discipline(discipline), mlfq=QUEUES, cost=COST)
-        assert scheduling_policy_of(policy, floor.holdings, floor.prefixes).order(sequences, 0.0)[0].request_id == first
+        assert scheduling_policy_of(policy, floor.table, floor.prefixes).order(sequences, 0.0)[0].request_id == first
 
 
 def test_queues_follow_from_what_a_decode_costs() -> None:
