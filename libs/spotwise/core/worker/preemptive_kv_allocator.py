@@ -31,7 +31,7 @@ from spotwise.core.worker.kv_allocator import Memory
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
-from spotwise.core.worker.scheduling_step import Round
+from spotwise.core.worker.scheduling_step import SchedulingStep
 from spotwise.core.worker.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
@@ -67,7 +67,7 @@ class RankedMemory(Memory):
         self._order = order
         self._swaps = swaps
         self._when_full = policy.swap.when_full
-        self._round = Round(order, [], 0.0)
+        self._step = SchedulingStep(order, [], 0.0)
         self._claimed_blocks = self._kept_blocks = 0
         self._is_closed = False
         self._slot_blocks = 0.0
@@ -103,7 +103,7 @@ class RankedMemory(Memory):
         idle = sum(
             len(sequence.block_ids)
             for sequence in self._table
-            if _has_had_its_turn(sequence) and (not sequence.in_iteration or self._round.yields_to_newcomers(sequence))
+            if _has_had_its_turn(sequence) and (not sequence.in_iteration or self._step.yields_to_newcomers(sequence))
         )
         return min(free + min(idle, self._swaps.free_blocks) + self._swaps.leaving_blocks, self._pool.num_blocks)
 
@@ -123,7 +123,7 @@ class RankedMemory(Memory):
             candidates: who may take part, in the order in which they are to run.
             now: Unix time.
         """
-        self._round = Round(self._order, candidates, now)
+        self._step = SchedulingStep(self._order, candidates, now)
         self._claimed_blocks, self._kept_blocks, self._is_closed = 0, 0, False
         if self._asked_blocks and now >= self._asked_until_s:
             self._asked_blocks = 0
@@ -147,7 +147,7 @@ class RankedMemory(Memory):
             return False
         if fetched := self.prefixes.fetchable_blocks(sequence, len(reused)):
             assert self._swaps is not None  # else nothing would be on the host
-            self._swaps.fetch(sequence, tokens, reused, fetched, self._round.now)
+            self._swaps.fetch(sequence, tokens, reused, fetched, self._step.now)
             self._note_if_new(sequence)
         return not fetched
 
@@ -175,18 +175,18 @@ class RankedMemory(Memory):
         if sequence.kv_place is KvPlace.HOST:
             assert self._swaps is not None  # else nobody would be away
             if self._has_room(sequence, lambda: self._blocks_to_return(sequence)):
-                self._swaps.come_back(sequence, self._entry_tokens(sequence), self._round.now)
+                self._swaps.come_back(sequence, self._entry_tokens(sequence), self._step.now)
         return sequence.kv_place is KvPlace.DEVICE
 
     def _has_room(self, sequence: Sequence, needed: Callable[[], int]) -> bool:
         """Tell whether as many blocks are free for a sequence as it needs; where they are not, claim them and see to it."""
         pool = self._pool
-        promised = self._asked_blocks if self._round.yields_to_newcomers(sequence) else 0
+        promised = self._asked_blocks if self._step.yields_to_newcomers(sequence) else 0
         while (blocks := needed()) > pool.free_blocks - self._claimed_blocks - promised:
             preemptions = self.preemptions
             if not self._make_room(sequence, blocks + promised):
                 self._is_closed = True
-                if self._round.outranks_newcomers(sequence):
+                if self._step.outranks_newcomers(sequence):
                     self._kept_blocks += blocks
                 return False
             if self.preemptions == preemptions:  # what comes free is on its way
@@ -201,12 +201,12 @@ class RankedMemory(Memory):
             return True
         if self._when_full is WhenFull.DEFER and sequence.state is RequestState.WAITING:
             return False
-        behind = [other for other in self._round.behind(sequence) if self._may_give_up(other)]
+        behind = [other for other in self._step.behind(sequence) if self._may_give_up(other)]
         return self._let_go(behind, lacking)
 
     def _let_go(self, idle: list[Sequence], lacking: int) -> bool:
         """Let the last to run of these give so many blocks up, if all together have as many; tell whether they have."""
-        leaving, blocks = self._round.last_to_run(idle, self._blocks_freed_by, lacking)
+        leaving, blocks = self._step.last_to_run(idle, self._blocks_freed_by, lacking)
         if blocks < lacking:
             return False
         for sequence in leaving:
@@ -224,7 +224,7 @@ class RankedMemory(Memory):
         """
         lacking = self._lacking(self._asked_blocks)
         if lacking > 0:
-            yielding = [s for s in self._round.sequences if self._round.yields_to_newcomers(s) and self._may_go(s)]
+            yielding = [s for s in self._step.sequences if self._step.yields_to_newcomers(s) and self._may_go(s)]
             self._let_go(yielding, lacking)
 
     # --- between rounds -----------------------------------------------------------------------------------------------
@@ -236,23 +236,23 @@ class RankedMemory(Memory):
         wanted = self._asked_blocks
         is_proactive = self._when_full is WhenFull.PROACTIVE
         if is_proactive:
-            queues = [s.standing.queue for s in self._round.sequences if s.standing is not None]
+            queues = [s.standing.queue for s in self._step.sequences if s.standing is not None]
             wanted += round(self._policy.swap.slots_to_keep(queues) * self._slot_blocks)
         spare = -self._lacking(wanted)
         if spare < 0:
-            idle = [sequence for sequence in self._round.sequences if self._may_go(sequence)]
-            for sequence in self._round.last_to_run(idle, self._blocks_freed_by, -spare)[0]:
+            idle = [sequence for sequence in self._step.sequences if self._may_go(sequence)]
+            for sequence in self._step.last_to_run(idle, self._blocks_freed_by, -spare)[0]:
                 if self._swaps.has_room_for(sequence):
-                    self._swaps.leave(sequence, self._round.now)
+                    self._swaps.leave(sequence, self._step.now)
         elif is_proactive:
             self._bring_back_within(min(spare, self._pool.free_blocks - self._claimed_blocks - self._asked_blocks))
 
     def _bring_back_within(self, spare_blocks: int) -> None:
         assert self._swaps is not None
-        soon = self._round.sequences[: _BATCHES_AHEAD * self._policy.limits.max_num_seqs]
+        soon = self._step.sequences[: _BATCHES_AHEAD * self._policy.limits.max_num_seqs]
         away = [sequence for sequence in soon if sequence.kv_place is KvPlace.HOST]
-        for sequence in self._round.first_to_run(away, self._blocks_to_return, spare_blocks):
-            self._swaps.come_back(sequence, self._entry_tokens(sequence), self._round.now)
+        for sequence in self._step.first_to_run(away, self._blocks_to_return, spare_blocks):
+            self._swaps.come_back(sequence, self._entry_tokens(sequence), self._step.now)
 
     # --- whose blocks -------------------------------------------------------------------------------------------------
 
@@ -266,9 +266,9 @@ class RankedMemory(Memory):
 
     def _give_up(self, sequence: Sequence) -> None:
         if self._swaps is not None and self._swaps.has_room_for(sequence):
-            self._swaps.leave(sequence, self._round.now)
+            self._swaps.leave(sequence, self._step.now)
         elif sequence.preemptions < self._policy.max_preemptions:
-            self._preempt(sequence, self._round.now)
+            self._preempt(sequence, self._step.now)
 
     def _blocks_freed_by(self, sequence: Sequence) -> int:
         return self._pool.freed_blocks([sequence.sequence_id])

@@ -15,7 +15,7 @@ from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 
 
-class Round:
+class SchedulingStep:
     """One order.
 
     Attributes:
