@@ -33,7 +33,7 @@ victim; where nothing is held, nothing is kept from a newcomer.
 from __future__ import annotations
 
 from spotwise.core.request import RequestState
-from spotwise.core.worker.kv_allocator import Memory
+from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
@@ -41,7 +41,7 @@ from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.victims import Victims
 
 
-class ArrivalMemory(Memory):
+class FcfsKvAllocator(KvAllocator):
     """Gives blocks first come, first served."""
 
     def __init__(self, table: SequenceTable, policy: WorkerPolicy, prefixes: PrefixCache) -> None:

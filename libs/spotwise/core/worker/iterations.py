@@ -22,7 +22,7 @@ from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, Verdict
-from spotwise.core.worker.kv_allocator import Memory
+from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.runs import CountedRuns
@@ -41,14 +41,14 @@ class Iterations:
         self,
         table: SequenceTable,
         order: SchedulingPolicy,
-        memory: Memory,
+        memory: KvAllocator,
         prompt_side: PromptSide,
         policy: WorkerPolicy,
     ) -> None:
         self.finished = 0
         self._table = table
         self._order = order
-        self._memory = memory
+        self._allocator = memory
         self._prompt_side = prompt_side
         self._policy = policy
         self._prefill_budget = ChunkedPrefillBudget(policy.max_stall_s, policy.context_parity, policy.cost)
@@ -71,11 +71,11 @@ class Iterations:
             if examined is not None and self._table.iterations_in_flight:
                 return  # one at a time: whose fault it was must be plain
             candidates = self._order.order(self._candidates() if examined is None else examined, now)
-            self._memory.start_round(candidates, now)
+            self._allocator.start_round(candidates, now)
             members, batch = self._next_batch(candidates, now)
             if batch is not None:
                 self._begin(members, batch, candidates, now, examines=examined is not None)
-            self._memory.end_round()
+            self._allocator.end_round()
             if batch is None:
                 if examined is None:
                     return
@@ -93,7 +93,7 @@ class Iterations:
         self._table.begin_iteration(members)
         self._prefill_budget.ordered(batch, now)
         somebody_waits = examines or len(members) < len(candidates)
-        is_settled = not examines and (not somebody_waits or self._memory.is_settled(candidates))
+        is_settled = not examines and (not somebody_waits or self._allocator.is_settled(candidates))
         steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
         self._table.say(c.RunIteration(batch, steps))
 
@@ -104,7 +104,7 @@ class Iterations:
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
         """Return who takes part, with how many tokens, and the batch of these."""
-        if self._memory.all_can_decode(candidates, self._policy.limits.max_num_seqs):
+        if self._allocator.all_can_decode(candidates, self._policy.limits.max_num_seqs):
             rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
             return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
         first = candidates[: self._policy.limits.max_num_seqs]
@@ -115,7 +115,7 @@ class Iterations:
             if builder.is_full:
                 break
             if sequence.is_decoding:
-                if self._memory.grow(sequence, now):
+                if self._allocator.grow(sequence, now):
                     builder.add_decode(_row(sequence, 1))
                     members.append((sequence, 1))
             elif tokens := self._offer_prompt(builder, sequence, now):
@@ -143,15 +143,15 @@ class Iterations:
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> int:
         """Let a prompt join if it may, and return with how many tokens."""
-        reused = self._memory.prefixes.reusable_blocks(sequence)
-        if not self._memory.can_admit(sequence, reused):
+        reused = self._allocator.prefixes.reusable_blocks(sequence)
+        if not self._allocator.can_admit(sequence, reused):
             return 0
         cached_tokens = len(reused) * self._table.pool.block_size
         first_position = sequence.computed_tokens + cached_tokens
         tokens = builder.room_for_prompt(sequence.uncomputed_tokens - cached_tokens, first_position)
         if tokens == 0:
             return 0
-        self._memory.admit(sequence, reused)
+        self._allocator.admit(sequence, reused)
         if sequence.state is RequestState.WAITING:
             sequence.advance(RequestEvent.PREFILL_STARTED)
             sequence.started_s, sequence.prefilled_here = now, True
@@ -170,7 +170,7 @@ class Iterations:
         self._examination.succeeded(members)
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
-            self._memory.prefixes.enter_computed(sequence)
+            self._allocator.prefixes.enter_computed(sequence)
         self._order.ran(members, now)
         for sampled in event.sampled:
             sequence_or_none = self._table.by_id(sampled.sequence_id)
@@ -191,7 +191,7 @@ class Iterations:
                 if sequence.tokens_to_length <= 0:
                     self._token_counted(sequence, now)
             return
-        members, prefixes = self._table.end_iteration(), self._memory.prefixes
+        members, prefixes = self._table.end_iteration(), self._allocator.prefixes
         self._examination.succeeded(members)
         for sequence, tokens in members:
             sequence.computed_tokens += tokens

@@ -22,7 +22,7 @@ from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
 
-class Memory(abc.ABC):
+class KvAllocator(abc.ABC):
     """Gives blocks to sequences and takes them back.
 
     Attributes:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 
 from spotwise.core.kv_swap import WhenFull
 from spotwise.core.request import RequestState
-from spotwise.core.worker.kv_allocator import Memory
+from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
@@ -44,7 +44,7 @@ _NEWEST = 0.1
 _BATCHES_AHEAD = 2
 
 
-class RankedMemory(Memory):
+class PreemptiveKvAllocator(KvAllocator):
     """Gives blocks in the order of a discipline.
 
     Args:
@@ -131,7 +131,7 @@ class RankedMemory(Memory):
             self._make_room_for_asked()
 
     def all_can_decode(self, candidates: list[Sequence], max_num_seqs: int) -> bool:
-        """Tell whether all of these decode and nobody stands back; see `Memory`."""
+        """Tell whether all of these decode and nobody stands back; see `KvAllocator`."""
         if any(sequence.kv_place is not KvPlace.DEVICE for sequence in candidates):
             return False
         return super().all_can_decode(candidates, max_num_seqs)

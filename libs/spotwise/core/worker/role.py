@@ -19,11 +19,11 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.fcfs_kv_allocator import ArrivalMemory
+from spotwise.core.worker.fcfs_kv_allocator import FcfsKvAllocator
 from spotwise.core.worker.iterations import Iterations
-from spotwise.core.worker.kv_allocator import Memory
+from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.preemptive_kv_allocator import RankedMemory
+from spotwise.core.worker.preemptive_kv_allocator import PreemptiveKvAllocator
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
 from spotwise.core.worker.scheduling_policy import scheduling_policy_of
@@ -68,14 +68,14 @@ class WorkerRole:
         prefixes = PrefixCache(table, enabled=policy.prefix_caching)
         order = scheduling_policy_of(policy, table, prefixes)
         self._swaps = _swaps_of(policy, table, prefixes)
-        self._memory: Memory = (
-            RankedMemory(table, policy, prefixes, order, self._swaps)
+        self._allocator: KvAllocator = (
+            PreemptiveKvAllocator(table, policy, prefixes, order, self._swaps)
             if policy.is_ranked
-            else ArrivalMemory(table, policy, prefixes)
+            else FcfsKvAllocator(table, policy, prefixes)
         )
-        self._token_side = TokenSide(table, self._memory, incarnation, address)
+        self._token_side = TokenSide(table, self._allocator, incarnation, address)
         self._prompt_side = PromptSide(table, policy)
-        self._iterations = Iterations(table, order, self._memory, self._prompt_side, policy)
+        self._iterations = Iterations(table, order, self._allocator, self._prompt_side, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
         self._drain: m.Drain | None = None
@@ -145,8 +145,8 @@ class WorkerRole:
             pending_prompt_tokens=pending,
             owed_tokens=owed,
             kv_blocks_total=pool.num_blocks,
-            kv_blocks_free=self._memory.blocks_for_newcomers(),
-            kv_blocks_kept=self._memory.kept_blocks(),
+            kv_blocks_free=self._allocator.blocks_for_newcomers(),
+            kv_blocks_kept=self._allocator.kept_blocks(),
             kv_blocks_used=pool.used_blocks,
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
@@ -161,7 +161,7 @@ class WorkerRole:
             swapped=swapped,
             kv_host_blocks_total=0 if host is None else host.num_blocks,
             kv_host_blocks_free=0 if host is None else host.free_blocks,
-            preemptions=self._memory.preemptions,
+            preemptions=self._allocator.preemptions,
             kv_blocks_swapped_out=0 if swaps is None else swaps.swapped_out,
             kv_blocks_swapped_in=0 if swaps is None else swaps.swapped_in,
             prompt_token_s=self._iterations.prompt_token_s,

@@ -14,7 +14,7 @@ from spotwise.core import messages as m
 from spotwise.core.record import KvTarget, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.kv_allocator import Memory
+from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
@@ -25,9 +25,9 @@ FIRST_TERM = 2
 class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
 
-    def __init__(self, table: SequenceTable, memory: Memory, incarnation: int, address: str) -> None:
+    def __init__(self, table: SequenceTable, memory: KvAllocator, incarnation: int, address: str) -> None:
         self._table = table
-        self._memory = memory
+        self._allocator = memory
         self._incarnation = incarnation
         self._address = address
 
@@ -42,7 +42,7 @@ class TokenSide:
         sequence = table.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.owed_tokens = order.owed_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
-        table.allocate(sequence, self._memory.reservation_tokens(order.kv_tokens, order.owed_tokens))
+        table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.owed_tokens))
         table.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
         target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.request_id, order.epoch, order.assignment, target)
@@ -56,7 +56,7 @@ class TokenSide:
             return "reserved already"
         if self._table.is_loading(order.request_id, order.epoch):
             return "an earlier reservation is still being undone"
-        return self._memory.reservation_refusal(order.kv_tokens, order.owed_tokens, now)
+        return self._allocator.reservation_refusal(order.kv_tokens, order.owed_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
         """Extend the reservations that their prompt workers still work on."""
@@ -108,5 +108,5 @@ class TokenSide:
         if sequence.handed_token_id is not None and sequence.stop is not None:
             self._table.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
             sequence.token_ids.append(sequence.handed_token_id)
-            self._memory.prefixes.enter_computed(sequence)
+            self._allocator.prefixes.enter_computed(sequence)
             sequence.handed_token_id = None
