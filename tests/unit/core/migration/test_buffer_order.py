@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.planning.buffer_order import Cut, Flow, FlowOf, Rooms, gates, order_loads
+from spotwise.core.migration.planning.buffer_order import Cut, Flow, FlowOf, MemoryRegions, gates, order_loads
 
 
 def flows_of(loads: list[tuple[dict[int, int], dict[int, int]]]) -> FlowOf:
@@ -27,28 +27,30 @@ def flows_of(loads: list[tuple[dict[int, int], dict[int, int]]]) -> FlowOf:
     return flow_of
 
 
-def rooms_for(loads: list[tuple[dict[int, int], dict[int, int]]], instance_of: dict[int, int] | None = None) -> Rooms:
+def rooms_for(
+    loads: list[tuple[dict[int, int], dict[int, int]]], instance_of: dict[int, int] | None = None
+) -> MemoryRegions:
     owners = instance_of or {room: room for load in loads for changes in load for room in changes}
     flow_of = flows_of(loads)
-    return Rooms.at_start(owners, [flow_of(Cut(number)) for number in range(len(loads))], {}, {})
+    return MemoryRegions.at_start(owners, [flow_of(Cut(number)) for number in range(len(loads))], {}, {})
 
 
 def peak_of(order: list[Cut], loads: list[tuple[dict[int, int], dict[int, int]]]) -> int:
     """Return the largest buffer of any room, counted by hand: what is there above the larger of start and end."""
     flow_of = flows_of(loads)
-    rooms = {room for load in loads for changes in load for room in changes}
-    grows = {room: sum(load[0].get(room, 0) - load[1].get(room, 0) for load in loads) for room in rooms}
-    level, peak = dict.fromkeys(rooms, 0), 0
+    regions = {room for load in loads for changes in load for room in changes}
+    grows = {room: sum(load[0].get(room, 0) - load[1].get(room, 0) for load in loads) for room in regions}
+    level, peak = dict.fromkeys(regions, 0), 0
     for cut in order:
         received, freed = flow_of(cut)
-        for room in rooms:
+        for room in regions:
             level[room] += received.get(room, 0)
             peak = max(peak, level[room] - max(0, grows[room]))
             level[room] -= freed.get(room, 0)
     return peak
 
 
-#: Two rooms that swap four layers: 0 and 1 go from room 0 to 1, 2 and 3 the other way.
+#: Two regions that swap four layers: 0 and 1 go from room 0 to 1, 2 and 3 the other way.
 SWAP: list[tuple[dict[int, int], dict[int, int]]] = [
     ({1: 10}, {0: 10}),
     ({1: 10}, {0: 10}),
@@ -97,7 +99,7 @@ class TestOrder:
         assert [cut.load for cut in order] == [0, 3, 2, 1]
 
     def test_a_machine_that_only_receives_needs_no_buffer(self) -> None:
-        """Its rooms are empty: things go where they stay."""
+        """Its regions are empty: things go where they stay."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [({5: 100}, {}), ({5: 100}, {})]
         assert order_loads(range(2), flows_of(loads), rooms_for(loads), 1) == [Cut(0), Cut(1)]
 
@@ -113,7 +115,7 @@ class TestOrder:
         assert together[0] == Cut(0, 0, 2)
 
     def test_cuts_of_loads_that_need_one_anothers_room_take_turns(self) -> None:
-        """Two rooms swap what fills them, with room for a third of it."""
+        """Two regions swap what fills them, with room for a third of it."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [({0: 9}, {1: 9}), ({1: 9}, {0: 9})]
         order = order_loads(range(2), flows_of(loads), rooms_for(loads), 3)
         assert peak_of(order, loads) == 3
@@ -138,8 +140,8 @@ class TestOrder:
 
 @st.composite
 def some_loads(draw: st.DrawFn) -> list[tuple[dict[int, int], dict[int, int]]]:
-    rooms = st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=2)
-    return draw(st.lists(st.tuples(rooms, rooms), min_size=1, max_size=5))
+    regions = st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=2)
+    return draw(st.lists(st.tuples(regions, regions), min_size=1, max_size=5))
 
 
 @settings(max_examples=60, deadline=None)
@@ -177,21 +179,21 @@ class TestGates:
         """With room for two, the third waits for what the first freed."""
         moves = [Flow({0: 10}, {0: 10}) for _ in range(4)]
         owners = {0: 7}
-        assert gates(moves, Rooms.at_start(owners, moves, {}, {}), 20) == [{}, {}, {7: 0}, {7: 1}]
-        assert gates(moves, Rooms.at_start(owners, moves, {}, {}), 10) == [{}, {7: 0}, {7: 1}, {7: 2}]
-        assert gates(moves, Rooms.at_start(owners, moves, {}, {}), 40) == [{}, {}, {}, {}]
+        assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 20) == [{}, {}, {7: 0}, {7: 1}]
+        assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 10) == [{}, {7: 0}, {7: 1}, {7: 2}]
+        assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 40) == [{}, {}, {}, {}]
 
     def test_an_order_that_cannot_keep_the_limit_is_refused(self) -> None:
         """Gates delay; they do not reorder."""
         moves = [Flow({0: 10}, {}), Flow({}, {0: 10})]
         with pytest.raises(ValueError, match="order the moves first"):
-            gates(moves, Rooms.at_start({0: 0}, moves, {}, {}), 5)
+            gates(moves, MemoryRegions.at_start({0: 0}, moves, {}, {}), 5)
 
 
 def test_room_for_what_is_computed_again_is_room_until_then() -> None:
     """Five bytes come before five go: where five more are to be there in the end, no buffer is needed."""
     moves = [Flow({0: 5}, {0: 5})]
     for kept_free, buffer_bytes in (({}, 5), ({0: 5}, 0)):
-        rooms = Rooms.at_start({0: 0}, moves, {}, kept_free)
-        rooms.receive({0: 5})
-        assert rooms.buffer == {0: buffer_bytes}
+        regions = MemoryRegions.at_start({0: 0}, moves, {}, kept_free)
+        regions.receive({0: 5})
+        assert regions.buffer == {0: buffer_bytes}

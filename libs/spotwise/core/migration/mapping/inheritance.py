@@ -3,9 +3,9 @@
 Law: a new configuration takes over as many requests as its batches hold, D x B, those that have decoded most tokens; of equals
 those of the earlier pipeline, and there the earlier (SpotServe, section 4.2). A request whose KV is not whole any more, since a
 device went without notice, is not among them: it is computed again anyway. Where phases are apart, requests that have decoded
-go to pipelines that decode, the others to those that compute prompts; each kind has its own room.
+go to pipelines that decode, the others to those that compute prompts; each kind has its own successor.
 
-Requests of an old pipeline stay together while there is a new pipeline with room for all of them. Each new pipeline goes on
+Requests of an old pipeline stay together while there is a new pipeline with successor for all of them. Each new pipeline goes on
 from one old one if it can, its *predecessor*: first those that may run on untouched, then those with most KV on devices that
 stay; it has the number of its predecessor if it can. What comes on top of that (old pipelines without a successor, more
 requests than a batch holds) goes to pipelines that must stop anyway, before it goes to one that need not.
@@ -58,7 +58,7 @@ class Inheritance:
 
 
 @dataclass(slots=True)
-class _Room:
+class _SuccessorPipeline:
     """A new pipeline that is being filled."""
 
     number: int
@@ -75,7 +75,7 @@ def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> In
     """Return which pipeline of a new configuration goes on with whose requests."""
     old = OldPipelines(before, model)
     alike = (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor)
-    rooms: list[_Room] = []
+    successors: list[_SuccessorPipeline] = []
     waiting: list[Entry] = []
     alive: list[Entry] = []
     for number in sorted(before.running):
@@ -85,26 +85,30 @@ def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> In
         claims = sorted((entry for entry in alive if belongs(entry.request)), key=_most_decoded)
         capacity = len(numbers) * config.max_batch
         waiting += claims[capacity:]
-        rooms += _fill(claims[:capacity], numbers, config, old, alike)
+        successors += _fill(claims[:capacity], numbers, config, old, alike)
     if alike:
-        _succeed_idle(rooms, config, old)
+        _succeed_idle(successors, config, old)
     running_on = {
-        room.number: room.predecessor
-        for room in rooms
-        if room.predecessor is not None
+        successor.number: successor.predecessor
+        for successor in successors
+        if successor.predecessor is not None
         and alike
-        and old.is_untouched(room.predecessor)
-        and _same_requests(room, before)
+        and old.is_untouched(successor.predecessor)
+        and _same_requests(successor, before)
     }
     tokens: dict[tuple[int, int], int] = defaultdict(int)
-    for room in rooms:
-        for entry in room.entries:
-            tokens[entry.old, room.number] += entry.request.tokens
+    for successor in successors:
+        for entry in successor.entries:
+            tokens[entry.old, successor.number] += entry.request.tokens
     return Inheritance(
-        {room.number: tuple(entry.request for entry in _in_order(room)) for room in rooms if room.entries},
+        {
+            successor.number: tuple(entry.request for entry in _in_order(successor))
+            for successor in successors
+            if successor.entries
+        },
         tuple(entry.request for entry in sorted(waiting, key=_most_decoded)),
         dict(tokens),
-        {room.number: room.predecessor for room in rooms if room.predecessor is not None},
+        {successor.number: successor.predecessor for successor in successors if successor.predecessor is not None},
         running_on,
     )
 
@@ -123,17 +127,19 @@ def _most_decoded(entry: Entry) -> tuple[int, int, int]:
     return -entry.request.decoded, entry.old, entry.turn
 
 
-def _in_order(room: _Room) -> list[Entry]:
-    return sorted(room.entries, key=lambda entry: (entry.old != room.predecessor, entry.old, entry.turn))
+def _in_order(successor: _SuccessorPipeline) -> list[Entry]:
+    return sorted(successor.entries, key=lambda entry: (entry.old != successor.predecessor, entry.old, entry.turn))
 
 
-def _same_requests(room: _Room, before: Deployment) -> bool:
-    assert room.predecessor is not None
-    theirs = len(before.running.get(room.predecessor, ()))
-    return len(room.entries) == theirs and all(entry.old == room.predecessor for entry in room.entries)
+def _same_requests(successor: _SuccessorPipeline, before: Deployment) -> bool:
+    assert successor.predecessor is not None
+    theirs = len(before.running.get(successor.predecessor, ()))
+    return len(successor.entries) == theirs and all(entry.old == successor.predecessor for entry in successor.entries)
 
 
-def _fill(kept: Sequence[Entry], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool) -> list[_Room]:
+def _fill(
+    kept: Sequence[Entry], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool
+) -> list[_SuccessorPipeline]:
     """Return the pipelines of one kind with the requests that they go on with."""
     parcels: dict[int, list[Entry]] = defaultdict(list)
     for entry in kept:
@@ -148,19 +154,19 @@ def _fill(kept: Sequence[Entry], numbers: range, config: ParallelConfig, old: Ol
         return not may_run_on(number), -tokens * old.staying_kv_token_bytes(number), number
 
     ranked = sorted(parcels, key=rank)
-    rooms = {number: _Room(number) for number in numbers}
+    successors = {number: _SuccessorPipeline(number) for number in numbers}
     chosen = ranked[: len(numbers)]
     left: list[list[Entry]] = [parcels[number] for number in ranked[len(numbers) :]]
-    for number, predecessor in _numbered(chosen, list(rooms), numbers, config, old).items():
-        room = rooms[number]
-        room.predecessor, room.must_stop = predecessor, not may_run_on(predecessor)
+    for number, predecessor in _numbered(chosen, list(successors), numbers, config, old).items():
+        successor = successors[number]
+        successor.predecessor, successor.must_stop = predecessor, not may_run_on(predecessor)
         # Of more than a batch holds, those with most KV stay where it is.
         parcel = sorted(parcels[predecessor], key=lambda entry: (-entry.request.tokens, entry.turn))
-        room.entries = parcel[: config.max_batch]
+        successor.entries = parcel[: config.max_batch]
         if parcel[config.max_batch :]:
             left.append(parcel[config.max_batch :])
-    _share_out(left, list(rooms.values()), config.max_batch)
-    return list(rooms.values())
+    _share_out(left, list(successors.values()), config.max_batch)
+    return list(successors.values())
 
 
 def _numbered(
@@ -180,23 +186,26 @@ def _numbered(
     return given
 
 
-def _share_out(parcels: Sequence[list[Entry]], rooms: Sequence[_Room], max_batch: int) -> None:
-    """Put parcels into rooms, whole where that can be: evenly if no more of them are cut by it, else into the tightest."""
-    pieces = _placed(parcels, rooms, max_batch, lambda spare, tokens: tokens)
+def _share_out(parcels: Sequence[list[Entry]], successors: Sequence[_SuccessorPipeline], max_batch: int) -> None:
+    """Put parcels into successors, whole where that can be: evenly if no more of them are cut by it, else into the tightest."""
+    pieces = _placed(parcels, successors, max_batch, lambda spare, tokens: tokens)
     if len(pieces) > len(parcels):
-        pieces = min(pieces, _placed(parcels, rooms, max_batch, lambda spare, tokens: spare), key=len)
-    by_number = {room.number: room for room in rooms}
+        pieces = min(pieces, _placed(parcels, successors, max_batch, lambda spare, tokens: spare), key=len)
+    by_number = {successor.number: successor for successor in successors}
     for number, piece in pieces:
         by_number[number].entries += piece
 
 
 def _placed(
-    parcels: Sequence[list[Entry]], rooms: Sequence[_Room], max_batch: int, prefer: Callable[[int, int], int]
+    parcels: Sequence[list[Entry]],
+    successors: Sequence[_SuccessorPipeline],
+    max_batch: int,
+    prefer: Callable[[int, int], int],
 ) -> list[tuple[int, list[Entry]]]:
-    """Return into which room which piece of a parcel goes, the largest parcels first."""
-    spare = {room.number: max_batch - len(room.entries) for room in rooms}
-    tokens = {room.number: room.tokens for room in rooms}
-    stops = {room.number: room.must_stop for room in rooms}
+    """Return into which successor which piece of a parcel goes, the largest parcels first."""
+    spare = {successor.number: max_batch - len(successor.entries) for successor in successors}
+    tokens = {successor.number: successor.tokens for successor in successors}
+    stops = {successor.number: successor.must_stop for successor in successors}
     pieces: list[tuple[int, list[Entry]]] = []
     for parcel in sorted(parcels, key=lambda parcel: (-len(parcel), parcel[0].old)):
         left = parcel
@@ -216,11 +225,11 @@ def _placed(
     return pieces
 
 
-def _succeed_idle(rooms: Sequence[_Room], config: ParallelConfig, old: OldPipelines) -> None:
+def _succeed_idle(successors: Sequence[_SuccessorPipeline], config: ParallelConfig, old: OldPipelines) -> None:
     """Let pipelines without a predecessor go on from untouched ones without requests, of the same kind if there are."""
-    used = {room.predecessor for room in rooms}
+    used = {successor.predecessor for successor in successors}
     idle = [number for number in old.untouched() if number not in used and not old.requests(number)]
-    by_number = {room.number: room for room in rooms if room.predecessor is None}
+    by_number = {successor.number: successor for successor in successors if successor.predecessor is None}
     for same_kind in (True, False):
         for numbers, _ in _kinds(config):
             free = [number for number in numbers if number in by_number]

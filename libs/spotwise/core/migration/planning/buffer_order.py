@@ -1,8 +1,8 @@
 """In which order things move, so that no instance needs more than so many bytes of buffer.
 
-Law: memory is in rooms. Each device has one for weights and one for KV, as large as the larger of what it holds there before
+Law: memory is in regions. Each device has one for weights and one for KV, as large as the larger of what it holds there before
 and after. What it has received beyond that, because old memory of its own is not free yet, is its *transient receive buffer*;
-an instance's is the sum over its devices' rooms. Old memory of a load is free once that load has moved.
+an instance's is the sum over its devices' regions. Old memory of a load is free once that load has moved.
 
 The order is SpotServe's Algorithm 2 (Miao et al., 2024, section 4.2). Loads are walked from the front; one that keeps each
 instance's buffer within `limit_bytes` is appended, others are deferred; then again and again that deferred load is appended
@@ -30,7 +30,7 @@ MOST_CUTS = 1024
 
 
 class Flow(NamedTuple):
-    """What moving a load does to rooms.
+    """What moving a load does to regions.
 
     Attributes:
         received: bytes that come into a room.
@@ -59,8 +59,8 @@ class Cut(NamedTuple):
 FlowOf = Callable[[Cut], Flow]
 
 
-class Rooms:
-    """How full rooms are.
+class MemoryRegions:
+    """How full regions are.
 
     Attributes:
         buffer: bytes of buffer in use, by instance.
@@ -78,14 +78,14 @@ class Rooms:
         flows: Sequence[Flow],
         freed_already: Mapping[int, int],
         kept_free: Mapping[int, int],
-    ) -> Rooms:
-        """Return rooms before anything has moved: what all flows would do says how large they must be.
+    ) -> MemoryRegions:
+        """Return regions before anything has moved: what all flows would do says how large they must be.
 
         Args:
             owners: the instance of each room.
             flows: all that moves.
-            freed_already: bytes that rooms have lost before.
-            kept_free: bytes that rooms shall have in the end without anything moving.
+            freed_already: bytes that regions have lost before.
+            kept_free: bytes that regions shall have in the end without anything moving.
         """
         change = {room: kept_free.get(room, 0) - freed_already.get(room, 0) for room in owners}
         for flow in flows:
@@ -95,13 +95,13 @@ class Rooms:
                 change[room] -= num_bytes
         return cls(owners, {room: max(0, more) + freed_already.get(room, 0) for room, more in change.items()})
 
-    def copy(self) -> Rooms:
-        """Return rooms as full as these."""
-        same = Rooms(self._owners, self._spare)
+    def copy(self) -> MemoryRegions:
+        """Return regions as full as these."""
+        same = MemoryRegions(self._owners, self._spare)
         same.buffer = dict(self.buffer)
         return same
 
-    def become(self, other: Rooms) -> None:
+    def become(self, other: MemoryRegions) -> None:
         """Get as full as others are."""
         self._spare, self.buffer = dict(other._spare), dict(other.buffer)
 
@@ -117,11 +117,11 @@ class Rooms:
         return found
 
     def receive(self, received: Mapping[int, int]) -> None:
-        """Put bytes into rooms."""
+        """Put bytes into regions."""
         self._change(received, 1)
 
     def free(self, freed: Mapping[int, int]) -> None:
-        """Take bytes out of rooms."""
+        """Take bytes out of regions."""
         self._change(freed, -1)
 
     def buffers_with(self, received: Mapping[int, int]) -> dict[int, int]:
@@ -134,7 +134,7 @@ class Rooms:
         return buffers
 
     def crowding(self, received: Mapping[int, int]) -> int:
-        """Return the most bytes that an instance would receive into rooms that are too small for them now."""
+        """Return the most bytes that an instance would receive into regions that are too small for them now."""
         crowds = dict.fromkeys(self.buffer, 0)
         for room, num_bytes in received.items():
             if num_bytes > self._spare[room]:
@@ -148,13 +148,15 @@ class Rooms:
             self.buffer[self._owners[room]] += max(0, sign * num_bytes - spare) - max(0, -spare)
 
 
-def order_loads(loads: range, flow_of: FlowOf, rooms: Rooms, limit_bytes: int | None, urgent: int = 0) -> list[Cut]:
-    """Return the loads, or their cuts, in the order in which they move; `rooms` is left as full as they leave it.
+def order_loads(
+    loads: range, flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int | None, urgent: int = 0
+) -> list[Cut]:
+    """Return the loads, or their cuts, in the order in which they move; `regions` is left as full as they leave it.
 
     Args:
         loads: numbers, from the front; those of one kind of room, whose content is as planned once all have moved.
         flow_of: what a cut does.
-        rooms: how full they are, within the limit.
+        regions: how full they are, within the limit.
         limit_bytes: of the buffer of any instance; `None`: as they come.
         urgent: so many of the first loads are urgent.
 
@@ -164,70 +166,70 @@ def order_loads(loads: range, flow_of: FlowOf, rooms: Rooms, limit_bytes: int | 
     if limit_bytes is None:
         order = [Cut(load) for load in loads]
         for cut in order:
-            _move(flow_of(cut), rooms)
+            _move(flow_of(cut), regions)
         return order
-    order, left, rooms_then = _greedy(loads, flow_of, rooms, limit_bytes, urgent)
+    order, left, rooms_then = _greedy(loads, flow_of, regions, limit_bytes, urgent)
     if left:
-        rooms.become(rooms_then)
-        order += _in_turns(left, flow_of, rooms, limit_bytes)
+        regions.become(rooms_then)
+        order += _in_turns(left, flow_of, regions, limit_bytes)
     return order
 
 
 def _greedy(
-    loads: range, flow_of: FlowOf, rooms: Rooms, limit_bytes: int, urgent: int
-) -> tuple[list[Cut], list[Cut], Rooms]:
-    """Return an order within the limit, what it leaves over, and how full rooms are then.
+    loads: range, flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int, urgent: int
+) -> tuple[list[Cut], list[Cut], MemoryRegions]:
+    """Return an order within the limit, what it leaves over, and how full regions are then.
 
     Something is left over only where nothing fits any more. Then the order ends where buffers were half of the limit at most,
     since taking turns needs the other half.
     """
     order: list[Cut] = []
     deferred: list[Cut] = []
-    safe, rooms_then = 0, rooms.copy()
+    safe, rooms_then = 0, regions.copy()
 
     def take(cut: Cut) -> None:
         nonlocal safe, rooms_then
-        _move(flow_of(cut), rooms)
+        _move(flow_of(cut), regions)
         order.append(cut)
-        if 2 * max(rooms.buffer.values(), default=0) <= limit_bytes:
-            safe, rooms_then = len(order), rooms.copy()
+        if 2 * max(regions.buffer.values(), default=0) <= limit_bytes:
+            safe, rooms_then = len(order), regions.copy()
 
     in_line = [Cut(load) for load in reversed(loads)]
     while in_line:
         cut = in_line.pop()
-        if _peak(cut, flow_of, rooms) <= limit_bytes:
+        if _peak(cut, flow_of, regions) <= limit_bytes:
             take(cut)
-            while (late := _first_that_fits(deferred, loads.start + urgent, flow_of, rooms, limit_bytes)) is not None:
+            while (late := _first_that_fits(deferred, loads.start + urgent, flow_of, regions, limit_bytes)) is not None:
                 deferred.remove(late)
                 take(late)
-        elif (count := _cuts_to_fit(cut, flow_of, rooms, limit_bytes)) > 1:
+        elif (count := _cuts_to_fit(cut, flow_of, regions, limit_bytes)) > 1:
             in_line.extend(reversed(_cut_again(cut, count)))
         else:
             deferred.append(cut)
     while deferred:
-        base = rooms.largest()
+        base = regions.largest()
         firsts = list({cut.load: cut for cut in reversed(deferred)}.values())  # cuts of a load differ in rounding only
-        peak, best = min((max(base, _peak(cut, flow_of, rooms)), cut) for cut in firsts)
+        peak, best = min((max(base, _peak(cut, flow_of, regions)), cut) for cut in firsts)
         if peak > limit_bytes:
             return order[:safe], order[safe:] + deferred, rooms_then
         deferred.remove(best)
         take(best)
-    return order, [], rooms
+    return order, [], regions
 
 
-def _in_turns(left: list[Cut], flow_of: FlowOf, rooms: Rooms, limit_bytes: int) -> list[Cut]:
+def _in_turns(left: list[Cut], flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int) -> list[Cut]:
     """Return cuts of all that is left, taking turns, in the fewest turns (of powers of two) that keep the limit."""
     turns = 1
     while turns * max(cut.of for cut in left) <= MOST_CUTS:
         parts = [_cut_again(cut, turns) for cut in sorted(left)]
         order = [part[turn] for turn in range(turns) for part in parts]
-        after = rooms.copy()
+        after = regions.copy()
         for cut in order:
             if _peak(cut, flow_of, after) > limit_bytes:
                 break
             _move(flow_of(cut), after)
         else:
-            rooms.become(after)
+            regions.become(after)
             return order
         turns *= 2
     raise ValueError(
@@ -235,23 +237,25 @@ def _in_turns(left: list[Cut], flow_of: FlowOf, rooms: Rooms, limit_bytes: int) 
     )
 
 
-def _peak(cut: Cut, flow_of: FlowOf, rooms: Rooms) -> int:
+def _peak(cut: Cut, flow_of: FlowOf, regions: MemoryRegions) -> int:
     """Return the largest buffer, over the instances that receive, while a cut moves."""
-    return max(rooms.buffers_with(flow_of(cut).received).values(), default=0)
+    return max(regions.buffers_with(flow_of(cut).received).values(), default=0)
 
 
-def _move(flow: Flow, rooms: Rooms) -> None:
-    rooms.receive(flow.received)
-    rooms.free(flow.freed)
+def _move(flow: Flow, regions: MemoryRegions) -> None:
+    regions.receive(flow.received)
+    regions.free(flow.freed)
 
 
-def _first_that_fits(deferred: list[Cut], before: int, flow_of: FlowOf, rooms: Rooms, limit_bytes: int) -> Cut | None:
-    return next((cut for cut in deferred if cut.load < before and _peak(cut, flow_of, rooms) <= limit_bytes), None)
+def _first_that_fits(
+    deferred: list[Cut], before: int, flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int
+) -> Cut | None:
+    return next((cut for cut in deferred if cut.load < before and _peak(cut, flow_of, regions) <= limit_bytes), None)
 
 
-def _cuts_to_fit(cut: Cut, flow_of: FlowOf, rooms: Rooms, limit_bytes: int) -> int:
+def _cuts_to_fit(cut: Cut, flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int) -> int:
     """Return into how many cuts to cut what would not fit into empty buffers; else 1."""
-    alone = rooms.crowding(flow_of(cut).received)
+    alone = regions.crowding(flow_of(cut).received)
     count = -(-alone // limit_bytes) if limit_bytes else MOST_CUTS
     return min(count, MOST_CUTS // cut.of) if count > 1 else 1
 
@@ -260,31 +264,31 @@ def _cut_again(cut: Cut, count: int) -> list[Cut]:
     return [Cut(cut.load, cut.number * count + more, cut.of * count) for more in range(count)]
 
 
-def gates(moves: Sequence[Flow], rooms: Rooms, limit_bytes: int) -> list[dict[int, int]]:
+def gates(moves: Sequence[Flow], regions: MemoryRegions, limit_bytes: int) -> list[dict[int, int]]:
     """Return which memory each move waits for: by receiving instance, the last move whose old memory must be free there.
 
-    An instance that is not named need not wait. `rooms` is how full they are before the first move, and is used up.
+    An instance that is not named need not wait. `regions` is how full they are before the first move, and is used up.
 
     Raises:
         ValueError: the moves, in this order, do not keep the limit.
     """
     freed_at: dict[int, list[tuple[int, dict[int, int]]]] = {}
     for number, flow in enumerate(moves):
-        for instance, freed in rooms.by_owner(flow.freed).items():
+        for instance, freed in regions.by_owner(flow.freed).items():
             freed_at.setdefault(instance, []).append((number, freed))
     used: dict[int, int] = dict.fromkeys(freed_at, 0)
     found: list[dict[int, int]] = []
     for number, flow in enumerate(moves):
-        rooms.receive(flow.received)
+        regions.receive(flow.received)
         waits: dict[int, int] = {}
-        for instance in rooms.by_owner(flow.received):
+        for instance in regions.by_owner(flow.received):
             frees = freed_at.get(instance, [])
-            while rooms.buffer[instance] > limit_bytes:
+            while regions.buffer[instance] > limit_bytes:
                 if used.get(instance, 0) >= len(frees) or frees[used[instance]][0] >= number:
                     raise ValueError(
                         f"move {number} needs more than {limit_bytes} bytes of buffer; order the moves first"
                     )
-                rooms.free(frees[used[instance]][1])
+                regions.free(frees[used[instance]][1])
                 used[instance] += 1
             if used.get(instance, 0):
                 waits[instance] = frees[used[instance] - 1][0]

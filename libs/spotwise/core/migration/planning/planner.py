@@ -24,7 +24,7 @@ from dataclasses import replace
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
-from spotwise.core.migration.planning.buffer_order import Cut, Flow, Rooms, gates, order_loads
+from spotwise.core.migration.planning.buffer_order import Cut, Flow, MemoryRegions, gates, order_loads
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.model_parts import kv_computed_again, kv_given_up, kv_parts, weight_parts
 from spotwise.core.migration.planning.plan import Freed, MigrationPlan, PlanPolicy, Transfer, paper_migration_s
@@ -90,10 +90,10 @@ class _Planning:
             for changes in (self._freed_at_once, *(each for flow in whole for each in flow))
             for room in changes
         }
-        self._rooms = Rooms.at_start(owners, whole, self._freed_at_once, kept_free)
-        rooms, limit_bytes = self._rooms.copy(), policy.buffer_bytes
-        self._steps = order_loads(range(len(kv)), self._flow, rooms, limit_bytes, urgent_kv)
-        self._steps += order_loads(range(len(kv), len(self._loads)), self._flow, rooms, limit_bytes, urgent_weights)
+        self._rooms = MemoryRegions.at_start(owners, whole, self._freed_at_once, kept_free)
+        regions, limit_bytes = self._rooms.copy(), policy.buffer_bytes
+        self._steps = order_loads(range(len(kv)), self._flow, regions, limit_bytes, urgent_kv)
+        self._steps += order_loads(range(len(kv), len(self._loads)), self._flow, regions, limit_bytes, urgent_weights)
         moves = [self._flow(cut) for cut in self._steps]
         waits = [] if limit_bytes is None else gates(moves, self._rooms.copy(), limit_bytes)
         self._schedule = Schedule(self._loads, self._steps, waits, devices, links)
@@ -182,7 +182,7 @@ class _Planning:
 
     def _peaks(self) -> dict[str, int]:
         """Return the largest buffers, as predicted: a transfer takes its room when it starts."""
-        rooms = self._rooms.copy()
+        regions = self._rooms.copy()
         events: list[tuple[float, bool, int, int]] = []
         for each in self._schedule.timed:
             piece = each.move.piece
@@ -197,11 +197,11 @@ class _Planning:
         peaks = dict.fromkeys(receivers, 0)
         for _, comes, room, num_bytes in sorted(events):
             if comes:
-                rooms.receive({room: num_bytes})
+                regions.receive({room: num_bytes})
                 instance = self._devices.instance_of[room // 2]
-                peaks[instance] = max(peaks[instance], rooms.buffer[instance])
+                peaks[instance] = max(peaks[instance], regions.buffer[instance])
             else:
-                rooms.free({room: num_bytes})
+                regions.free({room: num_bytes})
         return {self._devices.instances[instance]: peak for instance, peak in peaks.items()}
 
     def _dropped(self) -> set[str]:

@@ -65,7 +65,7 @@ class Load:
 
     @property
     def room(self) -> int:
-        """Which of a device's two rooms it fills: 0 with weights, 1 with KV."""
+        """Which of a device's two regions it fills: 0 with weights, 1 with KV."""
         return int(self.going_on is not None)
 
 
@@ -191,7 +191,7 @@ def given_up_at_once(parts: Iterable[tuple[Piece, ...]], room: int) -> dict[int,
 
 
 def flow_of(load: Load, cut: Cut) -> Flow:
-    """Return what moving a cut of a load does to devices' rooms: number 2 x device, and one more for KV."""
+    """Return what moving a cut of a load does to devices' regions: number 2 x device, and one more for KV."""
     received: dict[int, int] = {}
     freed: dict[int, int] = {}
     for whole in load.pieces:
