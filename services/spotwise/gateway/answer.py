@@ -52,7 +52,7 @@ class WholeChoice:
         return "".join(self.texts)
 
 
-class Wording(Protocol):
+class ResponseFormat(Protocol):
     """How an endpoint words its answers."""
 
     def opening(self) -> bytes:
@@ -73,7 +73,7 @@ class GenerationResponse(Response):
 
     Args:
         plan: what to run.
-        wording: how to say it.
+        response_format: how to say it.
         generation: the mesh.
         text: the model's text.
         metrics: the gateway's.
@@ -83,7 +83,7 @@ class GenerationResponse(Response):
     def __init__(
         self,
         plan: GenerationPlan,
-        wording: Wording,
+        response_format: ResponseFormat,
         generation: Generation,
         text: ChatText,
         metrics: GatewayMetrics,
@@ -91,7 +91,7 @@ class GenerationResponse(Response):
     ) -> None:
         super().__init__()
         self._plan = plan
-        self._wording = wording
+        self._format = response_format
         self._generation = generation
         self._metrics = metrics
         self._arrived_s = arrived_s
@@ -137,14 +137,14 @@ class GenerationResponse(Response):
             async for index, piece in pieces:
                 choices[index].add(piece)
         self._count_requests()
-        body = self._wording.whole(choices, self._usage())
+        body = self._format.whole(choices, self._usage())
         await Response(body, headers=self._answer_headers(), media_type="application/json")(scope, receive, send)
 
     async def _send_stream(self, send: Send) -> None:
         async with self._pieces() as pieces:
             index, piece = await anext(pieces)
             await send(stream_start(self._answer_headers()))
-            await _send_part(send, self._wording.opening())
+            await _send_part(send, self._format.opening())
             try:
                 await self._send_piece(send, index, piece)
                 async for index, piece in pieces:
@@ -156,12 +156,12 @@ class GenerationResponse(Response):
             else:
                 self._count_requests()
                 if self._plan.include_usage:
-                    await _send_part(send, self._wording.usage(self._usage()))
+                    await _send_part(send, self._format.usage(self._usage()))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _send_piece(self, send: Send, index: int, piece: Piece) -> None:
         if not piece.is_silent or (self._plan.return_token_ids and piece.token_ids):
-            await send({"type": "http.response.body", "body": self._wording.delta(index, piece), "more_body": True})
+            await send({"type": "http.response.body", "body": self._format.delta(index, piece), "more_body": True})
 
     def _count_requests(self) -> None:
         """Count what has been answered whole: a request a prompt, with all its choices."""

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from spotwise.gateway.answer import GenerationResponse
 from spotwise.gateway.auth import BearerAuth, key_name
 from spotwise.gateway.body import BodyReader, parse_json_object
-from spotwise.gateway.chat import ChatWording, plan_chat
-from spotwise.gateway.completions import CompletionWording, plan_completion
+from spotwise.gateway.chat import ChatFormat, plan_chat
+from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.metrics import GatewayMetrics
@@ -93,15 +93,15 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
     async def create_chat_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
         planned = await plan(request, plan_chat)
-        wording = ChatWording(planned, options.model_name, text.token_bytes)
-        return GenerationResponse(planned, wording, generation, text, metrics, arrived_s)
+        response_format = ChatFormat(planned, options.model_name, text.token_bytes)
+        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s)
 
     @app.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
         arrived_s = time.monotonic()
         planned = await plan(request, plan_completion)
-        wording = CompletionWording(planned, options.model_name, text.token_bytes)
-        return GenerationResponse(planned, wording, generation, text, metrics, arrived_s)
+        response_format = CompletionFormat(planned, options.model_name, text.token_bytes)
+        return GenerationResponse(planned, response_format, generation, text, metrics, arrived_s)
 
     @app.get("/health")
     async def get_health() -> Response:

@@ -84,7 +84,7 @@ def _logprobs(request: ChatRequest, options: ApiOptions) -> int | None:
     return wanted
 
 
-class ChatWording:
+class ChatFormat:
     """Answers as `chat.completion` and `chat.completion.chunk` objects.
 
     Args:

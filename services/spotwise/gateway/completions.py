@@ -79,7 +79,7 @@ def _tokenize(prompt: Prompt, param: str, text: ChatText, echo: bool) -> PromptT
     return PromptTokens(tuple(prompt), text.decode(prompt) if echo else None, param)
 
 
-class CompletionWording:
+class CompletionFormat:
     """Answers as `text_completion` objects.
 
     Args:
