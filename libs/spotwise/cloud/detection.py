@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Sequence
 
 from spotwise.cloud.dialogue import Cloud
-from spotwise.cloud.http_client import HttpDoor
+from spotwise.cloud.http_client import HttpClient
 
 
-async def detect(clouds: Sequence[tuple[Cloud, HttpDoor]]) -> tuple[Cloud, HttpDoor] | None:
+async def detect(clouds: Sequence[tuple[Cloud, HttpClient]]) -> tuple[Cloud, HttpClient] | None:
     """Return the cloud of this machine; `None` where none of these knows it."""
     found = await asyncio.gather(*(door.converse(cloud.detect()) for cloud, door in clouds))
     return next((each for each, is_here in zip(clouds, found, strict=True) if is_here), None)

@@ -202,7 +202,7 @@ def instance_of(described: Mapping[str, Any]) -> AcquiredInstance:
     )
 
 
-class Ec2Door:
+class Ec2Connection:
     """Calls a client from an event loop.
 
     Args:
@@ -213,7 +213,7 @@ class Ec2Door:
         self._client = client
 
     @classmethod
-    async def open(cls, options: Ec2Options) -> Ec2Door:
+    async def open(cls, options: Ec2Options) -> Ec2Connection:
         """Open boto3's client; no call is made yet.
 
         Raises:

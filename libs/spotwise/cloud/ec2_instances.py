@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from spotwise.cloud.ec2_client import Cause, Ec2Door, Ec2Failure, Ec2Options, instance_of, worst
+from spotwise.cloud.ec2_client import Cause, Ec2Connection, Ec2Failure, Ec2Options, instance_of, worst
 from spotwise.cloud.instances import (
     MESH_TAG,
     TOKEN_TAG,
@@ -61,7 +61,9 @@ class Ec2Instances:
         now: seconds since the epoch.
     """
 
-    def __init__(self, mesh: str, options: Ec2Options, door: Ec2Door, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, mesh: str, options: Ec2Options, door: Ec2Connection, now: Callable[[], float] = time.time
+    ) -> None:
         self._mesh = require_mesh_name(mesh)
         self._options = options
         self._door = door
@@ -77,7 +79,7 @@ class Ec2Instances:
         Raises:
             ProviderRefused: boto3 is missing, or does not know the profile or the region.
         """
-        return cls(mesh, options, await Ec2Door.open(options))
+        return cls(mesh, options, await Ec2Connection.open(options))
 
     async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
         """Buy instances, of whichever types and in whichever subnets they are to be had.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 MAX_BODY_BYTES = 4 << 20
 
 
-class HttpDoor:
+class HttpClient:
     """The way to one metadata service.
 
     Args:

@@ -109,7 +109,7 @@ async def _still_loading(context: grpc.aio.ServicerContext) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-class HealthDoor(Protocol):
+class HealthServer(Protocol):
     """Where a member says whether it serves."""
 
     async def set_serving(self, serving: bool) -> None:
@@ -154,7 +154,7 @@ class ControlServer:
 
 
 class SharedHealth:
-    """The endpoint of a process with several members: it serves as long as one of them does; a `HealthDoor`."""
+    """The endpoint of a process with several members: it serves as long as one of them does; a `HealthServer`."""
 
     def __init__(self, control: ControlServer) -> None:
         self._control = control

@@ -20,7 +20,7 @@ from spotwise.mesh.attention import Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.edge import EventEdge
-from spotwise.mesh.grpc_control import EngineView, HealthDoor
+from spotwise.mesh.grpc_control import EngineView, HealthServer
 from spotwise.mesh.journal import Journal, make_role
 from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
@@ -49,7 +49,7 @@ class ServiceHost:
         settings: ServiceSettings,
         bus: MessageBus,
         store: MeshStore,
-        control: HealthDoor,
+        control: HealthServer,
         member: Member,
         clock: Clock | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from spotwise.cloud.azure import Azure
 from spotwise.cloud.detection import detect
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.gcp import Gcp
-from spotwise.cloud.http_client import HttpDoor
+from spotwise.cloud.http_client import HttpClient
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.mesh.ports import MeshError
 from spotwise.spot_watcher.settings import SpotWatcherSettings
@@ -30,7 +30,7 @@ DETECTIONS = 5
 
 
 @asynccontextmanager
-async def cloud_of_this_machine(settings: SpotWatcherSettings) -> AsyncIterator[tuple[Cloud, HttpDoor] | None]:
+async def cloud_of_this_machine(settings: SpotWatcherSettings) -> AsyncIterator[tuple[Cloud, HttpClient] | None]:
     """The cloud, and the way to its metadata; `None` where there is none, or none was found.
 
     Raises:
@@ -39,7 +39,7 @@ async def cloud_of_this_machine(settings: SpotWatcherSettings) -> AsyncIterator[
     async with AsyncExitStack() as doors:
         candidates = []
         for cloud, url, tls in _candidates(settings):
-            candidates.append((cloud, await doors.enter_async_context(HttpDoor(url, settings.cloud_timeout_s, tls))))
+            candidates.append((cloud, await doors.enter_async_context(HttpClient(url, settings.cloud_timeout_s, tls))))
         if settings.cloud == "auto":
             yield await _find(candidates, settings.cloud_backoff_s)
         else:
@@ -62,7 +62,7 @@ def _candidates(settings: SpotWatcherSettings) -> list[tuple[Cloud, str, ssl.SSL
     return candidates
 
 
-async def _find(candidates: list[tuple[Cloud, HttpDoor]], pause_s: float) -> tuple[Cloud, HttpDoor] | None:
+async def _find(candidates: list[tuple[Cloud, HttpClient]], pause_s: float) -> tuple[Cloud, HttpClient] | None:
     for attempt in range(DETECTIONS):
         if attempt:
             await asyncio.sleep(pause_s)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import structlog
 
 from spotwise.cloud.dialogue import Cloud
-from spotwise.cloud.http_client import HttpDoor
+from spotwise.cloud.http_client import HttpClient
 from spotwise.core.messages import Drain, DrainReply, Member
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.role import SpotWatcherRole
@@ -32,7 +32,7 @@ class SpotWatcher:
         self._poll_s = settings.cloud_poll_s
         self._tick_s = settings.member_timeout_s / 2
         self._metrics = metrics
-        self._here: tuple[Cloud, HttpDoor] | None = None
+        self._here: tuple[Cloud, HttpClient] | None = None
         self._due_s: asyncio.Queue[float] = asyncio.Queue()
         self._replies: list[DrainReply] = []
         role, journal = host.make_role(SpotWatcherRole, host.id, settings.policy(host.member.host))
@@ -61,7 +61,7 @@ class SpotWatcher:
         await self._host.listen(subjects.DRAIN, self._drain, queue=subjects.WATCHERS)
         self._host.keep_time(self._tick_s, self._loop.feed)
 
-    async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpDoor] | None]) -> None:
+    async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpClient] | None]) -> None:
         """Ask the machine's cloud whenever the role says so; returns at once where there is none.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
-from spotwise.cloud.http_client import HttpDoor
+from spotwise.cloud.http_client import HttpClient
 from tests.fakes.metadata_server import MetadataServer
 
 T = TypeVar("T")
@@ -30,5 +30,5 @@ def answered(dialogue: Dialogue[T], answers: Iterable[HttpAnswer]) -> tuple[T, l
 
 async def carried_out(dialogue: Dialogue[T], server: MetadataServer, timeout_s: float = 5.0) -> T:
     """Carry a dialogue out with a real server."""
-    async with HttpDoor(server.url, timeout_s) as door:
+    async with HttpClient(server.url, timeout_s) as door:
         return await door.converse(dialogue)

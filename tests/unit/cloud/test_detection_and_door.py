@@ -12,7 +12,7 @@ from spotwise.cloud.dates import unix_s
 from spotwise.cloud.detection import detect
 from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest
 from spotwise.cloud.gcp import Gcp
-from spotwise.cloud.http_client import MAX_BODY_BYTES, HttpDoor
+from spotwise.cloud.http_client import MAX_BODY_BYTES, HttpClient
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.mesh.embedded import LOOPBACK, free_port
 from tests.fakes.metadata_server import NODE_TOKEN, Fault, MetadataServer
@@ -37,14 +37,14 @@ async def asked(server: MetadataServer, request: HttpRequest, timeout_s: float =
 )
 async def test_the_cloud_of_a_machine_is_found(spoken: tuple[str, ...], found: str | None) -> None:
     """By which of the doors exist."""
-    async with MetadataServer(clouds=spoken) as server, HttpDoor(server.url, 5.0) as door:
+    async with MetadataServer(clouds=spoken) as server, HttpClient(server.url, 5.0) as door:
         here = await detect([(cloud, door) for cloud in ORDER])
     assert (here[0].name if here else None) == found
 
 
 async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
     """Though it answers later."""
-    async with MetadataServer(clouds=("azure", "kubernetes")) as server, HttpDoor(server.url, 5.0) as door:
+    async with MetadataServer(clouds=("azure", "kubernetes")) as server, HttpClient(server.url, 5.0) as door:
         server.faults.append(Fault("/metadata", slow_s=0.1))
         here = await detect([(cloud, door) for cloud in ORDER])
     assert here is not None
@@ -88,7 +88,7 @@ async def test_drops_that_never_end_are_cut_off() -> None:
 
     server = await asyncio.start_server(drip, LOOPBACK, 0)
     url = f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
-    async with HttpDoor(url, 0.2) as door:
+    async with HttpClient(url, 0.2) as door:
         answer = await door.converse(one_question(HttpRequest("GET", "/")))
     await ended.wait()
     server.close()
@@ -98,7 +98,7 @@ async def test_drops_that_never_end_are_cut_off() -> None:
 
 async def test_nobody_there_is_a_failure_in_words() -> None:
     """A refused connection."""
-    async with HttpDoor(f"http://{LOOPBACK}:{free_port()}", 5.0) as door:
+    async with HttpClient(f"http://{LOOPBACK}:{free_port()}", 5.0) as door:
         assert (await door.converse(one_question(HttpRequest("GET", "/")))).failure == "no connection"
 
 

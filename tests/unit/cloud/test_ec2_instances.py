@@ -17,7 +17,7 @@ from moto import mock_aws
 from moto.ec2.models import ec2_backends
 
 from spotwise.cloud import ec2_instances
-from spotwise.cloud.ec2_client import Ec2Client, Ec2Door, Ec2Failure, Ec2Options, worst
+from spotwise.cloud.ec2_client import Ec2Client, Ec2Connection, Ec2Failure, Ec2Options, worst
 from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.cloud.instances import (
     AcquireRequest,
@@ -98,7 +98,7 @@ class Ec2Site:
 
     async def open(self, mesh: str) -> InstanceProvider:
         """Open another door to it."""
-        return Ec2Instances(mesh, self._options, Ec2Door(self._ec2))
+        return Ec2Instances(mesh, self._options, Ec2Connection(self._ec2))
 
 
 class TestFleets(InstanceProviderContract):
@@ -124,7 +124,7 @@ def order(
 
 def provider(ec2: Ec2StandIn, **options: Any) -> Ec2Instances:
     """Of one mesh."""
-    return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Door(ec2))
+    return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Connection(ec2))
 
 
 async def test_boto3_itself_is_called(moto_client: Any, ec2: Ec2StandIn) -> None:
@@ -259,7 +259,7 @@ async def test_what_was_bought_counts_before_ec2_shows_it(ec2: Ec2StandIn) -> No
 async def test_what_ec2_never_shows_is_forgotten(ec2: Ec2StandIn) -> None:
     """After ten minutes it does not count any more."""
     now_unix_s = [1000.0]
-    mine = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Door(ec2), lambda: now_unix_s[0])
+    mine = Ec2Instances("mesh-a", Ec2Options("worker"), Ec2Connection(ec2), lambda: now_unix_s[0])
     ec2.hidden = True
     await mine.acquire(order())
     now_unix_s[0] += 600.0

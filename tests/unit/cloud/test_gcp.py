@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.cloud.dialogue import HttpAnswer
 from spotwise.cloud.gcp import PREEMPTED, Gcp
-from spotwise.cloud.http_client import HttpDoor
+from spotwise.cloud.http_client import HttpClient
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 from tests.contracts.waiting import until
 from tests.fakes.metadata_server import Fault, MetadataServer
@@ -28,7 +28,7 @@ async def test_an_instance_that_is_preempted_already_is_found_at_once() -> None:
 
 async def test_a_second_question_waits_for_the_change() -> None:
     """It is held back while nothing happens, and answered when something does."""
-    async with MetadataServer() as server, HttpDoor(server.url, 5.0) as door:
+    async with MetadataServer() as server, HttpClient(server.url, 5.0) as door:
         gcp = Gcp()
         assert await door.converse(gcp.ask(NOW)) == MetadataAnswered()
         waiting = asyncio.create_task(door.converse(gcp.ask(NOW)))

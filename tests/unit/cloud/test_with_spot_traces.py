@@ -12,7 +12,7 @@ import pytest
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
 from spotwise.cloud.dialogue import Cloud
-from spotwise.cloud.http_client import HttpDoor
+from spotwise.cloud.http_client import HttpClient
 from spotwise.core.messages import Member, MemberKind, MemberState
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
@@ -36,7 +36,7 @@ class Machine:
     async def look(self, url: str, now: float) -> None:
         """Ask, and take in what comes; the worker drains as soon as it is told."""
         self.feed(self.worker, now)
-        async with HttpDoor(url, 5.0) as door:
+        async with HttpClient(url, 5.0) as door:
             self.feed(await door.converse(self.cloud.ask(now)), now)
 
     def feed(self, event: c.SpotWatcherEvent, now: float) -> None:
