@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spotwise.core.mlfq import Level
+from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
 
 LAYERS, BLOCKS, CELL_BYTES = 3, 16, 64
-HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5, level=Level(3, 0.25))
+HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5, level=QueueLevel(3, 0.25))
 
 #: Makes a transport of this worker (id, incarnation) over this memory, not started.
 MakeTransport: TypeAlias = Callable[[KvMemory, str, int, HandoffHandler], KvTransport]

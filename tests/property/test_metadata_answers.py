@@ -17,7 +17,7 @@ from spotwise.cloud.dates import unix_s
 from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.kubernetes import Kubernetes
-from spotwise.core.spot.signs import MetadataAnswered, StandingSigns
+from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered
 
 NOW = 1_795_359_600.0
 CLOUDS: dict[str, Callable[[], Cloud]] = {
@@ -118,14 +118,14 @@ def check_request(request: HttpRequest) -> None:
 def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnswer]]) -> None:
     """Dialogues end whatever they hear, one after the other; a whole answer has finite deadlines and ids of its own."""
     cloud: Cloud = CLOUDS[name]()
-    standing = StandingSigns()
+    queue_state = ActiveSigns()
     for each in answers:
         found = carried_out(cloud.ask(NOW), each)
         assert found.problem is None or found.problem
         for sign in found.signs:
             assert sign.event_id is not None
             assert sign.deadline_s is None or math.isfinite(sign.deadline_s)
-        standing.observe(found, NOW)
+        queue_state.observe(found, NOW)
 
 
 @pytest.mark.parametrize("name", CLOUDS)

@@ -68,7 +68,7 @@ class World:
         self.asked_s = START_S
         self.answers = 0
         self.journal: list[tuple[c.SpotWatcherEvent, float, list[c.SpotWatcherCommand]]] = []
-        self.standing: set[str] = set()
+        self.queue_state: set[str] = set()
         self.asked_for_leave: list[str] = []
 
     def feed(self, event: c.SpotWatcherEvent) -> list[c.SpotWatcherCommand]:
@@ -104,15 +104,15 @@ class World:
         for worker_id, incarnation in self.told:
             # A newer life of the same id has ended this one.
             assert any(gone_id == worker_id and gone >= incarnation for gone_id, gone in self.said_goodbye)
-        assert event_id in self.standing
+        assert event_id in self.queue_state
         self.asked_for_leave.append(event_id)
 
     def answer(self, answer: MetadataAnswered) -> None:
         self.answers += 1
         self.now = max(self.now, self.asked_s)  # no answer comes before its question
         held = {sign.event_id for sign in answer.signs}
-        gone = self.standing - held if answer.problem is None else set()
-        self.standing = (self.standing - gone) | held
+        gone = self.queue_state - held if answer.problem is None else set()
+        self.queue_state = (self.queue_state - gone) | held
         commands = self.feed(answer)
         reported = [each.report for each in commands if isinstance(each, c.PublishReport)]
         withdrawn = {each.event_id for each in reported if each.kind is InterruptionKind.WITHDRAWN}

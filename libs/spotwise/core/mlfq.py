@@ -60,14 +60,14 @@ class MlfqPolicy:
         """Return the quantum of a queue, 1 the top."""
         return float(self.first_quantum_s * self.quantum_ratio ** (queue - 1))
 
-    def level_of(self, standing: Standing) -> Level:
+    def level_of(self, queue_state: QueueState) -> QueueLevel:
         """Return what a job that stands so takes along; what it was given on top of a quantum is used first."""
-        used_s = max(0.0, standing.used_s - standing.extra_s)
-        return Level(standing.queue, min(1.0, used_s / self.quantum_s(standing.queue)))
+        used_s = max(0.0, queue_state.used_s - queue_state.extra_s)
+        return QueueLevel(queue_state.queue, min(1.0, used_s / self.quantum_s(queue_state.queue)))
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class QueueLevel:
     """What a job takes along to another machine, in terms that mean the same on a faster one, whose quanta are shorter.
 
     Attributes:
@@ -87,7 +87,7 @@ class Level:
 
 
 @dataclass(slots=True)
-class Standing:
+class QueueState:
     """Where a job stands.
 
     Attributes:
@@ -126,20 +126,20 @@ class SkipJoinMLFQ:
             self._above_s.append(self._above_s[-1] + quantum_s)
         self._places = 0
 
-    def joined(self, first_iteration_s: float, now: float, attained_s: float = 0.0) -> Standing:
+    def joined(self, first_iteration_s: float, now: float, attained_s: float = 0.0) -> QueueState:
         """Return where a new job stands, by what its first iteration takes and by the service that it had before, if any."""
         first = self._queue_for(first_iteration_s, above=0) if self.policy.skips else 1
         queue = max(first, self.queue_after(attained_s))
-        return Standing(queue, self._next_place(), now)
+        return QueueState(queue, self._next_place(), now)
 
-    def moved_in(self, level: Level, now: float) -> Standing:
-        """Return where a job stands that comes from another machine: in the queue where it stood, at the back.
+    def moved_in(self, level: QueueLevel, now: float) -> QueueState:
+        """Return where a job stands that comes from another machine: in the queue where it arrived_level, at the back.
 
         Of that queue's quantum it has had as much, as a part, as of the quantum there; where there is no such queue it stands
         in the last.
         """
         queue = min(level.queue, self.policy.queues)
-        return Standing(queue, self._next_place(), now, level.used * self._quanta_s[queue - 1])
+        return QueueState(queue, self._next_place(), now, level.used * self._quanta_s[queue - 1])
 
     def queue_after(self, attained_s: float) -> int:
         """Return in which queue a job stands that has had so much service since it joined Q1."""
@@ -148,29 +148,29 @@ class SkipJoinMLFQ:
             queue += 1
         return queue
 
-    def charge(self, standing: Standing, service_s: float, next_iteration_s: float, now: float) -> None:
+    def charge(self, queue_state: QueueState, service_s: float, next_iteration_s: float, now: float) -> None:
         """Note that an iteration of a job ended.
 
         Args:
-            standing: the job's.
+            queue_state: the job's.
             service_s: what the iteration costs for this job alone.
             next_iteration_s: what its next one takes.
             now: Unix time.
         """
-        standing.used_s += service_s
-        standing.waits_since_s = now
-        if standing.used_s >= self._quanta_s[standing.queue - 1] + standing.extra_s:
-            self._move(standing, self._queue_for(next_iteration_s, above=standing.queue), 0.0)
+        queue_state.used_s += service_s
+        queue_state.waits_since_s = now
+        if queue_state.used_s >= self._quanta_s[queue_state.queue - 1] + queue_state.extra_s:
+            self._move(queue_state, self._queue_for(next_iteration_s, above=queue_state.queue), 0.0)
 
-    def is_starving(self, standing: Standing, now: float) -> bool:
+    def is_starving(self, queue_state: QueueState, now: float) -> bool:
         """Tell whether a job that waits is to be promoted."""
-        return standing.queue > 1 and now - standing.waits_since_s >= self.policy.starve_limit_s
+        return queue_state.queue > 1 and now - queue_state.waits_since_s >= self.policy.starve_limit_s
 
-    def promote(self, standing: Standing, next_iteration_s: float) -> None:
+    def promote(self, queue_state: QueueState, next_iteration_s: float) -> None:
         """Put a starving job into Q1, with what its next iteration takes beyond the quantum where that is too long for it."""
-        self._move(standing, 1, next_iteration_s if next_iteration_s > self._quanta_s[0] else 0.0)
+        self._move(queue_state, 1, next_iteration_s if next_iteration_s > self._quanta_s[0] else 0.0)
 
-    def next_runs_s(self, ordered: Sequence[Standing], width: int, now: float) -> list[float]:
+    def next_runs_s(self, ordered: Sequence[QueueState], width: int, now: float) -> list[float]:
         """Return in how many seconds each of these jobs is expected to run (ENST).
 
         Args:
@@ -182,21 +182,21 @@ class SkipJoinMLFQ:
         ahead_above = 0  # jobs in queues above, of those that come first
         had_s = had_above_s = 0.0  # service that all who come first have had since Q1's front, and that those have
         queue = 0
-        for ahead, standing in enumerate(ordered):
-            if standing.queue != queue:
-                queue, ahead_above, had_above_s = standing.queue, ahead, had_s
+        for ahead, queue_state in enumerate(ordered):
+            if queue_state.queue != queue:
+                queue, ahead_above, had_above_s = queue_state.queue, ahead, had_s
             above_s, quantum_s = self._above_s[queue - 1], self._quanta_s[queue - 1]
             # Those above go on until they are demoted to this queue, behind the job; those ahead in it until they leave it.
             waited_for_s = ahead_above * above_s - had_above_s
             waited_for_s += (ahead - ahead_above) * (above_s + quantum_s) - (had_s - had_above_s)
-            starves_s = max(0.0, self.policy.starve_limit_s - (now - standing.waits_since_s))
+            starves_s = max(0.0, self.policy.starve_limit_s - (now - queue_state.waits_since_s))
             runs_s.append(min(max(0.0, waited_for_s) / width, starves_s))
-            had_s += above_s + min(standing.used_s, quantum_s)
+            had_s += above_s + min(queue_state.used_s, quantum_s)
         return runs_s
 
-    def quanta_left_s(self, standings: Sequence[Standing]) -> float:
+    def quanta_left_s(self, queue_states: Sequence[QueueState]) -> float:
         """Return how long these jobs may run before all of them are demoted."""
-        return sum(max(0.0, self._quanta_s[each.queue - 1] - each.used_s) for each in standings)
+        return sum(max(0.0, self._quanta_s[each.queue - 1] - each.used_s) for each in queue_states)
 
     def _queue_for(self, iteration_s: float, above: int) -> int:
         """Return the highest queue below `above` whose quantum is as long as an iteration; the last where there is none."""
@@ -205,9 +205,9 @@ class SkipJoinMLFQ:
                 return queue
         return self.policy.queues
 
-    def _move(self, standing: Standing, queue: int, extra_s: float) -> None:
-        standing.queue, standing.place = queue, self._next_place()
-        standing.used_s, standing.extra_s = 0.0, extra_s
+    def _move(self, queue_state: QueueState, queue: int, extra_s: float) -> None:
+        queue_state.queue, queue_state.place = queue, self._next_place()
+        queue_state.used_s, queue_state.extra_s = 0.0, extra_s
 
     def _next_place(self) -> int:
         self._places += 1

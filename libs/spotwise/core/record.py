@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.mlfq import Level
+from spotwise.core.mlfq import QueueLevel
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 
@@ -75,7 +75,7 @@ class KvHandoff:
     epoch: int
     num_tokens: int
     first_token_id: int
-    level: Level | None = None
+    level: QueueLevel | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from spotwise.core.mlfq import Level
+from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
 
 #: Layout version; both ends must agree.
@@ -246,7 +246,7 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
     """
     try:
         num_tokens, first_token_id, queue, used = _HANDOFF.unpack(payload)
-        level = Level(queue, used) if queue else None
+        level = QueueLevel(queue, used) if queue else None
     except (struct.error, ValueError) as error:
         raise KvFrameError(f"not a hand-off: {error}") from None
     return KvHandoff(

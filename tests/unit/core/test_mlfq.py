@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotwise.core.mlfq import Level, MlfqPolicy, SkipJoinMLFQ, Standing
+from spotwise.core.mlfq import MlfqPolicy, QueueLevel, QueueState, SkipJoinMLFQ
 
 #: Quanta 1, 2, 4, 8 s.
 POLICY = MlfqPolicy(first_quantum_s=1.0, queues=4, starve_limit_s=10.0)
@@ -42,7 +42,7 @@ class TestJoin:
         """Within a queue; a higher queue comes before."""
         rules = queues()
         first, second, high = rules.joined(3.0, 0.0), rules.joined(3.0, 0.0), rules.joined(0.5, 5.0)
-        assert sorted([second, high, first], key=lambda standing: standing.rank) == [high, first, second]
+        assert sorted([second, high, first], key=lambda queue_state: queue_state.rank) == [high, first, second]
 
     def test_what_a_job_had_before_keeps_it_from_the_front(self) -> None:
         """Begun anew, it joins where that would have brought it, but no higher than its first iteration lets it."""
@@ -67,14 +67,14 @@ class TestMoves:
         job = rules.joined(3.0, 0.0)
         rules.charge(job, 3.0, 0.5, 1.0)
         level = rules.policy.level_of(job)
-        assert level == Level(3, 0.75)
+        assert level == QueueLevel(3, 0.75)
         here, moved = rules.joined(3.0, 0.0), rules.moved_in(level, 5.0)
         assert (moved.queue, moved.used_s, moved.waits_since_s) == (3, 3.0, 5.0) and here.rank < moved.rank
         assert faster.moved_in(level, 5.0).used_s == 0.75
 
     def test_with_fewer_queues_it_goes_to_the_last(self) -> None:
         """And has used the same part of that one's quantum."""
-        moved = queues().moved_in(Level(9, 0.5), 0.0)
+        moved = queues().moved_in(QueueLevel(9, 0.5), 0.0)
         assert (moved.queue, moved.used_s) == (4, 4.0)
 
     def test_a_promotion_for_a_long_prompt_is_left_behind_with_the_prompt(self) -> None:
@@ -83,15 +83,15 @@ class TestMoves:
         job = rules.joined(3.0, 0.0)
         rules.promote(job, 3.0)
         rules.charge(job, 2.0, 0.5, 11.0)
-        assert rules.policy.level_of(job) == Level(1, 0.0)
+        assert rules.policy.level_of(job) == QueueLevel(1, 0.0)
         rules.charge(job, 1.5, 0.5, 12.0)
-        assert rules.policy.level_of(job) == Level(1, 0.5)
+        assert rules.policy.level_of(job) == QueueLevel(1, 0.5)
 
     @pytest.mark.parametrize(("queue", "used"), [(0, 0.5), (1, -0.1), (1, 1.1), (1, math.nan)])
     def test_a_level_that_is_none_is_refused(self, queue: int, used: float) -> None:
         """Whatever a peer sends."""
         with pytest.raises(ValueError, match="no level"):
-            Level(queue, used)
+            QueueLevel(queue, used)
 
 
 class TestDemotion:
@@ -168,32 +168,32 @@ class TestNextRuns:
     """ENST: when a job is expected to run."""
 
     @staticmethod
-    def standing(queue: int, place: int, used_s: float = 0.0, waits_since_s: float = 100.0) -> Standing:
-        return Standing(queue, place, waits_since_s, used_s)
+    def queue_state(queue: int, place: int, used_s: float = 0.0, waits_since_s: float = 100.0) -> QueueState:
+        return QueueState(queue, place, waits_since_s, used_s)
 
     def test_those_above_are_waited_for_down_to_the_own_queue(self) -> None:
         """Q1's job goes on for 1 + 2 s before it stands behind one in Q3; erratum: the numbers are not the other way round."""
-        assert queues().next_runs_s([self.standing(1, 1), self.standing(3, 2)], 1, 100.0) == [0.0, 3.0]
+        assert queues().next_runs_s([self.queue_state(1, 1), self.queue_state(3, 2)], 1, 100.0) == [0.0, 3.0]
 
     def test_they_run_side_by_side(self) -> None:
         """Erratum: over the width of a batch."""
-        ordered = [self.standing(1, 1), self.standing(1, 2), self.standing(3, 3)]
+        ordered = [self.queue_state(1, 1), self.queue_state(1, 2), self.queue_state(3, 3)]
         assert queues().next_runs_s(ordered, 4, 100.0) == [0.0, 0.25, 1.5]
 
     def test_what_they_had_of_their_quantum_is_deducted(self) -> None:
         """Erratum; of those in the same queue, too."""
-        ordered = [self.standing(1, 1, 0.5), self.standing(2, 2, 1.5), self.standing(2, 3)]
+        ordered = [self.queue_state(1, 1, 0.5), self.queue_state(2, 2, 1.5), self.queue_state(2, 3)]
         assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
 
     def test_nobody_waits_longer_than_for_promotion(self) -> None:
         """From the time that it waits already."""
-        ordered = [self.standing(1, place) for place in range(50)] + [self.standing(4, 50, waits_since_s=94.0)]
+        ordered = [self.queue_state(1, place) for place in range(50)] + [self.queue_state(4, 50, waits_since_s=94.0)]
         assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0
         assert queues(starve_limit_s=math.inf).next_runs_s(ordered, 1, 100.0)[-1] == 50 * 7.0
 
     def test_quanta_that_are_left_add_up(self) -> None:
         """Of a class of jobs that all come first."""
-        assert queues().quanta_left_s([self.standing(1, 1, 0.25), self.standing(3, 2, 5.0)]) == 0.75
+        assert queues().quanta_left_s([self.queue_state(1, 1, 0.25), self.queue_state(3, 2, 5.0)]) == 0.75
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.mlfq import Level
+from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff
 from spotwise.wire import kv_frames
 from spotwise.wire.kv_frames import FrameKind, KvFrame, KvFrameError, LinkHello, NackReason
@@ -123,8 +123,10 @@ def test_a_hello_is_no_frame() -> None:
         kv_frames.decode_hello(kv_frames.encode_frame(FRAME))
 
 
-@given(U64, U64, st.none() | st.builds(Level, st.integers(1, 2**64 - 1), st.floats(0.0, 1.0)))
-def test_a_hand_off_travels_in_header_and_payload(num_tokens: int, first_token_id: int, level: Level | None) -> None:
+@given(U64, U64, st.none() | st.builds(QueueLevel, st.integers(1, 2**64 - 1), st.floats(0.0, 1.0)))
+def test_a_hand_off_travels_in_header_and_payload(
+    num_tokens: int, first_token_id: int, level: QueueLevel | None
+) -> None:
     """Request and epoch come from the COMMIT's header, the rest from its payload; a level is there or is not."""
     handoff = KvHandoff("chatcmpl-1#0", 2, num_tokens, first_token_id, level)
     payload = kv_frames.encode_handoff(handoff)

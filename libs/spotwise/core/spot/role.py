@@ -49,7 +49,7 @@ from spotwise.core.spot.commands import (
     WatchStarted,
 )
 from spotwise.core.spot.policy import WatchPolicy
-from spotwise.core.spot.signs import MetadataAnswered, Sign, StandingSigns
+from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
 #: A worker that still says that it is ready so long after it was told has not heard it.
 RETELL_S = 1.0
@@ -72,7 +72,7 @@ class SpotWatcherRole:
         self.watcher_id = watcher_id
         self._policy = policy
         self._membership = Membership(policy.member_timeout_s)
-        self._signs = StandingSigns()
+        self._signs = ActiveSigns()
         self._told: dict[str, _Told] = {}
         self._acknowledged: list[str] = []
         self._asked_s = 0.0

@@ -53,7 +53,7 @@ class MetadataAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingSign:
+class ActiveSign:
     """A sign that stands; `deadline_s` is `None` for a hint only."""
 
     sign: Sign
@@ -69,44 +69,44 @@ class SignChanges:
         gone: that stood, and do no more.
     """
 
-    seen: tuple[StandingSign, ...]
-    gone: tuple[StandingSign, ...]
+    seen: tuple[ActiveSign, ...]
+    gone: tuple[ActiveSign, ...]
 
 
-class StandingSigns:
+class ActiveSigns:
     """The signs of one machine."""
 
     def __init__(self) -> None:
-        self._standing: dict[str, StandingSign] = {}
+        self._active: dict[str, ActiveSign] = {}
 
     def observe(self, answer: MetadataAnswered, now: float) -> SignChanges:
         """Take in an answer and return what it changes."""
-        seen: dict[str, StandingSign] = {}
+        seen: dict[str, ActiveSign] = {}
         for sign in answer.signs:
-            known = self._standing.get(sign.event_id)
-            standing = StandingSign(sign, _deadline_s(sign, known, now))
-            self._standing[sign.event_id] = standing
-            if known is None or known.deadline_s != standing.deadline_s:
-                seen[sign.event_id] = standing
-        gone: list[StandingSign] = []
+            known = self._active.get(sign.event_id)
+            active = ActiveSign(sign, _deadline_s(sign, known, now))
+            self._active[sign.event_id] = active
+            if known is None or known.deadline_s != active.deadline_s:
+                seen[sign.event_id] = active
+        gone: list[ActiveSign] = []
         if answer.problem is None:
             held = {sign.event_id for sign in answer.signs}
-            gone = [standing for event_id, standing in self._standing.items() if event_id not in held]
-            for standing in gone:
-                del self._standing[standing.sign.event_id]
+            gone = [active for event_id, active in self._active.items() if event_id not in held]
+            for active in gone:
+                del self._active[active.sign.event_id]
         return SignChanges(tuple(seen.values()), tuple(gone))
 
     def notice(self) -> tuple[float, Sign] | None:
         """Return the earliest deadline and its sign; `None` where the machine may stay."""
-        due = [(each.deadline_s, each.sign) for each in self._standing.values() if each.deadline_s is not None]
+        due = [(each.deadline_s, each.sign) for each in self._active.values() if each.deadline_s is not None]
         return min(due, key=lambda pair: pair[0], default=None)
 
     def acknowledgeable(self) -> list[str]:
         """Return the ids of the events that the cloud would like to hear an answer to, in the order of their first sight."""
-        return [event_id for event_id, standing in self._standing.items() if standing.sign.acknowledgeable]
+        return [event_id for event_id, active in self._active.items() if active.sign.acknowledgeable]
 
 
-def _deadline_s(sign: Sign, known: StandingSign | None, now: float) -> float | None:
+def _deadline_s(sign: Sign, known: ActiveSign | None, now: float) -> float | None:
     known_s = None if known is None else known.deadline_s
     if sign.is_hint:
         return known_s

@@ -236,7 +236,7 @@ class PreemptiveKvAllocator(KvAllocator):
         wanted = self._asked_blocks
         is_proactive = self._when_full is WhenFull.PROACTIVE
         if is_proactive:
-            queues = [s.standing.queue for s in self._step.sequences if s.standing is not None]
+            queues = [s.queue_state.queue for s in self._step.sequences if s.queue_state is not None]
             wanted += round(self._policy.swap.slots_to_keep(queues) * self._slot_blocks)
         spare = -self._lacking(wanted)
         if spare < 0:

@@ -17,7 +17,7 @@ once for a sequence, however often its iterations fail.
 from __future__ import annotations
 
 from spotwise.core import messages as m
-from spotwise.core.mlfq import Level
+from spotwise.core.mlfq import QueueLevel
 from spotwise.core.record import KvHandoff, sequence_id
 from spotwise.core.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
@@ -117,11 +117,11 @@ class PromptSide:
         blocks = self._blocks_of(sequence, sequence.computed_tokens)
         self._table.say(c.PushKv(handoff, sequence.target, blocks))
 
-    def _level_of(self, sequence: Sequence) -> Level | None:
+    def _level_of(self, sequence: Sequence) -> QueueLevel | None:
         """Return what the sequence takes along of where it stands here."""
-        if self._queues is None or sequence.standing is None:
+        if self._queues is None or sequence.queue_state is None:
             return None
-        return self._queues.level_of(sequence.standing)
+        return self._queues.level_of(sequence.queue_state)
 
     def _blocks_of(self, sequence: Sequence, tokens: int) -> tuple[int, ...]:
         return sequence.block_ids[: self._table.pool.blocks_for(tokens)]

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from spotwise.core.cost_model import BatchShape, IterationCost, pairs
 from spotwise.core.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT, VirtualTokenCounters
-from spotwise.core.mlfq import MlfqPolicy, SkipJoinMLFQ, Standing
+from spotwise.core.mlfq import MlfqPolicy, QueueState, SkipJoinMLFQ
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.sequence import Sequence
@@ -149,20 +149,20 @@ class MlfqSchedulingPolicy:
         return [sequence for turns in by_turns for sequence in turns]
 
     def _see_to(self, sequence: Sequence, now: float) -> None:
-        standing = sequence.standing
-        if standing is None:
-            sequence.standing = self._joined(sequence)
-        elif self._queues.is_starving(standing, now):
-            self._queues.promote(standing, self._next_iteration_s(sequence))
+        queue_state = sequence.queue_state
+        if queue_state is None:
+            sequence.queue_state = self._joined(sequence)
+        elif self._queues.is_starving(queue_state, now):
+            self._queues.promote(queue_state, self._next_iteration_s(sequence))
 
-    def _joined(self, sequence: Sequence) -> Standing:
+    def _joined(self, sequence: Sequence) -> QueueState:
         """Return where a sequence stands that was not here before; its wait began when it, or its KV, came.
 
         By its level, or as a new one. Then tokens that it has already were computed elsewhere, each by a decode.
         """
         since_s = sequence.arrived_s if sequence.started_s is None else sequence.started_s
-        if sequence.stood is not None:
-            return self._queues.moved_in(sequence.stood, since_s)
+        if sequence.arrived_level is not None:
+            return self._queues.moved_in(sequence.arrived_level, since_s)
         attained_s = sequence.output_tokens * self._iteration_s(sequence.known_tokens - 1, 1)
         return self._queues.joined(self._next_iteration_s(sequence), since_s, attained_s)
 
@@ -171,9 +171,9 @@ class MlfqSchedulingPolicy:
         for sequence, tokens in members:
             is_decode = tokens == 1 and sequence.computed_tokens > 1
             self._tenants.charge(sequence.tenant, 0 if is_decode else tokens, int(is_decode))
-            if sequence.standing is not None:
+            if sequence.queue_state is not None:
                 service_s = self._iteration_s(sequence.computed_tokens - tokens, tokens)
-                self._queues.charge(sequence.standing, service_s, self._next_iteration_s(sequence), now)
+                self._queues.charge(sequence.queue_state, service_s, self._next_iteration_s(sequence), now)
 
     def next_runs_s(self, ordered: Rows[Sequence], now: float) -> list[float]:
         """Return their ENST, by the queues alone: turns of tenants are not foreseen, and lower priorities come later."""
@@ -181,21 +181,23 @@ class MlfqSchedulingPolicy:
         before_s = 0.0
         for _, equals in groupby(sorted(ordered, key=_place), by_priority):
             sequences = [*equals]
-            standings = [sequence.standing for sequence in sequences if sequence.standing is not None]
-            for sequence, run_s in zip(sequences, self._queues.next_runs_s(standings, self._width, now), strict=True):
+            queue_states = [sequence.queue_state for sequence in sequences if sequence.queue_state is not None]
+            for sequence, run_s in zip(
+                sequences, self._queues.next_runs_s(queue_states, self._width, now), strict=True
+            ):
                 runs_s[sequence.sequence_id] = before_s + run_s
-            before_s += self._queues.quanta_left_s(standings) / self._width
+            before_s += self._queues.quanta_left_s(queue_states) / self._width
         return [runs_s[sequence.sequence_id] for sequence in ordered]
 
     def outranks_newcomers(self, sequence: Sequence, now: float) -> bool:
         """Once it has waited for as long as anybody should."""
-        standing = sequence.standing
-        return standing is not None and now - standing.waits_since_s >= self._queues.policy.starve_limit_s
+        queue_state = sequence.queue_state
+        return queue_state is not None and now - queue_state.waits_since_s >= self._queues.policy.starve_limit_s
 
     def yields_to_newcomers(self, sequence: Sequence, now: float) -> bool:
         """Below Q1, where most newcomers stand when their prompt is computed, unless it has waited for too long."""
-        standing = sequence.standing
-        return standing is not None and standing.queue > 1 and not self.outranks_newcomers(sequence, now)
+        queue_state = sequence.queue_state
+        return queue_state is not None and queue_state.queue > 1 and not self.outranks_newcomers(sequence, now)
 
     def _next_iteration_s(self, sequence: Sequence) -> float:
         """Return what is computed next of a sequence, whole: its uncached prompt, or one token."""
@@ -213,9 +215,9 @@ class MlfqSchedulingPolicy:
 
 
 def _place(sequence: Sequence) -> tuple[int, int, int]:
-    standing = sequence.standing
-    assert standing is not None  # whoever is ordered has joined
-    return sequence.priority, *standing.rank
+    queue_state = sequence.queue_state
+    assert queue_state is not None  # whoever is ordered has joined
+    return sequence.priority, *queue_state.rank
 
 
 def _tenant(sequence: Sequence) -> str:

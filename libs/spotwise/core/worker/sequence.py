@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spotwise.core.messages import StreamRef
-from spotwise.core.mlfq import Level, Standing
+from spotwise.core.mlfq import QueueLevel, QueueState
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
 
@@ -54,8 +54,8 @@ class Sequence:
         reused_blocks: how many of its first blocks were computed before it got them.
         priority: that the client gave, the lower the more important; from the record.
         tenant: whose it is; from the record.
-        standing: in the queues of the discipline that has any.
-        stood: its level on the prompt worker that it came from, where that has queues.
+        queue_state: in the queues of the discipline that has any.
+        arrived_level: its level on the prompt worker that it came from, where that has queues.
         kv_place: where its computed KV is.
         host_block_ids: its blocks of the host's memory.
         swap_failed: a move of its KV between device and host was broken off; it is not moved again.
@@ -96,8 +96,8 @@ class Sequence:
     block_ids: tuple[int, ...] = ()
     priority: int = 0
     tenant: str = ""
-    standing: Standing | None = None
-    stood: Level | None = None
+    queue_state: QueueState | None = None
+    arrived_level: QueueLevel | None = None
     kv_place: KvPlace = KvPlace.DEVICE
     host_block_ids: tuple[int, ...] = ()
     swap_failed: bool = False

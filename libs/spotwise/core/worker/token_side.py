@@ -1,7 +1,7 @@
 """The token worker's half: reservations, leases, and KV that arrives.
 
 Law: blocks are reserved before the prompt starts (how many is `memory.py`'s) and held under a lease that the prompt worker
-renews; a lease that runs out ends the attempt and says so to the gateway, which tries again. KV is accepted into a standing
+renews; a lease that runs out ends the attempt and says so to the gateway, which tries again. KV is accepted into a queue_state
 reservation of the same epoch and nowhere else (the transfer plane asks before it writes).
 
 Source: joint assignment of both machines, Splitwise section 4.2; leases against what breaks elsewhere: blocks held for a
@@ -90,7 +90,7 @@ class TokenSide:
         sequence.output_tokens += 1
         sequence.owed_tokens -= 1  # the first token, which the prompt worker sampled
         sequence.handed_token_id = event.handoff.first_token_id
-        sequence.stood = event.handoff.level
+        sequence.arrived_level = event.handoff.level
         sequence.started_s = now
         self._table.record(
             sequence,

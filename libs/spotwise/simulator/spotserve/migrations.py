@@ -30,7 +30,7 @@ from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
-from spotwise.simulator.spotserve.standing import Planned, Standing, lacking
+from spotwise.simulator.spotserve.standing import Planned, ServingState, lacking
 
 
 class Migrating:
@@ -40,7 +40,7 @@ class Migrating:
         self._world = world
         self._recovers = world.run_.system.recovers
         self._choices = Choices(world.run_)
-        self._standing = Standing(world)
+        self._serving_state = ServingState(world)
         surroundings = world.run_.surroundings
         # Pipelines that still decode can do so for another purpose: a notice that comes before they stop is planned for
         # together with what they wait for. And a change fails only since somebody was lost: waiting gains nothing.
@@ -56,7 +56,7 @@ class Migrating:
 
     def fleet_changed(self, event: FleetEvent) -> None:
         """Tell core; and take pipelines down whose devices are gone."""
-        self._standing.note_deadlines()
+        self._serving_state.note_deadlines()
         for machine in event.machines:
             if event.stage is Stage.ANNOUNCED and machine.ready_s > 0.0:
                 self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
@@ -69,7 +69,7 @@ class Migrating:
 
     def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
         """Return whether a batch pays before its pipeline has to stop."""
-        planned, deadline_s = self._planned, self._standing.deadlines_s.get(pipeline.number)
+        planned, deadline_s = self._planned, self._serving_state.deadlines_s.get(pipeline.number)
         stops = planned is not None and pipeline.number not in planned.runs_on
         if not stops and deadline_s is None:
             return True
@@ -85,11 +85,11 @@ class Migrating:
 
     def decide(self) -> None:
         """Stand at first; plan what core has begun; or tell it that another configuration is wanted."""
-        if self._standing.config is None and self._world.now <= 0.0:
+        if self._serving_state.config is None and self._world.now <= 0.0:
             self._start()
         elif self._change is None:
             wanted = self._wanted(self._staying(self._world.now))
-            if wanted is not None and wanted != self._standing.config:
+            if wanted is not None and wanted != self._serving_state.config:
                 self._hear(e.LoadChanged())
         elif self._planned is None and self._plan is None:
             self._prepare(self._change)
@@ -117,7 +117,7 @@ class Migrating:
 
     def _lose(self, instance: str) -> None:
         """Take down the pipelines that an instance has devices of, or still sends to."""
-        standing, floor = self._standing, self._world.floor
+        standing, floor = self._serving_state, self._world.floor
         hit = standing.lose(instance)
         if self._plan is not None:
             hit += standing.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
@@ -152,14 +152,14 @@ class Migrating:
         config = self._wanted(tuple(self._members))
         if config is None:
             return
-        self._standing.start(config, tuple(self._members))
+        self._serving_state.start(config, tuple(self._members))
         for number in range(config.pipelines):
             world.floor.stand(number, config, world.now, [])
         world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
 
     def _prepare(self, change: e.BeginChange) -> None:
         """Plan a change, or end it where nothing has to change or nothing can stand."""
-        now, standing = self._world.now, self._standing
+        now, standing = self._world.now, self._serving_state
         ready_s = now if change.leaving else min((joining.ready_s for joining in change.joining), default=now)
         if ready_s > now and self._wanted(self._staying(now)) in (None, standing.config):
             self._hear(e.ChangeExpected(change.change, ready_s))
@@ -183,7 +183,7 @@ class Migrating:
         """Reckon with a change for those that are there by some time; `None` where nothing can stand on them."""
         staying = self._staying(by_s)
         config = self._wanted(staying)
-        return None if config is None else self._standing.preview(config, staying, deadline_s)
+        return None if config is None else self._serving_state.preview(config, staying, deadline_s)
 
     def _complete_s(self, planned: Planned) -> float:
         """Return when all are there that a change is to use."""
@@ -195,7 +195,7 @@ class Migrating:
         if planned is not self._planned or self._change is None:
             return
         world, now = self._world, self._world.now
-        device_map, plan = self._standing.plan(planned)
+        device_map, plan = self._serving_state.plan(planned)
         self._hear(e.ChangeExpected(self._change.change, now + plan.done_s))
         if planned is not self._planned:
             return  # it would have been too long for somebody
@@ -226,7 +226,7 @@ class Migrating:
         for pipeline in [pipeline for pipeline in floor.standing() if pipeline.number not in stays]:
             jobs |= {str(job.number): job for job in floor.halt(pipeline)}
         floor.pipelines.clear()
-        self._standing.take(config, dict(device_map.positions))
+        self._serving_state.take(config, dict(device_map.positions))
         for pipeline in standing:
             pipeline.number, pipeline.config = stays[pipeline.number], config
             floor.pipelines[pipeline.number] = pipeline
@@ -241,7 +241,7 @@ class Migrating:
         floor.lose(list(jobs.values()), keep_answer=self._recovers)
 
     def _moved(self, _: object) -> None:
-        self._end(done=self._standing.is_whole)
+        self._end(done=self._serving_state.is_whole)
 
     def _end(self, *, done: bool) -> None:
         """Tell core that the change under way is over, and of those again that have not become part of it."""

@@ -63,7 +63,7 @@ def links_of(surroundings: SpotSurroundings) -> Links:
     )
 
 
-class Standing:
+class ServingState:
     """Positions, and changes of them as planned.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.spot.signs import SHORTEST_GRACE_S, MetadataAnswered, Sign, StandingSigns
+from spotwise.core.spot.signs import SHORTEST_GRACE_S, ActiveSigns, MetadataAnswered, Sign
 
 NOW = 1000.0
 
 
 def seen(
-    standing: StandingSigns, *signs: Sign, now: float = NOW, problem: str | None = None
+    standing: ActiveSigns, *signs: Sign, now: float = NOW, problem: str | None = None
 ) -> list[tuple[str, float | None]]:
     """What an answer brings."""
     changes = standing.observe(MetadataAnswered(signs, problem), now)
@@ -19,12 +19,12 @@ def seen(
 
 def test_a_deadline_that_is_named_is_the_clouds() -> None:
     """One in the past, too."""
-    assert seen(StandingSigns(), Sign("a", "r", 1120.0), Sign("b", "r", 900.0)) == [("a", 1120.0), ("b", 900.0)]
+    assert seen(ActiveSigns(), Sign("a", "r", 1120.0), Sign("b", "r", 900.0)) == [("a", 1120.0), ("b", 900.0)]
 
 
 def test_a_deadline_that_is_not_named_stands_from_the_first_sight() -> None:
     """Later answers do not push it on."""
-    standing = StandingSigns()
+    standing = ActiveSigns()
     assert seen(standing, Sign("a", "r")) == [("a", NOW + SHORTEST_GRACE_S)]
     assert seen(standing, Sign("a", "r"), now=NOW + 20) == []
     assert seen(standing, Sign("a", "r", grace_s=0.0), now=NOW + 25) == []
@@ -35,7 +35,7 @@ def test_a_deadline_that_is_not_named_stands_from_the_first_sight() -> None:
 
 def test_a_deadline_moves_to_an_earlier_time_only() -> None:
     """A later one changes nothing."""
-    standing = StandingSigns()
+    standing = ActiveSigns()
     seen(standing, Sign("a", "r", 1100.0))
     assert seen(standing, Sign("a", "r", 1200.0)) == []
     assert seen(standing, Sign("a", "r", 1050.0)) == [("a", 1050.0)]
@@ -44,7 +44,7 @@ def test_a_deadline_moves_to_an_earlier_time_only() -> None:
 
 def test_the_earliest_of_several_signs_counts() -> None:
     """Hints have no deadline; where nothing else stands there is no notice."""
-    standing = StandingSigns()
+    standing = ActiveSigns()
     assert seen(standing, Sign("h", "r", is_hint=True)) == [("h", None)]
     assert standing.notice() is None
     seen(standing, Sign("h", "r", is_hint=True), Sign("a", "r", 1100.0), Sign("b", "r", 1050.0))
@@ -55,7 +55,7 @@ def test_the_earliest_of_several_signs_counts() -> None:
 
 def test_what_an_answer_does_not_hold_is_gone_unless_the_answer_is_in_part() -> None:
     """A problem withdraws nothing; a sign that comes again is new."""
-    standing = StandingSigns()
+    standing = ActiveSigns()
     seen(standing, Sign("a", "r", 1100.0), Sign("b", "r", 1100.0))
     assert standing.observe(MetadataAnswered((), "status 500"), NOW).gone == ()
     changes = standing.observe(MetadataAnswered((Sign("b", "r", 1100.0),)), NOW)
@@ -65,13 +65,13 @@ def test_what_an_answer_does_not_hold_is_gone_unless_the_answer_is_in_part() -> 
 
 def test_an_answer_in_part_brings_what_it_holds() -> None:
     """One document of two."""
-    assert seen(StandingSigns(), Sign("a", "r", 1100.0), problem="status 500") == [("a", 1100.0)]
+    assert seen(ActiveSigns(), Sign("a", "r", 1100.0), problem="status 500") == [("a", 1100.0)]
 
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_a_sign_that_stands_twice_in_an_answer_is_one(again: int) -> None:
     """With the earlier of its deadlines."""
-    standing = StandingSigns()
+    standing = ActiveSigns()
     signs = [Sign("a", "r", 1100.0), *[Sign("a", "r", 1050.0)] * again]
     assert seen(standing, *signs) == [("a", 1050.0)]
     assert seen(standing, *signs) == []
@@ -79,7 +79,7 @@ def test_a_sign_that_stands_twice_in_an_answer_is_one(again: int) -> None:
 
 def test_events_that_want_an_answer_are_those_that_stand() -> None:
     """In the order of their first sight."""
-    standing = StandingSigns()
+    standing = ActiveSigns()
     signs = [Sign("b", "r", 1.0, acknowledgeable=True), Sign("a", "r", 1.0, acknowledgeable=True), Sign("c", "r", 1.0)]
     seen(standing, *signs)
     assert standing.acknowledgeable() == ["b", "a"]

@@ -9,7 +9,7 @@ import pytest
 from spotwise.core.cost_model import BatchShape, LinearIterationCost
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import StreamRef
-from spotwise.core.mlfq import Level, MlfqPolicy
+from spotwise.core.mlfq import MlfqPolicy, QueueLevel
 from spotwise.core.request import RequestState, StopCriteria
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.prefix_cache import PrefixCache
@@ -82,8 +82,8 @@ class TestQueues:
         middle.token_ids = [7, *middle.token_ids[1:]]
         again.token_ids = list(range(60))
         floor.names()
-        assert again.standing is not None and middle.standing is not None
-        assert (again.standing.queue, middle.standing.queue) == (2, 2)  # 4 of 60 tokens; 9 of 9
+        assert again.queue_state is not None and middle.queue_state is not None
+        assert (again.queue_state.queue, middle.queue_state.queue) == (2, 2)  # 4 of 60 tokens; 9 of 9
 
     def test_each_is_charged_what_its_tokens_cost_alone(self) -> None:
         """And not the time of the batch: a decode beside a long prompt has had a decode, no more (the prototype's error)."""
@@ -91,10 +91,10 @@ class TestQueues:
         decode, prompt = floor.add("decode", 15), floor.add("prompt", 60)
         floor.names()
         floor.run(2.5, decode)
-        assert decode.standing is not None and prompt.standing is not None
-        used_s = decode.standing.used_s
+        assert decode.queue_state is not None and prompt.queue_state is not None
+        used_s = decode.queue_state.used_s
         floor.run(8.0, decode, prompt)
-        assert decode.standing.used_s == used_s + 1.0
+        assert decode.queue_state.used_s == used_s + 1.0
 
     def test_a_used_up_quantum_lets_newcomers_pass(self) -> None:
         """And those that came earlier to the lower queue."""
@@ -102,9 +102,9 @@ class TestQueues:
         old = floor.add("old", 5)  # 1.5 s: Q2
         floor.names()
         floor.run(1.5, old)
-        assert old.standing is not None and old.standing.queue == 2
+        assert old.queue_state is not None and old.queue_state.queue == 2
         floor.run(2.5, old)  # 2.5 s of 2
-        assert old.standing.queue == 3
+        assert old.queue_state.queue == 3
         floor.add("new", 15)  # 2.5 s: Q3 as well, but later there
         floor.add("short", 5)
         assert floor.names(2.5) == ["short", "old", "new"]
@@ -113,10 +113,10 @@ class TestQueues:
         """And what it had used of its quantum."""
         floor = Floor()
         moved = floor.add("moved", 5)
-        moved.stood = Level(3, 0.875)
+        moved.arrived_level = QueueLevel(3, 0.875)
         floor.add("new", 15)
         assert floor.names() == ["moved", "new"]
-        assert moved.standing is not None and (moved.standing.queue, moved.standing.used_s) == (3, 3.5)
+        assert moved.queue_state is not None and (moved.queue_state.queue, moved.queue_state.used_s) == (3, 3.5)
 
     def test_who_starves_is_promoted_with_as_much_as_its_next_iteration_takes(self) -> None:
         """A long prompt behind a stream of short ones runs whole, and is demoted after."""
@@ -126,11 +126,11 @@ class TestQueues:
         floor.add("new", 5, now=9.0)
         assert floor.names(9.9) == ["new", "starving"]
         assert floor.names(10.0) == ["starving", "new"]
-        assert starving.standing is not None and starving.standing.extra_s == 7.0
+        assert starving.queue_state is not None and starving.queue_state.extra_s == 7.0
         floor.run(17.0, starving)
-        assert starving.standing.queue == 1  # 7 s of 8
+        assert starving.queue_state.queue == 1  # 7 s of 8
         floor.run(18.0, starving)
-        assert starving.standing.queue == 2  # its next iteration is a decode
+        assert starving.queue_state.queue == 2  # its next iteration is a decode
 
     def test_only_who_has_waited_as_long_as_anybody_should_comes_before_all_newcomers(self) -> None:
         """A promotion starts the wait anew, with the turn that it gives."""

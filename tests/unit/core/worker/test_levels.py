@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.messages import StreamRef
-from spotwise.core.mlfq import Level, MlfqPolicy
+from spotwise.core.mlfq import MlfqPolicy, QueueLevel
 from spotwise.core.record import KvHandoff, RequestRecord
 from spotwise.core.request import RequestState, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
@@ -52,9 +52,9 @@ def reserve(worker: WorkerBench, *request_ids: str) -> None:
 
 
 def arrive(
-    worker: WorkerBench, request_id: str, level: Level | None, *, num_tokens: int = 30, after_s: float = 0.0
+    worker: WorkerBench, request_id: str, level: QueueLevel | None, *, num_tokens: int = 30, after_s: float = 0.0
 ) -> list[c.WorkerCommand]:
-    """A hand-off from a worker where the sequence stood so."""
+    """A hand-off from a worker where the sequence arrived_level so."""
     return worker.feed(c.KvArrived(KvHandoff(request_id, 1, num_tokens, 50, level), 4096, 0.25, "shm"), after_s)
 
 
@@ -65,7 +65,7 @@ class TestHandOff:
         """A prompt of 20 tokens takes 3 s: it skips to the third queue, and has had 3 of its 4 s."""
         worker = bench()
         worker.prefill("r", prompt=20)
-        assert handoff(worker.iterate(r=50)) == KvHandoff("r", 1, 20, 50, Level(3, 0.75))
+        assert handoff(worker.iterate(r=50)) == KvHandoff("r", 1, 20, 50, QueueLevel(3, 0.75))
 
     def test_a_worker_without_queues_says_nothing(self) -> None:
         """Though queues may be set."""
@@ -78,14 +78,14 @@ class TestHandOff:
         worker = bench(kv_push=KvPush.LAYERWISE)
         worker.prefill("r", prompt=20)
         (commit,) = only(worker.iterate(r=50), c.CommitPush)
-        assert commit.handoff.level == Level(3, 0.75)
+        assert commit.handoff.level == QueueLevel(3, 0.75)
 
     def test_the_token_worker_goes_on_from_there(self) -> None:
-        """Whoever stood higher decodes first, though its KV came later; of a queue's quantum as much is left as there was."""
+        """Whoever arrived_level higher decodes first, though its KV came later; of a queue's quantum as much is left as there was."""
         worker = bench()
         reserve(worker, "long", "short", "busy")
-        assert rows(arrive(worker, "busy", Level(1, 0.0))) == ["busy@1"]  # the others come during its iteration
-        assert rows(arrive(worker, "long", Level(4, 0.0)) + arrive(worker, "short", Level(3, 0.5))) == []
+        assert rows(arrive(worker, "busy", QueueLevel(1, 0.0))) == ["busy@1"]  # the others come during its iteration
+        assert rows(arrive(worker, "long", QueueLevel(4, 0.0)) + arrive(worker, "short", QueueLevel(3, 0.5))) == []
         assert rows(worker.iterate(busy=7)) == ["busy@1"]  # in the second queue now, for two more
         assert rows(worker.iterate(busy=7)) == ["busy@1"]
         assert rows(worker.iterate(busy=7)) == ["short@1"]  # half of the third queue's four, then that whole of "busy"
@@ -95,9 +95,14 @@ class TestHandOff:
     def test_a_sequence_from_a_worker_without_queues_begins_with_the_token_it_has(self) -> None:
         """That was one decode's worth, which is the first queue's quantum."""
         worker = bench()
-        levels = {"third": Level(3, 0.0), "second": Level(2, 0.5), "unknown": None, "first": Level(1, 0.0)}
+        levels = {
+            "third": QueueLevel(3, 0.0),
+            "second": QueueLevel(2, 0.5),
+            "unknown": None,
+            "first": QueueLevel(1, 0.0),
+        }
         reserve(worker, *levels, "busy")
-        arrive(worker, "busy", Level(1, 0.0))
+        arrive(worker, "busy", QueueLevel(1, 0.0))
         for request_id, level in levels.items():
             arrive(worker, request_id, level)
         order = [
@@ -109,8 +114,8 @@ class TestHandOff:
         """Not with the reservation, long before: else every long prompt would be promoted on its arrival, as if it starved."""
         worker = bench(queues=MlfqPolicy(first_quantum_s=1.0, queues=5, starve_limit_s=10.0))
         reserve(worker, "long", "short")
-        arrive(worker, "short", Level(3, 0.0), after_s=50.0)
-        arrive(worker, "long", Level(5, 0.0))
+        arrive(worker, "short", QueueLevel(3, 0.0), after_s=50.0)
+        arrive(worker, "long", QueueLevel(5, 0.0))
         assert rows(worker.iterate(after_s=1.0, short=7)) == ["short@1"]
         assert rows(worker.iterate(after_s=1.0, short=7)) == ["short@1"]
         assert rows(worker.iterate(after_s=8.0, short=7)) == ["long@1"]
@@ -120,7 +125,7 @@ class TestLaterAttempts:
     """A request whose worker was lost is computed again, with the tokens that its client has."""
 
     @staticmethod
-    def level(committed: int, known: int = 20) -> Level:
+    def level(committed: int, known: int = 20) -> QueueLevel:
         worker = bench()
         worker.start("r", 2, prompt=known)
         worker.load("r", 2, committed=tuple(range(committed)), max_new=committed + 10)
@@ -130,11 +135,11 @@ class TestLaterAttempts:
 
     def test_it_joins_where_its_tokens_would_have_brought_it(self) -> None:
         """Eight decodes use up three quanta, 1 + 2 + 4 s; its prompt and they take 3 s again, of the 8 s of the fourth."""
-        assert self.level(committed=8) == Level(4, 0.375)
+        assert self.level(committed=8) == QueueLevel(4, 0.375)
 
     def test_its_prompt_still_skips_queues(self) -> None:
         """Two decodes would have left it in the second queue, where no 3 s fit."""
-        assert self.level(committed=2) == Level(3, 0.75)
+        assert self.level(committed=2) == QueueLevel(3, 0.75)
 
     def test_it_does_not_pass_those_that_had_as_much(self) -> None:
         """A new request comes before it."""
