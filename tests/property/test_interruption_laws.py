@@ -14,9 +14,9 @@ from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
     DecodePace,
-    Elsewhere,
-    Fate,
+    Disposition,
     Notice,
+    RemoteHolder,
     arrange,
     link_share,
     rearrange,
@@ -125,7 +125,7 @@ NOTICES = st.builds(
         DecodePace(boundary, step),
         LinkCost(latency, rate),
         320_000,
-        Elsewhere(lambda tokens: 0.02 + prompt * tokens, waits[0], waits[1], None if ready is None else NOW + ready),
+        RemoteHolder(lambda tokens: 0.02 + prompt * tokens, waits[0], waits[1], None if ready is None else NOW + ready),
         margin,
     ),
     left=st.sampled_from([0.0, -1.0, 0.5, 5.0, 30.0, 30.0, 120.0]),
@@ -153,12 +153,14 @@ def check(
         assert each.steps >= 0
         assert each.wait_s >= 0
         at_boundary_s = now_s + notice.pace.until_boundary_s + each.steps * notice.pace.step_s
-        if each.fate is not Fate.RECOMPUTE or each.steps:
+        if each.disposition is not Disposition.RECOMPUTE or each.steps:
             assert abs(each.stop_s - at_boundary_s) < 1e-5
             assert each.stop_s <= notice.deadline_s
             assert request.remaining == 0 or each.steps <= request.remaining
-        assert (each.fate is Fate.FINISH) == (each.steps == request.remaining > 0)
-        assert (each.fate is Fate.MOVE) == (each.copy_start_s is not None) == (each.copy_end_s is not None)
+        assert (each.disposition is Disposition.FINISH) == (each.steps == request.remaining > 0)
+        assert (
+            (each.disposition is Disposition.MOVE) == (each.copy_start_s is not None) == (each.copy_end_s is not None)
+        )
         if each.copy_start_s is not None and each.copy_end_s is not None:
             assert each.stop_s <= each.copy_start_s
             copy_s = notice.link.transfer_s((request.tokens + each.steps) * notice.kv_token_bytes)
@@ -173,11 +175,11 @@ def check(
 def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: list[RunningRequest]) -> None:
     """Whatever the notice, the link and the requests."""
     arranged = arrange(NOW, notice, requests)
-    for fate in Fate:
-        event(f"{fate}: {min(2, sum(each.fate is fate for each in arranged))} or more")
+    for disposition in Disposition:
+        event(f"{disposition}: {min(2, sum(each.disposition is disposition for each in arranged))} or more")
     check(NOW, notice, requests, arranged)
     if notice.deadline_s <= NOW:
-        assert all(each.fate is Fate.RECOMPUTE for each in arranged)
+        assert all(each.disposition is Disposition.RECOMPUTE for each in arranged)
 
 
 @settings(deadline=None)
@@ -186,9 +188,9 @@ def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: li
     """No move is longer than what it spares, and nobody is moved who could have ended."""
     left_s = notice.deadline_s - NOW - notice.margin_s
     for request, each in zip(requests, arrange(NOW, notice, requests), strict=True):
-        if each.fate is Fate.MOVE:
+        if each.disposition is Disposition.MOVE:
             assert notice.saved_s(request) > 0
-        if each.fate is not Fate.FINISH and request.remaining:
+        if each.disposition is not Disposition.FINISH and request.remaining:
             ends_s = notice.pace.until_boundary_s + request.remaining * notice.pace.step_s
             assert ends_s > left_s - 1e-5
 
@@ -205,7 +207,7 @@ def test_arranged_again_nobody_is_dropped(
     still = [
         RunningRequest(request.id, request.tokens + min(decoded, old.steps), 0, max(0, request.remaining - decoded))
         for request, old in zip(requests, before, strict=True)
-        if old.fate is not Fate.FINISH or old.stop_s > now_s
+        if old.disposition is not Disposition.FINISH or old.stop_s > now_s
     ]
     moved = Notice(notice.deadline_s + shift_s, *(getattr(notice, name) for name in Notice.__slots__[1:]))
     after = rearrange(now_s, moved, before, still)
@@ -213,10 +215,10 @@ def test_arranged_again_nobody_is_dropped(
     by_id = {each.request_id: each for each in before}
     for each in after:
         old = by_id[each.request_id]
-        if old.fate is Fate.RECOMPUTE and old.stop_s <= now_s:
+        if old.disposition is Disposition.RECOMPUTE and old.stop_s <= now_s:
             assert each == old
         running = old.copy_start_s is not None and old.copy_start_s <= now_s
         if running and old.copy_end_s is not None and old.copy_end_s <= moved.deadline_s:
             assert each == old
         elif running:
-            assert each.fate is Fate.RECOMPUTE
+            assert each.disposition is Disposition.RECOMPUTE

@@ -80,9 +80,9 @@ def test_a_request_goes_on_with_all_its_kv_or_is_listed(case: Case, limit_bytes:
                 assert request.id in recomputed
             if kv <= staying:
                 assert request.id not in recomputed
-    going_on = [request.id for requests in case.map.running.values() for request in requests]
+    moving_kv = [request.id for requests in case.map.running.values() for request in requests]
     assert len(recomputed) == len(set(recomputed))
-    assert set(recomputed) <= set(going_on)
+    assert set(recomputed) <= set(moving_kv)
 
 
 @FEW

@@ -62,7 +62,7 @@ class LocalOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Farewell:
+class _Departure:
     """What one release has done beyond asking to leave.
 
     Attributes:
@@ -105,9 +105,9 @@ class LocalInstances:
             ProviderUnavailable: some have been killed and are still there.
         """
         machines = await asyncio.to_thread(self._let_go, instance_ids)
-        farewell = _Farewell()
+        departure = _Departure()
         while machines:
-            machines = await asyncio.to_thread(self._see_off, machines, farewell)
+            machines = await asyncio.to_thread(self._see_off, machines, departure)
             await asyncio.sleep(_POLL_S if machines else 0)
         await asyncio.to_thread(self._own)
 
@@ -224,7 +224,7 @@ class LocalInstances:
             self._folder.write(state)
             return leaving
 
-    def _see_off(self, machines: list[LocalMachine], farewell: _Farewell) -> list[LocalMachine]:
+    def _see_off(self, machines: list[LocalMachine], departure: _Departure) -> list[LocalMachine]:
         """Return those of the leaving machines that are still there; end those whose grace is over."""
         now_unix_s = self._now()
         left = []
@@ -235,14 +235,14 @@ class LocalInstances:
             left.append(machine)
             assert machine.kill_at_unix_s is not None
             if now_unix_s >= machine.kill_at_unix_s:
-                killed_unix_s = farewell.killed_unix_s.setdefault(machine.id, now_unix_s)
+                killed_unix_s = departure.killed_unix_s.setdefault(machine.id, now_unix_s)
                 process.kill()
                 if now_unix_s > killed_unix_s + _KILL_PATIENCE_S:
                     raise ProviderUnavailable(
                         f"{machine.id} (pid {process.pid}) was killed and is still there; look at it"
                     )
-            elif machine.id not in farewell.told_late and process.left_behind():
-                farewell.told_late.add(machine.id)
+            elif machine.id not in departure.told_late and process.left_behind():
+                departure.told_late.add(machine.id)
                 process.terminate()
         return left
 

@@ -12,9 +12,9 @@ from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
     DecodePace,
-    Elsewhere,
-    Fate,
+    Disposition,
     Notice,
+    RemoteHolder,
     arrange,
     rearrange,
 )
@@ -28,7 +28,7 @@ def prompt_s(tokens: int) -> float:
 
 
 #: A token's KV takes 1 ms of the link; an iteration takes 0.25 s.
-NOTICE = Notice(NOW + 30.0, DecodePace(0.0, 0.25), LinkCost(0.0, 1e6), 1_000, Elsewhere(prompt_s))
+NOTICE = Notice(NOW + 30.0, DecodePace(0.0, 0.25), LinkCost(0.0, 1e6), 1_000, RemoteHolder(prompt_s))
 #: A token's KV takes as long as to compute it twice anew.
 SLOW = replace(NOTICE, link=LinkCost(0.0, 5e4))
 
@@ -37,8 +37,8 @@ def running(name: str, tokens: int, remaining: int = 10_000) -> RunningRequest:
     return RunningRequest(name, tokens, 0, remaining)
 
 
-def fates(arranged: tuple[Arrangement, ...]) -> dict[str, Fate]:
-    return {each.request_id: each.fate for each in arranged}
+def fates(arranged: tuple[Arrangement, ...]) -> dict[str, Disposition]:
+    return {each.request_id: each.disposition for each in arranged}
 
 
 class TestChoice:
@@ -47,58 +47,60 @@ class TestChoice:
     def test_who_ends_in_time_is_let_end(self) -> None:
         """It waits for nothing, and takes nothing of the link."""
         (found,) = arrange(NOW, NOTICE, [running("short", 500, remaining=100)])
-        assert found == Arrangement("short", Fate.FINISH, 100, NOW + 25.0)
+        assert found == Arrangement("short", Disposition.FINISH, 100, NOW + 25.0)
 
     def test_who_would_end_at_the_last_moment_but_one_is_let_end(self) -> None:
         """A copy needs time before the deadline; ending needs none."""
         assert fates(arrange(NOW, NOTICE, [running("just", 500, 119), running("late", 500, 121)])) == {
-            "just": Fate.FINISH,
-            "late": Fate.MOVE,
+            "just": Disposition.FINISH,
+            "late": Disposition.MOVE,
         }
 
     def test_who_cannot_end_moves_if_a_copy_costs_less_than_a_prompt(self) -> None:
         """1 ms a token, and not 10."""
         (found,) = arrange(NOW, NOTICE, [running("long", 500)])
-        assert found.fate is Fate.MOVE
+        assert found.disposition is Disposition.MOVE
         assert found.wait_s < prompt_s(500)
 
     def test_who_is_computed_faster_than_copied_is_computed(self) -> None:
         """At once, so that its prompt grows no longer."""
-        assert arrange(NOW, SLOW, [running("long", 500)]) == (Arrangement("long", Fate.RECOMPUTE, 0, NOW, wait_s=5.0),)
+        assert arrange(NOW, SLOW, [running("long", 500)]) == (
+            Arrangement("long", Disposition.RECOMPUTE, 0, NOW, wait_s=5.0),
+        )
 
     def test_queues_elsewhere_count(self) -> None:
         """A prompt that must wait costs its wait; so does a copy that finds no place."""
-        slow = arrange(NOW, replace(SLOW, elsewhere=Elsewhere(prompt_s, queue_s=5.1)), [running("long", 500)])
-        assert fates(slow) == {"long": Fate.MOVE}
-        fast = arrange(NOW, replace(NOTICE, elsewhere=Elsewhere(prompt_s, resume_s=4.6)), [running("long", 500)])
-        assert fates(fast) == {"long": Fate.RECOMPUTE}
+        slow = arrange(NOW, replace(SLOW, remote=RemoteHolder(prompt_s, queue_s=5.1)), [running("long", 500)])
+        assert fates(slow) == {"long": Disposition.MOVE}
+        fast = arrange(NOW, replace(NOTICE, remote=RemoteHolder(prompt_s, resume_s=4.6)), [running("long", 500)])
+        assert fates(fast) == {"long": Disposition.RECOMPUTE}
 
     def test_what_has_no_kv_has_nothing_to_move(self) -> None:
         """Its prompt waits, or was not computed to its end."""
-        notice = replace(NOTICE, elsewhere=Elsewhere(prompt_s, queue_s=9.0))
-        assert fates(arrange(NOW, notice, [running("waits", 0)])) == {"waits": Fate.RECOMPUTE}
+        notice = replace(NOTICE, remote=RemoteHolder(prompt_s, queue_s=9.0))
+        assert fates(arrange(NOW, notice, [running("waits", 0)])) == {"waits": Disposition.RECOMPUTE}
 
     def test_an_unknown_end_is_not_counted_on(self) -> None:
         """`remaining` 0 is nobody's knowledge."""
-        assert fates(arrange(NOW, NOTICE, [running("unknown", 500, remaining=0)])) == {"unknown": Fate.MOVE}
+        assert fates(arrange(NOW, NOTICE, [running("unknown", 500, remaining=0)])) == {"unknown": Disposition.MOVE}
 
     def test_without_notice_all_are_computed_elsewhere(self) -> None:
         """Also when the deadline is over, and for those with one step to go."""
         requests = [running("last step", 9, 1), running("long", 500)]
         for now in (NOTICE.deadline_s, NOTICE.deadline_s + 7.0):
             found = arrange(now, NOTICE, requests)
-            assert {each.fate for each in found} == {Fate.RECOMPUTE}
+            assert {each.disposition for each in found} == {Disposition.RECOMPUTE}
             assert {(each.steps, each.stop_s) for each in found} == {(0, now)}
 
     def test_the_iteration_under_way_ends_first_if_there_is_time(self) -> None:
         """Nothing stops, and nothing is copied, before its boundary."""
         notice = replace(NOTICE, pace=DecodePace(0.5, 0.25))
-        assert fates(arrange(NOW, notice, [running("a", 500, 118)])) == {"a": Fate.MOVE}
-        assert fates(arrange(NOW, notice, [running("a", 500, 117)])) == {"a": Fate.FINISH}
+        assert fates(arrange(NOW, notice, [running("a", 500, 118)])) == {"a": Disposition.MOVE}
+        assert fates(arrange(NOW, notice, [running("a", 500, 117)])) == {"a": Disposition.FINISH}
         (slow,) = arrange(NOW, replace(SLOW, pace=DecodePace(0.5, 0.25)), [running("a", 500)])
         assert slow.stop_s == NOW + 0.5
         (cut,) = arrange(NOTICE.deadline_s - 0.4, notice, [running("a", 500)])
-        assert (cut.fate, cut.stop_s) == (Fate.RECOMPUTE, NOTICE.deadline_s - 0.4)
+        assert (cut.disposition, cut.stop_s) == (Disposition.RECOMPUTE, NOTICE.deadline_s - 0.4)
 
     def test_a_request_given_twice_is_refused(self) -> None:
         """It would get two fates."""
@@ -138,41 +140,41 @@ class TestJustInTime:
         """30 s carry one of 20 s, or two of 14 s: these save more together, though each less than the one."""
         requests = [running("one", 20_000), running("two", 14_000), running("three", 14_000)]
         found = fates(arrange(NOW, NOTICE, requests))
-        assert found == {"one": Fate.RECOMPUTE, "two": Fate.MOVE, "three": Fate.MOVE}
+        assert found == {"one": Disposition.RECOMPUTE, "two": Disposition.MOVE, "three": Disposition.MOVE}
 
     def test_what_saves_most_per_second_is_not_all(self) -> None:
         """The greedy choice takes the one worth most per second, and then has no room for the other two."""
-        elsewhere = Elsewhere(lambda tokens: {16_000: 200.0, 14_500: 160.0}[tokens])
-        notice = replace(NOTICE, elsewhere=elsewhere)
+        remote = RemoteHolder(lambda tokens: {16_000: 200.0, 14_500: 160.0}[tokens])
+        notice = replace(NOTICE, remote=remote)
         requests = [running("dense", 16_000), running("two", 14_500), running("three", 14_500)]
         assert fates(arrange(NOW, notice, requests)) == {
-            "dense": Fate.RECOMPUTE,
-            "two": Fate.MOVE,
-            "three": Fate.MOVE,
+            "dense": Disposition.RECOMPUTE,
+            "two": Disposition.MOVE,
+            "three": Disposition.MOVE,
         }
 
     def test_a_link_that_is_busy_is_waited_for(self) -> None:
         """No copy begins before."""
         requests = [running("a", 14_000), running("b", 14_500)]
         free = arrange(NOW, NOTICE, requests)
-        assert [each.fate for each in free] == [Fate.MOVE, Fate.MOVE]
+        assert [each.disposition for each in free] == [Disposition.MOVE, Disposition.MOVE]
         busy = arrange(NOW, NOTICE, requests, link_free_s=NOW + 10.0)
-        assert [each.fate for each in busy] == [Fate.RECOMPUTE, Fate.MOVE]
+        assert [each.disposition for each in busy] == [Disposition.RECOMPUTE, Disposition.MOVE]
 
     def test_who_is_recomputed_decodes_until_somebody_takes_it(self) -> None:
         """Decoding here meanwhile costs nobody anything."""
-        notice = replace(SLOW, elsewhere=Elsewhere(prompt_s, ready_s=NOW + 10.1))
+        notice = replace(SLOW, remote=RemoteHolder(prompt_s, ready_s=NOW + 10.1))
         (found,) = arrange(NOW, notice, [running("long", 500)])
         assert (found.steps, found.stop_s) == (40, NOW + 10.0)
         assert found.wait_s == pytest.approx(0.1 + 5.4)
 
     def test_who_is_ready_too_late_makes_all_wait(self) -> None:
         """Until then, whatever the copy takes."""
-        notice = replace(NOTICE, elsewhere=Elsewhere(prompt_s, ready_s=NOW + 40.0))
+        notice = replace(NOTICE, remote=RemoteHolder(prompt_s, ready_s=NOW + 40.0))
         (moved,) = arrange(NOW, notice, [running("long", 500)])
         assert moved.steps == 117
         assert moved.wait_s == pytest.approx(10.75)
-        (computed,) = arrange(NOW, replace(SLOW, elsewhere=notice.elsewhere), [running("long", 500)])
+        (computed,) = arrange(NOW, replace(SLOW, remote=notice.remote), [running("long", 500)])
         assert (computed.steps, computed.stop_s) == (119, NOW + 29.75)
 
 
@@ -187,14 +189,14 @@ class TestAgain:
         assert all(each.copy_end_s is not None and each.copy_end_s > NOW + 15 for each in before)
         earlier = replace(NOTICE, deadline_s=NOW + 15.0)
         after = rearrange(NOW + 1.0, earlier, before, self.REQUESTS)
-        assert [each.fate for each in after] == [Fate.MOVE, Fate.MOVE]
+        assert [each.disposition for each in after] == [Disposition.MOVE, Disposition.MOVE]
         assert all(each.copy_end_s is not None and each.copy_end_s <= earlier.deadline_s for each in after)
 
     def test_what_has_no_room_any_more_is_computed(self) -> None:
         """The link's time is shared anew."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, replace(NOTICE, deadline_s=NOW + 12.0), before, self.REQUESTS)
-        assert fates(after) == {"small": Fate.RECOMPUTE, "large": Fate.MOVE}
+        assert fates(after) == {"small": Disposition.RECOMPUTE, "large": Disposition.MOVE}
 
     def test_a_copy_that_runs_is_kept_if_it_ends_in_time(self) -> None:
         """And the others wait for the link."""
@@ -205,7 +207,7 @@ class TestAgain:
         after = rearrange(now, replace(NOTICE, deadline_s=NOW + 29.0), before, self.REQUESTS)
         assert after[0] == small
         large = after[1]
-        assert large.fate is Fate.RECOMPUTE or (large.copy_start_s or 0.0) >= small.copy_end_s
+        assert large.disposition is Disposition.RECOMPUTE or (large.copy_start_s or 0.0) >= small.copy_end_s
 
     def test_a_copy_that_runs_is_given_up_if_it_cannot_end(self) -> None:
         """Its request has been waiting since it stopped; the link is free at once."""
@@ -214,24 +216,24 @@ class TestAgain:
         assert small.copy_start_s is not None and small.copy_end_s is not None
         now = small.copy_start_s + 0.5
         after = rearrange(now, replace(NOTICE, deadline_s=small.copy_end_s - 0.5), before, self.REQUESTS)
-        assert (after[0].fate, after[0].stop_s) == (Fate.RECOMPUTE, small.stop_s)
+        assert (after[0].disposition, after[0].stop_s) == (Disposition.RECOMPUTE, small.stop_s)
         assert after[0].wait_s == pytest.approx(now - small.stop_s + prompt_s(4_000))
 
     def test_who_is_computed_elsewhere_stays_there(self) -> None:
         """A longer notice does not call anybody back."""
         before = arrange(NOW, replace(NOTICE, deadline_s=NOW + 1.0), self.REQUESTS)
-        assert {each.fate for each in before} == {Fate.RECOMPUTE}
+        assert {each.disposition for each in before} == {Disposition.RECOMPUTE}
         assert rearrange(NOW + 0.5, NOTICE, before, self.REQUESTS) == before
 
     def test_who_has_ended_leaves_the_link_to_others(self) -> None:
         """And is not named any more."""
         notice = replace(NOTICE, deadline_s=NOW + 12.0)
         before = arrange(NOW, notice, self.REQUESTS)
-        assert fates(before)["small"] is Fate.RECOMPUTE
-        waiting = replace(notice, elsewhere=Elsewhere(prompt_s, ready_s=NOW + 6.0))
+        assert fates(before)["small"] is Disposition.RECOMPUTE
+        waiting = replace(notice, remote=RemoteHolder(prompt_s, ready_s=NOW + 6.0))
         before = arrange(NOW, waiting, self.REQUESTS)
         assert before[0].stop_s > NOW + 1.0
-        assert fates(rearrange(NOW + 1.0, waiting, before, self.REQUESTS[:1])) == {"small": Fate.MOVE}
+        assert fates(rearrange(NOW + 1.0, waiting, before, self.REQUESTS[:1])) == {"small": Disposition.MOVE}
 
     def test_who_comes_meanwhile_is_arranged_as_well(self) -> None:
         """Like all others."""

@@ -1,4 +1,4 @@
-"""What becomes of each request on an instance that goes: it ends there, its KV moves just in time, or it is computed elsewhere.
+"""What becomes of each request on an instance that goes: it ends there, its KV moves just in time, or it is computed remote.
 
 Law: for every request by itself whichever costs its user least before the absolute deadline. Ending costs nothing. Moving costs
 the copy and the wait for a place; recomputing costs the prompt time of all its tokens, and the queue before it. Both are
@@ -12,7 +12,7 @@ Source: SpotServe, section 4.1, stops a whole batch; the choice for each request
 
 Invariants: every request has one arrangement, in the order in which they came; copies do not overlap, begin when their request
 has stopped, and end by the deadline; what moves saves no less than the greedy choice would; without notice all are computed
-elsewhere.
+remote.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from spotwise.core.migration.interruption.link_share import Copy, Window, choose
 _ROUNDING_S = 1e-6
 
 
-class Fate(StrEnum):
+class Disposition(StrEnum):
     """What becomes of a request."""
 
     FINISH = "finish"  #: it decodes here to its end
-    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it goes on elsewhere
-    RECOMPUTE = "recompute"  #: its tokens are computed elsewhere, and it goes on from there
+    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it goes on remote
+    RECOMPUTE = "recompute"  #: its tokens are computed remote, and it goes on from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Arrangement:
 
     Attributes:
         request_id: whose.
-        fate: what becomes of it.
+        disposition: what becomes of it.
         steps: tokens that it still decodes here.
         stop_s: when it stops here, absolute.
         copy_start_s, copy_end_s: when its KV is copied, absolute; `None` where it is not.
-        wait_s: from its stop until it goes on elsewhere, as is expected; what this costs its user.
+        wait_s: from its stop until it goes on remote, as is expected; what this costs its user.
     """
 
     request_id: str
-    fate: Fate
+    disposition: Disposition
     steps: int
     stop_s: float
     copy_start_s: float | None = None
@@ -78,7 +78,7 @@ class DecodePace:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteHolder:
     """What a request meets where it goes on.
 
     Attributes:
@@ -104,7 +104,7 @@ class Notice:
         pace: how it decodes.
         link: over which its KV leaves, one copy at a time.
         kv_token_bytes: of one token.
-        elsewhere: where its requests go on.
+        remote: where its requests go on.
         margin_s: that copies end before the deadline.
     """
 
@@ -112,7 +112,7 @@ class Notice:
     pace: DecodePace
     link: LinkCost
     kv_token_bytes: int
-    elsewhere: Elsewhere
+    remote: RemoteHolder
     margin_s: float = 0.0
 
     def copy_s(self, tokens: int) -> float:
@@ -120,10 +120,10 @@ class Notice:
         return self.link.transfer_s(tokens * self.kv_token_bytes)
 
     def saved_s(self, request: RunningRequest) -> float:
-        """Return the seconds that a move spares a request's user beside computing it elsewhere; it may be below 0."""
-        elsewhere = self.elsewhere
-        recompute_s = elsewhere.queue_s + elsewhere.prompt_s(request.tokens)
-        return recompute_s - self.copy_s(request.tokens) - elsewhere.resume_s
+        """Return the seconds that a move spares a request's user beside computing it remote; it may be below 0."""
+        remote = self.remote
+        recompute_s = remote.queue_s + remote.prompt_s(request.tokens)
+        return recompute_s - self.copy_s(request.tokens) - remote.resume_s
 
 
 def arrange(
@@ -133,7 +133,7 @@ def arrange(
 
     Args:
         now_s: the time.
-        notice: how long the instance has, and what requests meet there and elsewhere.
+        notice: how long the instance has, and what requests meet there and remote.
         requests: all that are on it. `remaining` must be a bound: nobody who may go on longer is let end here. With
             `remaining` 0 nobody knows. With `tokens` 0 there is no KV, and nothing to move.
         link_free_s: when the link has done what it is doing, absolute; `None`: it is free.
@@ -154,7 +154,7 @@ def arrange(
     for request, finishes in zip(requests, finishing, strict=True):
         if finishes:
             stop_s = now_s + boundary_s + request.remaining * step_s
-            arranged.append(Arrangement(request.id, Fate.FINISH, request.remaining, stop_s))
+            arranged.append(Arrangement(request.id, Disposition.FINISH, request.remaining, stop_s))
         else:
             arranged.append(moves.get(request.id) or _recompute(now_s, notice, request, left_s))
     return tuple(arranged)
@@ -165,8 +165,8 @@ def rearrange(
 ) -> tuple[Arrangement, ...]:
     """Return what becomes of requests that were arranged before: the deadline has moved, some ended, some go on longer.
 
-    Whoever has stopped for good stays with what was arranged: a request that is computed elsewhere already, and one whose copy
-    runs, if it ends by the deadline; otherwise its copy is given up, and it is computed elsewhere. All others are arranged
+    Whoever has stopped for good stays with what was arranged: a request that is computed remote already, and one whose copy
+    runs, if it ends by the deadline; otherwise its copy is given up, and it is computed remote. All others are arranged
     anew.
 
     Args:
@@ -182,7 +182,7 @@ def rearrange(
         old = before.get(request.id)
         if old is None or old.stop_s > now_s:
             continue
-        if old.fate is Fate.RECOMPUTE:
+        if old.disposition is Disposition.RECOMPUTE:
             settled[request.id] = old
         elif old.copy_start_s is not None and old.copy_end_s is not None and old.copy_start_s <= now_s:
             if old.copy_end_s <= notice.deadline_s:
@@ -190,7 +190,7 @@ def rearrange(
                 link_free_s = max(link_free_s, old.copy_end_s)
             else:
                 wait_s = now_s - old.stop_s + _recompute_s(notice, request.tokens, now_s)
-                settled[request.id] = Arrangement(request.id, Fate.RECOMPUTE, 0, old.stop_s, wait_s=wait_s)
+                settled[request.id] = Arrangement(request.id, Disposition.RECOMPUTE, 0, old.stop_s, wait_s=wait_s)
     open_requests = [request for request in requests if request.id not in settled]
     anew = {each.request_id: each for each in arrange(now_s, notice, open_requests, link_free_s)}
     return tuple(settled.get(request.id) or anew[request.id] for request in requests)
@@ -213,26 +213,28 @@ def _moves(
         stop_s = boundary_s + steps * step_s
         start_s = max(stop_s, free_s)
         free_s = start_s + notice.copy_s(request.tokens + steps)
-        ready_s = max(now_s + free_s, notice.elsewhere.ready_s or 0.0)
-        wait_s = ready_s - now_s - stop_s + notice.elsewhere.resume_s
+        ready_s = max(now_s + free_s, notice.remote.ready_s or 0.0)
+        wait_s = ready_s - now_s - stop_s + notice.remote.resume_s
         moves[request.id] = Arrangement(
-            request.id, Fate.MOVE, steps, now_s + stop_s, now_s + start_s, now_s + free_s, wait_s
+            request.id, Disposition.MOVE, steps, now_s + stop_s, now_s + start_s, now_s + free_s, wait_s
         )
     return moves
 
 
 def _recompute(now_s: float, notice: Notice, request: RunningRequest, left_s: float) -> Arrangement:
-    """Return the arrangement of a request that is computed elsewhere: at once, or as soon as anybody takes it."""
+    """Return the arrangement of a request that is computed remote: at once, or as soon as anybody takes it."""
     boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
     if request.tokens == 0 or boundary_s > left_s:
-        return Arrangement(request.id, Fate.RECOMPUTE, 0, now_s, wait_s=_recompute_s(notice, request.tokens, now_s))
-    until_s = min(left_s, (notice.elsewhere.ready_s or 0.0) - now_s)
+        return Arrangement(
+            request.id, Disposition.RECOMPUTE, 0, now_s, wait_s=_recompute_s(notice, request.tokens, now_s)
+        )
+    until_s = min(left_s, (notice.remote.ready_s or 0.0) - now_s)
     steps = max(0, math.floor((until_s - boundary_s) / step_s))
     stop_s = now_s + boundary_s + steps * step_s
     wait_s = _recompute_s(notice, request.tokens + steps, stop_s)
-    return Arrangement(request.id, Fate.RECOMPUTE, steps, stop_s, wait_s=wait_s)
+    return Arrangement(request.id, Disposition.RECOMPUTE, steps, stop_s, wait_s=wait_s)
 
 
 def _recompute_s(notice: Notice, tokens: int, from_s: float) -> float:
-    ready_s = max(from_s, notice.elsewhere.ready_s or 0.0)
-    return ready_s - from_s + notice.elsewhere.queue_s + notice.elsewhere.prompt_s(tokens)
+    ready_s = max(from_s, notice.remote.ready_s or 0.0)
+    return ready_s - from_s + notice.remote.queue_s + notice.remote.prompt_s(tokens)

@@ -4,7 +4,7 @@ Law: decoding goes on while a change comes near, and stops just in time (SpotSer
 Before a preemption: the most steps S with l_exe(S) < T_left - T_mig, so that the migration still ends within the notice.
 Before an acquisition: the **fewest** steps S with l_exe(S) >= T_start, so that decoding bridges the new instance's start, and
 no more. (Some copies of the paper say argmax there; that would be the whole output, whatever T_start is.) A stop pays only if
-T_mig < l_exe(S); otherwise the batch is re-routed at once, and its tokens are computed elsewhere.
+T_mig < l_exe(S); otherwise the batch is re-routed at once, and its tokens are computed remote.
 
 What the paper leaves open: a batch whose whole output fits ends here, and has nothing to migrate. `interruption.py` decides for
 each request by itself; this rule is what the paper's figures come from.
@@ -25,8 +25,8 @@ class Stop(StrEnum):
     """What becomes of a batch."""
 
     FINISH = "finish"  #: it ends here
-    MIGRATE = "migrate"  #: it decodes so many steps, and goes on elsewhere from its KV
-    REROUTE = "reroute"  #: it stops now, and is computed elsewhere
+    MIGRATE = "migrate"  #: it decodes so many steps, and goes on remote from its KV
+    REROUTE = "reroute"  #: it stops now, and is computed remote
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GoingOn:
+class MovingKv:
     """A request that goes on, and the KV that has to move for it.
 
     Attributes:
@@ -157,13 +157,13 @@ def weight_parts(device_map: DeviceMap, model: ModelShape, devices: NumberedDevi
 
 def kv_parts(
     device_map: DeviceMap, model: ModelShape, devices: NumberedDevices
-) -> tuple[list[GoingOn], list[tuple[RunningRequest, int]]]:
+) -> tuple[list[MovingKv], list[tuple[RunningRequest, int]]]:
     """Return the requests whose KV goes on, and those whose KV is not all held, each with its new pipeline."""
     old, new = device_map.before.config, device_map.config
     was_at = {request.id: number for number, those in device_map.before.running.items() for request in those}
     outlines = Outlines(device_map, devices)
     known: dict[tuple[int, int], list[tuple[range, Outline]]] = {}
-    going_on: list[GoingOn] = []
+    moving_kv: list[MovingKv] = []
     lost: list[tuple[RunningRequest, int]] = []
     for pipeline in sorted(device_map.running):
         for request in device_map.running[pipeline]:
@@ -176,15 +176,15 @@ def kv_parts(
             if any(each.needers and not each.holders for _, each in known[pair]):
                 lost.append((request, pipeline))
                 continue
-            going_on.append(GoingOn(request, pipeline, tuple(_kv_pieces(request, model, known[pair]))))
-    return going_on, lost
+            moving_kv.append(MovingKv(request, pipeline, tuple(_kv_pieces(request, model, known[pair]))))
+    return moving_kv, lost
 
 
 def kv_given_up(
-    device_map: DeviceMap, model: ModelShape, devices: NumberedDevices, going_on: Sequence[GoingOn]
+    device_map: DeviceMap, model: ModelShape, devices: NumberedDevices, moving_kv: Sequence[MovingKv]
 ) -> dict[int, int]:
     """Return, by device that stays, the bytes of KV of requests that do not go on, or not with it."""
-    kept = {each.request.id for each in going_on}
+    kept = {each.request.id for each in moving_kv}
     tokens = {
         pipeline: sum(request.tokens for request in requests if request.id not in kept)
         for pipeline, requests in device_map.before.running.items()

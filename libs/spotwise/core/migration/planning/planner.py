@@ -206,7 +206,7 @@ class _Planning:
 
     def _dropped(self) -> set[str]:
         loads = [self._loads[number] for number in sorted(self._schedule.dropped)]
-        return {load.going_on.request.id for load in loads if load.going_on is not None}
+        return {load.moving_kv.request.id for load in loads if load.moving_kv is not None}
 
     def _kept_bytes(self) -> int:
         dropped = self._dropped()

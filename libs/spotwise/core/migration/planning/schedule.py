@@ -65,7 +65,7 @@ class Schedule:
         links: Links,
     ) -> None:
         self.dropped: set[int] = set()
-        kv_steps = [step for step, cut in enumerate(steps) if loads[cut.load].going_on is not None]
+        kv_steps = [step for step, cut in enumerate(steps) if loads[cut.load].moving_kv is not None]
         while True:
             kept = [_moves_of(loads, steps, step) for step in kv_steps if steps[step].load not in self.dropped]
             kv = Run([move for moves in kept for move in moves], gates, devices, links, [])

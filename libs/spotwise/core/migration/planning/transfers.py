@@ -25,7 +25,7 @@ from typing import NamedTuple
 from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.buffer_order import Cut, Flow
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.model_parts import GoingOn, Piece
+from spotwise.core.migration.planning.model_parts import MovingKv, Piece
 
 
 class Move(NamedTuple):
@@ -56,17 +56,17 @@ class Load:
     Attributes:
         pieces: in the order of the model.
         moves: of those, in order; relayed ones after those that bring the piece.
-        going_on: whose KV it is; `None` of weights.
+        moving_kv: whose KV it is; `None` of weights.
     """
 
     pieces: tuple[Piece, ...]
     moves: tuple[Move, ...]
-    going_on: GoingOn | None = None
+    moving_kv: MovingKv | None = None
 
     @property
     def room(self) -> int:
         """Which of a device's two regions it fills: 0 with weights, 1 with KV."""
-        return int(self.going_on is not None)
+        return int(self.moving_kv is not None)
 
 
 class SourceChoice:
@@ -135,12 +135,12 @@ class SourceChoice:
             self._up_s[here] += self._between_s(move.piece)
 
 
-def kv_loads(choice: SourceChoice, going_on: Iterable[GoingOn], devices: NumberedDevices) -> tuple[list[Load], int]:
+def kv_loads(choice: SourceChoice, moving_kv: Iterable[MovingKv], devices: NumberedDevices) -> tuple[list[Load], int]:
     """Return the loads of requests' KV, those of leaving instances first, and how many those are.
 
     The instance that goes first comes first; after that, whoever has decoded most, since computing that again takes longest.
     """
-    asked = list(going_on)
+    asked = list(moving_kv)
     loads = []
     for each, sent in zip(asked, _choose(choice, [each.pieces for each in asked]), strict=True):
         if sent:
@@ -153,7 +153,7 @@ def kv_loads(choice: SourceChoice, going_on: Iterable[GoingOn], devices: Numbere
         return min((_goes_s(move, devices) for move in load.moves), default=forever)
 
     def decoded(load: Load) -> int:
-        return load.going_on.request.decoded if load.going_on is not None else 0
+        return load.moving_kv.request.decoded if load.moving_kv is not None else 0
 
     loads.sort(key=lambda load: (goes_s(load), -decoded(load)))
     return loads, sum(goes_s(load) < forever for load in loads)
