@@ -56,7 +56,7 @@ RETELL_S = 1.0
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     """What an incarnation of a worker was told, and whether it has said goodbye since."""
 
     incarnation: int
@@ -73,7 +73,7 @@ class SpotWatcherRole:
         self._policy = policy
         self._membership = Membership(policy.member_timeout_s)
         self._signs = ActiveSigns()
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _Reported] = {}
         self._acknowledged: list[str] = []
         self._asked_s = 0.0
         self._poll_s = 0.0
@@ -207,7 +207,7 @@ class SpotWatcherRole:
                 told.at_s = now
                 self._commands.append(PublishNotice(Drain(worker.id, told.deadline_s, sign.reason), again=True))
             return False
-        self._told[worker.id] = _Told(worker.incarnation, deadline_s, now)
+        self._told[worker.id] = _Reported(worker.incarnation, deadline_s, now)
         self._commands.append(PublishNotice(Drain(worker.id, deadline_s, sign.reason)))
         return is_new
 

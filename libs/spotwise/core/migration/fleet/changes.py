@@ -49,7 +49,7 @@ class FleetLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Received:
     """Something to be decided, and when it came: `order` counts."""
 
     order: int
@@ -64,8 +64,8 @@ class FleetChanges:
         self.limits = limits or FleetLimits()
         self._next_change = first_change
         self._order = 0
-        self._interruptions: dict[str, _Heard] = {}  # unsettled; those in the change under way as well
-        self._newcomers: dict[str, _Heard] = {}  # not in the configuration yet; as above
+        self._interruptions: dict[str, _Received] = {}  # unsettled; those in the change under way as well
+        self._newcomers: dict[str, _Received] = {}  # not in the configuration yet; as above
         self._done_with: dict[str, bool] = {}  # no place and nothing to settle; whether it is known to be gone
         self._load_since_s: float | None = None
         self._current: e.BeginChange | None = None
@@ -248,9 +248,9 @@ class FleetChanges:
             self._abandoned = True
             self._commands.append(e.AbandonChange(self._current.change))
 
-    def _hear(self, about: e.Leaving | e.Joining, now_s: float) -> _Heard:
+    def _hear(self, about: e.Leaving | e.Joining, now_s: float) -> _Received:
         self._order += 1
-        return _Heard(self._order, now_s, about)
+        return _Received(self._order, now_s, about)
 
     def _is_leaving(self, name: str) -> bool:
         return self._current is not None and any(each.instance == name for each in self._current.leaving)
@@ -268,11 +268,11 @@ class FleetChanges:
             del self._done_with[next(iter(self._done_with))]
 
 
-def _is_lost(heard: _Heard) -> bool:
+def _is_lost(heard: _Received) -> bool:
     return isinstance(heard.about, e.Leaving) and heard.about.lost
 
 
-def _by_deadline(interruptions: dict[str, _Heard]) -> tuple[e.Leaving, ...]:
+def _by_deadline(interruptions: dict[str, _Received]) -> tuple[e.Leaving, ...]:
     """Return the interruptions by deadline; of equals the one heard of first."""
     heard = sorted(interruptions.values(), key=lambda each: each.order)
     leaving = [each.about for each in heard if isinstance(each.about, e.Leaving)]
