@@ -221,7 +221,7 @@ class Iterations:
                 self._give_back(members, f"the engine failed with this request alone: {event.reason}", now)
             case Verdict.ENGINE_FAILS:
                 self.broken = f"the engine fails for every request: {event.reason}"
-                self._give_back([each for each in self._table if not each.condemned], self.broken, now)
+                self._give_back([each for each in self._table if not each.pending_free], self.broken, now)
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
         """Let other workers try."""

@@ -165,7 +165,7 @@ class PromptSide:
         """Tell every token worker, in one message each, which of its reservations are still wanted."""
         wanted: dict[str, list[Sequence]] = {}
         for sequence in self._table:
-            if sequence.target is not None and not sequence.condemned:
+            if sequence.target is not None and not sequence.pending_free:
                 wanted.setdefault(sequence.target.worker_id, []).append(sequence)
         renewed_s, self._renewed_s = self._renewed_s, {}
         for target_id, sequences in wanted.items():

@@ -4,7 +4,7 @@ Law: a worker computes prompts, tokens, or both; its pool is a home role and no 
 section 4.1). Five parts share one set of table: the token side (reservations), the prompt side (hand-offs), the memory
 (blocks), the iterations, and the drain below.
 
-Invariants: every sequence ends handed off, finished or condemned, exactly once; after the last has left all blocks are free;
+Invariants: every sequence ends handed off, finished or pending_free, exactly once; after the last has left all blocks are free;
 a draining worker accepts no reservation and no request for itself, and leaves when it holds nothing.
 """
 
@@ -135,7 +135,7 @@ class WorkerRole:
                 pending += sequence.uncomputed_tokens
             if not sequence.decodes_here:
                 to_hand_off += 1
-            elif not sequence.condemned:
+            elif not sequence.pending_free:
                 owed += sequence.tokens_to_come
                 if sequence.in_prompt_phase:
                     in_place += 1
@@ -184,7 +184,7 @@ class WorkerRole:
 
     def _confirm(self, now: float) -> None:
         """Ask the gateways about what is held for them."""
-        held = ((s.stream, (s.request_id, s.epoch), s.arrived_s) for s in self._table if not s.condemned)
+        held = ((s.stream, (s.request_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
         for question in self._confirmations.ask(held, now):
             self._table.say(question)
 
@@ -214,7 +214,7 @@ class WorkerRole:
         if self._confirmations.is_due(now):
             self._confirm(now)
         if self._drain is not None and now >= self._drain.deadline_s:
-            for sequence in [s for s in self._table if not s.condemned]:
+            for sequence in [s for s in self._table if not s.pending_free]:
                 self._table.fail(sequence, "the worker had to leave", now, retryable=True)
 
     def _start_drain(self, order: m.Drain, now: float) -> None:

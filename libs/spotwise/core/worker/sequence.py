@@ -38,7 +38,7 @@ class Sequence:
         lease_expires_s: when a reservation ends unless renewed; `None` once the sequence is this worker's own.
         stop: from the record; `None` until the engine knows the sequence.
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
-        condemned: ended, and here only until nothing uses its blocks any more.
+        pending_free: ended, and here only until nothing uses its blocks any more.
         push_in_flight: its blocks are being read for a hand-off, or will be as they are written.
         in_iteration: an iteration in flight computes tokens of it.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
@@ -79,7 +79,7 @@ class Sequence:
     lease_expires_s: float | None = None
     stop: StopCriteria | None = None
     handed_token_id: int | None = None
-    condemned: bool = False
+    pending_free: bool = False
     push_in_flight: bool = False
     prompt_ordered_here: bool = False
     in_iteration: bool = False
@@ -135,12 +135,12 @@ class Sequence:
     @property
     def is_runnable(self) -> bool:
         """Whether it can take part in an iteration, memory permitting."""
-        return self.state in _COMPUTED_HERE and self.stop is not None and not self.condemned
+        return self.state in _COMPUTED_HERE and self.stop is not None and not self.pending_free
 
     @property
     def is_preemptible(self) -> bool:
         """Whether it could lose its blocks and be computed again on this worker."""
-        return self.state is RequestState.RUNNING and self.decodes_here and not self.condemned
+        return self.state is RequestState.RUNNING and self.decodes_here and not self.pending_free
 
     @property
     def is_moving(self) -> bool:
@@ -150,7 +150,7 @@ class Sequence:
     @property
     def waits_for_blocks(self) -> bool:
         """Whether it is to be computed here, wholly or again, and owns no block."""
-        return not self.block_ids and self.state in _COMPUTED_HERE and not self.condemned
+        return not self.block_ids and self.state in _COMPUTED_HERE and not self.pending_free
 
     @property
     def is_decoding(self) -> bool:
@@ -160,7 +160,7 @@ class Sequence:
     @property
     def awaits_prefill(self) -> bool:
         """Whether its prompt, or a part of it, is still to be computed here."""
-        return not self.condemned and self.known_tokens > 0 and not self.is_decoding
+        return not self.pending_free and self.known_tokens > 0 and not self.is_decoding
 
     def count_tokens(self, tokens: int) -> None:
         """Note new tokens."""

@@ -2,9 +2,9 @@
 
 Law: a sequence owns blocks here exactly while it is held, and it is held until nothing reads or writes those blocks any
 more: not in the middle of an iteration, not while its KV is being pushed or moves between device and host. One that ends too
-early for that is *condemned* and leaves as soon as it may; its push is called off.
+early for that is *pending_free* and leaves as soon as it may; its push is called off.
 
-Invariants: blocks owned == blocks of the sequences held; a condemned sequence joins no iteration and publishes nothing;
+Invariants: blocks owned == blocks of the sequences held; a pending_free sequence joins no iteration and publishes nothing;
 every ending that the gateway did not ask for is published to it; an attempt's record is loaded once at a time, so that an
 answer to a load can be taken for no other holding of the same attempt.
 """
@@ -29,7 +29,7 @@ class SequenceTable:
         worker_id, incarnation: whose.
         pool: blocks of the device.
         host: blocks of the host's memory; `None` where nothing is swapped.
-        lost_a_member: a sequence in the newest iteration ordered was condemned since.
+        lost_a_member: a sequence in the newest iteration ordered was pending_free since.
     """
 
     def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None, incarnation: int = 0) -> None:
@@ -62,13 +62,13 @@ class SequenceTable:
         return sequence_id in self._sequences
 
     def get(self, request_id: str, epoch: int) -> Sequence | None:
-        """Return that attempt if it is here and not condemned."""
+        """Return that attempt if it is here and not pending_free."""
         return self.by_id(sequence_id(request_id, epoch))
 
     def by_id(self, sequence_id: str) -> Sequence | None:
-        """Return the sequence if it is here and not condemned."""
+        """Return the sequence if it is here and not pending_free."""
         sequence = self._sequences.get(sequence_id)
-        return None if sequence is None or sequence.condemned else sequence
+        return None if sequence is None or sequence.pending_free else sequence
 
     def add(self, request_id: str, epoch: int, stream: m.StreamRef, state: RequestState, now: float) -> Sequence:
         """Enter an attempt that is not here."""
@@ -125,14 +125,14 @@ class SequenceTable:
     def end_iteration(self) -> list[tuple[Sequence, int]]:
         """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
         took_part = self._iterations.popleft()
-        condemned = []
+        pending_free = []
         for sequence, _ in took_part:
             sequence.in_iteration, sequence.has_run = False, True
-            if sequence.condemned:
-                condemned.append(sequence)
-        for sequence in condemned:
+            if sequence.pending_free:
+                pending_free.append(sequence)
+        for sequence in pending_free:
             self.release(sequence)
-        return [member for member in took_part if not member[0].condemned] if condemned else took_part
+        return [member for member in took_part if not member[0].pending_free] if pending_free else took_part
 
     # --- what follows -------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class SequenceTable:
     def gateways(self) -> tuple[m.GatewayStreams, ...]:
         """The gateways that tokens were sent to, or will be, in order of id and incarnation."""
         sent = {
-            (each.stream.gateway_id, each.stream.incarnation): 0 for each in self if not each.condemned
+            (each.stream.gateway_id, each.stream.incarnation): 0 for each in self if not each.pending_free
         } | self._batches_sent
         return tuple(m.GatewayStreams(*gateway, batches) for gateway, batches in sorted(sent.items()))
 
@@ -205,13 +205,13 @@ class SequenceTable:
         """End all attempts up to `epoch`; whoever asked knows."""
         if request_id not in self._attempts:
             return
-        for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.condemned]:
+        for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.pending_free]:
             self.cancel_target(sequence)
             self.end(sequence, FinishReason.ABORT)
 
     def forget_gateway(self, order: m.ForgetGateway, now: float) -> None:
         """End what is decoded for a gateway that is gone, or was given up; one that is back after all hears of it."""
-        for sequence in [s for s in self if not s.condemned and _goes_to(s.stream, order)]:
+        for sequence in [s for s in self if not s.pending_free and _goes_to(s.stream, order)]:
             self.fail(sequence, "the scheduler gave the gateway up", now, retryable=True)
         gone = [key for key in self._batches_sent if key[0] == order.gateway_id and key[1] <= order.incarnation]
         self._gone_gateways.extend(gone)
@@ -229,7 +229,7 @@ class SequenceTable:
         if sequence.push_in_flight:
             self.say(c.AbortPush(sequence.request_id, sequence.epoch))
         sequence.advance(FINISH_EVENT[finish_reason])
-        sequence.condemned = True
+        sequence.pending_free = True
         self.lost_a_member |= sequence.in_iteration
         self.release(sequence)
 
@@ -254,7 +254,7 @@ class SequenceTable:
         if sequence is None or not sequence.is_moving:
             return None
         moved, sequence.kv_place = sequence.kv_place, KvPlace.DEVICE
-        if sequence.condemned:
+        if sequence.pending_free:
             self.release(sequence)
             return None
         return sequence, moved
@@ -265,7 +265,7 @@ class SequenceTable:
         if sequence is None or not sequence.push_in_flight:
             return None
         sequence.push_in_flight = False
-        if sequence.condemned:
+        if sequence.pending_free:
             self.release(sequence)
             return None
         return sequence

@@ -75,7 +75,7 @@ class TokenSide:
         """Give back what nobody renewed."""
         for sequence in list(self._table):
             expires_s = sequence.lease_expires_s
-            if expires_s is not None and expires_s <= now and not sequence.condemned:
+            if expires_s is not None and expires_s <= now and not sequence.pending_free:
                 self._table.fail(sequence, "the prompt worker went silent", now, retryable=True)
 
     def kv_arrived(self, event: c.KvArrived, now: float) -> None:

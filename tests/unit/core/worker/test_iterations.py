@@ -264,7 +264,7 @@ class TestCondemned:
         bench.assert_empty()
 
     def test_cancelled_twice_is_cancelled_once(self) -> None:
-        """The condemned are out of reach of a second order."""
+        """The pending_free are out of reach of a second order."""
         bench = WorkerBench()
         bench.prefill("r")
         bench.feed(m.CancelRequest("r", 1))

@@ -205,7 +205,7 @@ class TestRenewal:
         assert bench.tick(after_s=0.1) == [m.Send("t", m.RenewLeases((("long", 1),)))]
 
     def test_what_is_over_is_not_renewed(self) -> None:
-        """Handed off, or condemned in the middle of a push."""
+        """Handed off, or pending_free in the middle of a push."""
         bench = WorkerBench()
         for request_id in ("a", "b"):
             bench.prefill(request_id)
