@@ -16,7 +16,7 @@ RECORD = RequestRecord(
     request_id="cmpl-1#0",
     epoch=1,
     gateway_id="gateway-1",
-    stream_id=7,
+    attempt_id=7,
     model="a-model",
     prompt_token_ids=(5, 0, 49_151),
     output_token_ids=(),
@@ -58,14 +58,14 @@ class StoreContract:
 
     async def test_a_newer_attempt_replaces_the_older(self, store: MeshStore) -> None:
         """With the tokens committed in between."""
-        newer = replace(RECORD, epoch=2, stream_id=8, output_token_ids=(11, 12))
+        newer = replace(RECORD, epoch=2, attempt_id=8, output_token_ids=(11, 12))
         await store.put_record(RECORD)
         await store.put_record(newer)
         assert await store.get_record(RECORD.request_id) == newer
 
     async def test_a_burst_waits_its_turn(self, store: MeshStore) -> None:
         """More calls at once than a server's connections would be opened for: all are done, none is refused."""
-        burst = [replace(RECORD, request_id=f"cmpl-{number}#0", stream_id=number) for number in range(500)]
+        burst = [replace(RECORD, request_id=f"cmpl-{number}#0", attempt_id=number) for number in range(500)]
         await asyncio.gather(*(store.put_record(record) for record in burst))
         assert await asyncio.gather(*(store.get_record(record.request_id) for record in burst)) == burst
 

@@ -59,7 +59,7 @@ class SoloWorker:
         """Run requests, in order, to their ends, one more with every event."""
         self.waiting.extend(requests)
         self.records = {request.request_id: request for request in requests}
-        self.tokens = {request.stream_id: [] for request in requests}
+        self.tokens = {request.attempt_id: [] for request in requests}
         while self.waiting or self.events or self.moves:
             if self.waiting:
                 self.offer(self.waiting.popleft())
@@ -72,10 +72,10 @@ class SoloWorker:
         assert self.pool.free_blocks == self.pool.num_blocks
         assert self.host is None or self.host.free_blocks == self.host.num_blocks
         assert self.engine.num_sequences == 0
-        return [self.tokens[request.stream_id] for request in requests]
+        return [self.tokens[request.attempt_id] for request in requests]
 
     def offer(self, request: RequestRecord) -> None:
-        stream, tokens = m.StreamRef("g", request.stream_id), len(request.prompt_token_ids)
+        stream, tokens = m.StreamRef("g", request.attempt_id), len(request.prompt_token_ids)
         self.feed(m.StartPrefill(request.request_id, 1, stream, "s", 1, tokens, HERE, 1e9, MAX_NEW))
 
     def move(self, sequence_id: str, copy: Callable[[], None]) -> None:
@@ -98,8 +98,8 @@ class SoloWorker:
                 case m.Send("g", m.TokenBatch(_, deltas)):
                     for delta in deltas:
                         assert delta.token_id is not None, delta.error
-                        assert delta.token_index == len(self.tokens[delta.stream_id])
-                        self.tokens[delta.stream_id].append(delta.token_id)
+                        assert delta.token_index == len(self.tokens[delta.attempt_id])
+                        self.tokens[delta.attempt_id].append(delta.token_id)
                         self.cached_tokens += delta.cached_tokens or 0
                 case c.LoadRecord(request_id):
                     self.engine.add_sequence(self.records[request_id])
@@ -133,7 +133,7 @@ def requests() -> list[RequestRecord]:
         shared = beginnings[rng.randrange(3)][: rng.choice([0, 8, 31, 48, 60])]
         prompts.append(shared + [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 1, 30]) if shared else 30)])
     return [
-        replace(record(f"r{number}", prompt, max_new_tokens=MAX_NEW), stream_id=number)
+        replace(record(f"r{number}", prompt, max_new_tokens=MAX_NEW), attempt_id=number)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -211,7 +211,7 @@ def test_whoever_comes_first_and_wherever_kv_goes_no_token_changes(
     )
     worker = SoloWorker(engine, policy, 24, host_blocks=300)
     if discipline is Discipline.PRIORITY:
-        requests = [replace(each, priority=(0, 5, 0, -1, 0)[each.stream_id % 5]) for each in requests]
+        requests = [replace(each, priority=(0, 5, 0, -1, 0)[each.attempt_id % 5]) for each in requests]
     assert worker.serve(requests) == expected
     swapped = [stages.count("swapped_out") for stages in worker.stages.values()]
     load = worker.role.load()

@@ -321,7 +321,7 @@ class MeshWorld:
             command.request_id,
             command.epoch,
             "gateway",
-            command.stream_id,
+            command.attempt_id,
             "model",
             prompt,
             committed,
@@ -330,7 +330,7 @@ class MeshWorld:
             self.now,
             *self.claims[command.request_id],
         )
-        stream = m.StreamRef("gateway", command.stream_id, self.gateway.incarnation)
+        stream = m.StreamRef("gateway", command.attempt_id, self.gateway.incarnation)
         avoid = command.avoid
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))

@@ -68,14 +68,14 @@ def logprobs(draw: st.DrawFn) -> TokenLogprobs:
 @st.composite
 def deltas(draw: st.DrawFn) -> m.TokenDelta:
     """A delta as a worker makes it: an error comes with its reason and without a token, all else with a token."""
-    stream_id, index = draw(U32), draw(U32)
+    attempt_id, index = draw(U32), draw(U32)
     if draw(st.booleans()):
         suspects = draw(st.lists(TEXT, max_size=2).map(tuple))
         return m.TokenDelta(
-            stream_id, index, None, FinishReason.ERROR, draw(TEXT), draw(st.booleans()), suspects=suspects
+            attempt_id, index, None, FinishReason.ERROR, draw(TEXT), draw(st.booleans()), suspects=suspects
         )
     return m.TokenDelta(
-        stream_id,
+        attempt_id,
         index,
         draw(U32),
         draw(st.none() | st.sampled_from(FinishReason)),

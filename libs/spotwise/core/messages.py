@@ -32,7 +32,7 @@ class StreamRef:
     """
 
     gateway_id: str
-    stream_id: int
+    attempt_id: int
     incarnation: int = 0
 
 
@@ -268,7 +268,7 @@ class TokenDelta(NamedTuple):
     """What one iteration brought one stream; a tuple, since one is made for every token, here and at its gateway.
 
     Attributes:
-        stream_id: the attempt, at its gateway.
+        attempt_id: the attempt, at its gateway.
         token_index: index of `token_id` in the sequence's output, from 0; for an ending without a token, the number of
             tokens sent before.
         token_id: the new token; `None` where the stream ends without one, and for a first token of an engine whose tokens carry
@@ -282,7 +282,7 @@ class TokenDelta(NamedTuple):
         suspects: with a retryable error that another choice of workers may avoid.
     """
 
-    stream_id: int
+    attempt_id: int
     token_index: int
     token_id: int | None
     finish_reason: FinishReason | None = None

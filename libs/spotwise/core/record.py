@@ -26,7 +26,7 @@ class RequestRecord:
         request_id: the sequence's id; the choices of one API request share the part before `#`.
         epoch: attempt number, from 1; a higher one fences all lower ones.
         gateway_id: who streams it.
-        stream_id: the attempt's number at that gateway; token messages carry it instead of the id.
+        attempt_id: the attempt's number at that gateway; token messages carry it instead of the id.
         model: name the client asked for.
         prompt_token_ids: the prompt.
         output_token_ids: output tokens committed before this attempt; they are computed again, not counted again.
@@ -42,7 +42,7 @@ class RequestRecord:
     request_id: str
     epoch: int
     gateway_id: str
-    stream_id: int
+    attempt_id: int
     model: str
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]

@@ -58,11 +58,11 @@ def decode(payload: bytes) -> Message:
 
 
 def _stream_to(stream: m.StreamRef) -> cluster.StreamRef:
-    return cluster.StreamRef(gateway_id=stream.gateway_id, stream_id=stream.stream_id, incarnation=stream.incarnation)
+    return cluster.StreamRef(gateway_id=stream.gateway_id, attempt_id=stream.attempt_id, incarnation=stream.incarnation)
 
 
 def _stream_from(stream: cluster.StreamRef) -> m.StreamRef:
-    return m.StreamRef(stream.gateway_id, stream.stream_id, stream.incarnation)
+    return m.StreamRef(stream.gateway_id, stream.attempt_id, stream.incarnation)
 
 
 def _target_to(target: KvTarget) -> worker.KvTarget:

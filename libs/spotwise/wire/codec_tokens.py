@@ -30,7 +30,7 @@ def encode_record(record: RequestRecord) -> bytes:
         request_id=record.request_id,
         epoch=record.epoch,
         gateway_id=record.gateway_id,
-        stream_id=record.stream_id,
+        attempt_id=record.attempt_id,
         model=record.model,
         prompt_token_ids=record.prompt_token_ids,
         output_token_ids=record.output_token_ids,
@@ -75,7 +75,7 @@ def decode_record(payload: bytes) -> RequestRecord:
         request_id=proto.request_id,
         epoch=proto.epoch,
         gateway_id=proto.gateway_id,
-        stream_id=proto.stream_id,
+        attempt_id=proto.attempt_id,
         model=proto.model,
         prompt_token_ids=tuple(proto.prompt_token_ids),
         output_token_ids=tuple(proto.output_token_ids),
@@ -104,7 +104,7 @@ def batch_to(batch: TokenBatch) -> pb.TokenBatch:
     """Return a token batch's protobuf twin."""
     return pb.TokenBatch(
         worker_id=batch.worker_id,
-        stream_ids=[delta.stream_id for delta in batch.deltas],
+        attempt_ids=[delta.attempt_id for delta in batch.deltas],
         token_indexes=[delta.token_index for delta in batch.deltas],
         token_ids=[delta.token_id or 0 for delta in batch.deltas],
         extras=[_extra_to(position, delta) for position, delta in enumerate(batch.deltas) if _has_extra(delta)],
@@ -115,12 +115,12 @@ def batch_to(batch: TokenBatch) -> pb.TokenBatch:
 
 def batch_from(proto: pb.TokenBatch) -> TokenBatch:
     """Return the token batch that `batch_to` turned into `proto`."""
-    columns = zip(proto.stream_ids, proto.token_indexes, proto.token_ids, strict=True)
-    deltas = [TokenDelta(stream_id, index, token_id) for stream_id, index, token_id in columns]
+    columns = zip(proto.attempt_ids, proto.token_indexes, proto.token_ids, strict=True)
+    deltas = [TokenDelta(attempt_id, index, token_id) for attempt_id, index, token_id in columns]
     for extra in proto.extras:
         plain = deltas[extra.position]
         deltas[extra.position] = TokenDelta(
-            stream_id=plain.stream_id,
+            attempt_id=plain.attempt_id,
             token_index=plain.token_index,
             token_id=None if extra.without_token else plain.token_id,
             finish_reason=_FINISH_FROM.get(extra.finish_reason),

@@ -156,7 +156,7 @@ def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:
     """End the streams whose prompt scores made a batch too large to send; the others lose nothing."""
     ended = [
         TokenDelta(
-            delta.stream_id, delta.token_index, None, FinishReason.ERROR, f"too many log-probabilities: {reason}"
+            delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"too many log-probabilities: {reason}"
         )
         if delta.prompt_logprobs is not None
         else delta

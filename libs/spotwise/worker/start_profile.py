@@ -237,7 +237,7 @@ class _Bench:
             request_id=f"profile-{self._names}",
             epoch=1,
             gateway_id="",
-            stream_id=0,
+            attempt_id=0,
             model="",
             prompt_token_ids=tuple(self._tokens[start : start + tokens]),
             output_token_ids=(),

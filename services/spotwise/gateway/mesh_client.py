@@ -207,7 +207,7 @@ class MeshGeneration:
             request_id=stream.request_id,
             epoch=command.epoch,
             gateway_id=self._host.id,
-            stream_id=command.stream_id,
+            attempt_id=command.attempt_id,
             model=self._settings.served_name,
             prompt_token_ids=stream.spec.prompt_token_ids,
             output_token_ids=command.output_token_ids,
@@ -226,7 +226,7 @@ class MeshGeneration:
         return SubmitRequest(
             request_id=stream.request_id,
             epoch=command.epoch,
-            stream=StreamRef(self._host.id, command.stream_id, self._host.member.incarnation),
+            stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
             max_new_tokens=stream.spec.stop.max_new_tokens - committed,
             prefix_spans=prefix_spans(self._settings.served_name, known) if may_reuse else (),

@@ -79,7 +79,7 @@ def delivered(commands: list[g.GatewayCommand]) -> list[int]:
 
 def submitted(commands: list[g.GatewayCommand]) -> list[tuple[int, int, tuple[int, ...]]]:
     """(epoch, stream id, committed tokens) of each attempt submitted."""
-    return [(order.epoch, order.stream_id, order.output_token_ids) for order in only(commands, g.SubmitAttempt)]
+    return [(order.epoch, order.attempt_id, order.output_token_ids) for order in only(commands, g.SubmitAttempt)]
 
 
 def spoken(commands: list[g.GatewayCommand]) -> list[Spoken]:

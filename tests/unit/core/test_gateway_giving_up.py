@@ -48,12 +48,12 @@ class Bench(GatewayBench):
     def bring(self, attempt: g.SubmitAttempt, count: int, worker: str) -> None:
         """So many tokens of an attempt."""
         first = len(attempt.output_token_ids)
-        deltas = tuple(m.TokenDelta(attempt.stream_id, first + number, 50) for number in range(count))
+        deltas = tuple(m.TokenDelta(attempt.attempt_id, first + number, 50) for number in range(count))
         for delta in deltas:
             self.feed(m.TokenBatch(worker, (delta,)))
 
     def give_back(self, attempt: g.SubmitAttempt, *suspects: str, reason: str = "the KV hand-off failed") -> None:
-        delta = m.TokenDelta(attempt.stream_id, 0, None, FinishReason.ERROR, reason, retryable=True, suspects=suspects)
+        delta = m.TokenDelta(attempt.attempt_id, 0, None, FinishReason.ERROR, reason, retryable=True, suspects=suspects)
         self.feed(m.TokenBatch(suspects[0] if suspects else "w", (delta,)))
 
     def pause(self, seconds: float = 0.6) -> None:

@@ -140,7 +140,7 @@ class TestSilenceInPlace:
         (batch,) = sent(commands, "g")
         assert isinstance(batch, m.TokenBatch)
         (delta,) = batch.deltas
-        assert (delta.stream_id, delta.token_id, delta.finish_reason) == (101, None, FinishReason.ERROR)
+        assert (delta.attempt_id, delta.token_id, delta.finish_reason) == (101, None, FinishReason.ERROR)
         assert (delta.error, delta.retryable) == ("worker t did not answer the scheduler", True)
         assert bench.role.live == 0
         assert bench.asked(submission(epoch=2)) == [("r", "t2")]
@@ -274,7 +274,7 @@ class TestOtherMembers:
             bench.feed(worker, after_s=1.0)
         batches = only(bench.feed(m.Tick(), after_s=0.5), m.TokenBatch)
         (errors,) = zip(*(batch.deltas for batch in batches), strict=True)
-        assert [error.stream_id for error in errors] == [100 + epoch for epoch in (1, *map(ord, "rsq"))]
+        assert [error.attempt_id for error in errors] == [100 + epoch for epoch in (1, *map(ord, "rsq"))]
         assert {(error.token_id, error.finish_reason, error.retryable) for error in errors} == {
             (None, FinishReason.ERROR, True)
         }

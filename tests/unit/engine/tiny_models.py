@@ -69,7 +69,7 @@ def record(
         request_id=request_id,
         epoch=1,
         gateway_id="gateway",
-        stream_id=0,
+        attempt_id=0,
         model="tiny",
         prompt_token_ids=tuple(prompt),
         output_token_ids=outputs,

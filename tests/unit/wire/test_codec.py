@@ -40,13 +40,13 @@ def malformed(**message: Any) -> bytes:
             id="leases without their epochs",
         ),
         pytest.param(
-            malformed(token_batch=request_pb2.TokenBatch(stream_ids=[1, 2], token_indexes=[0, 0], token_ids=[5])),
+            malformed(token_batch=request_pb2.TokenBatch(attempt_ids=[1, 2], token_indexes=[0, 0], token_ids=[5])),
             id="columns of different lengths",
         ),
         pytest.param(
             malformed(
                 token_batch=request_pb2.TokenBatch(
-                    stream_ids=[1], token_indexes=[0], token_ids=[5], extras=[request_pb2.TokenExtra(position=1)]
+                    attempt_ids=[1], token_indexes=[0], token_ids=[5], extras=[request_pb2.TokenExtra(position=1)]
                 )
             ),
             id="an extra of a token that is not there",

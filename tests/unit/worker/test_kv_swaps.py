@@ -58,8 +58,8 @@ def test_what_a_move_came_to_is_told_and_room_is_news() -> None:
 async def serve_all(mesh: TwinMesh, worker: TwinWorker) -> None:
     """All requests at once, which the worker's blocks do not hold; each gets its own tokens, and nothing stays."""
     for number, prompt in PROMPTS.items():
-        await mesh.write(f"r{number}", prompt, NEW, stream_id=number)
-        await mesh.serve("w", f"r{number}", prompt, NEW, stream_id=number)
+        await mesh.write(f"r{number}", prompt, NEW, attempt_id=number)
+        await mesh.serve("w", f"r{number}", prompt, NEW, attempt_id=number)
     for number, prompt in PROMPTS.items():
         await mesh.end_of(number)
         assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, NEW)
@@ -95,8 +95,8 @@ async def test_a_request_that_is_cancelled_while_its_kv_is_away_leaves_nothing(m
     mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
     async with mesh.worker("w") as worker:
         for number, prompt in PROMPTS.items():
-            await mesh.write(f"r{number}", prompt, 90, stream_id=number)
-            await mesh.serve("w", f"r{number}", prompt, 90, stream_id=number)
+            await mesh.write(f"r{number}", prompt, 90, attempt_id=number)
+            await mesh.serve("w", f"r{number}", prompt, 90, attempt_id=number)
         await until(lambda: worker.swap.moves[0] > 20)
         for number in PROMPTS:
             await mesh.order("w", m.CancelRequest(f"r{number}", 1))

@@ -29,8 +29,8 @@ async def test_a_request_that_was_begun_with_other_weights_is_given_back(mesh: T
     """Its next tokens would belong to another text: the gateway is told, with both digests, and may try elsewhere."""
     async with mesh.worker("w") as worker:
         worker.host.introduce(model_digest="B")
-        await mesh.write("r", PROMPT, 5, stream_id=1, model_digest="A")
-        await mesh.serve("w", "r", PROMPT, 5, stream_id=1)
+        await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest="A")
+        await mesh.serve("w", "r", PROMPT, 5, attempt_id=1)
         end = await mesh.end_of(1)
         assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
         assert "begun with the weights A, and w has B" in end.error
@@ -42,8 +42,8 @@ async def test_one_that_was_begun_with_the_same_or_with_none_is_served(mesh: Twi
     """A first attempt asks for none."""
     async with mesh.worker("w") as worker:
         worker.host.introduce(model_digest="B")
-        await mesh.write("r", PROMPT, 5, stream_id=1, model_digest=digest)
-        await mesh.serve("w", "r", PROMPT, 5, stream_id=1)
+        await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest=digest)
+        await mesh.serve("w", "r", PROMPT, 5, attempt_id=1)
         assert (await mesh.end_of(1)).finish_reason is FinishReason.LENGTH
         await worker.idle()
 

@@ -26,8 +26,8 @@ PROMPT = (3, 1, 4, 1, 5, 9)
 
 async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
     """The first token comes from the one, the rest from the other, as from one alone; nothing is left in either."""
-    await mesh.write("r", PROMPT, 9, stream_id=1)
-    await mesh.assign("w", "o", "r", PROMPT, 9, stream_id=1)
+    await mesh.write("r", PROMPT, 9, attempt_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 9, attempt_id=1)
     end = await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
     assert [delta.token_index for delta in mesh.deltas(1)] == list(range(9))
@@ -47,8 +47,8 @@ async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: Batc
     prompts = {1: PROMPT * 3, 2: PROMPT * 2, 3: (7, 7), 4: tuple(range(40, 48))}
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         for number, prompt in prompts.items():
-            await mesh.write(f"r{number}", prompt, 5, stream_id=number)
-            await mesh.assign("w", "o", f"r{number}", prompt, 5, stream_id=number)
+            await mesh.write(f"r{number}", prompt, 5, attempt_id=number)
+            await mesh.assign("w", "o", f"r{number}", prompt, 5, attempt_id=number)
         for number, prompt in prompts.items():
             await mesh.end_of(number)
             assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5)
@@ -68,8 +68,8 @@ async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMe
     mesh.policy = WorkerPolicy(kv_push=KvPush.LAYERWISE)
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         worker.engine.gate.clear()
-        await mesh.write("r", PROMPT, 5, stream_id=1)
-        await mesh.assign("w", "o", "r", PROMPT, 5, stream_id=1)
+        await mesh.write("r", PROMPT, 5, attempt_id=1)
+        await mesh.assign("w", "o", "r", PROMPT, 5, attempt_id=1)
         await until(worker.engine.at_work.is_set)
         await mesh.order("w", m.CancelRequest("r", 1))
         await other.idle()
@@ -95,8 +95,8 @@ async def test_a_worker_says_what_it_computes_with(worker: TwinWorker, other: Tw
 
 async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:
     """Nothing is transferred, and the tokens are the same."""
-    await mesh.write("r", PROMPT, 9, stream_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 9, stream_id=1)
+    await mesh.write("r", PROMPT, 9, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 9, attempt_id=1)
     await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
     await worker.idle()
@@ -107,8 +107,8 @@ async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker:
     assert worker.host.member.pool is m.Pool.MIXED
     await mesh.order("w", m.ChangeHome("w", m.Pool.PROMPT))
     await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
     await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
     await worker.idle()
@@ -121,10 +121,10 @@ async def test_many_at_once_in_both_directions_stay_apart(
     prompts = {number: tuple((number * 7 + k) % 200 for k in range(1 + number % 5)) for number in range(12)}
     routes = [("w", "o"), ("o", "w"), ("w", "w"), ("o", "o")]
     for number, prompt in prompts.items():
-        await mesh.write(f"r{number}", prompt, 5 + number % 3, stream_id=number)
+        await mesh.write(f"r{number}", prompt, 5 + number % 3, attempt_id=number)
     await asyncio.gather(
         *(
-            mesh.assign(*routes[number % 4], f"r{number}", prompt, 5 + number % 3, stream_id=number)
+            mesh.assign(*routes[number % 4], f"r{number}", prompt, 5 + number % 3, attempt_id=number)
             for number, prompt in prompts.items()
         )
     )
@@ -137,8 +137,8 @@ async def test_many_at_once_in_both_directions_stay_apart(
 
 async def test_the_ledger_tells_who_did_what(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
     """Prefilled and handed off by the one, received and decoded by the other; the bytes are those that moved."""
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "o", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await mesh.end_of(1)
     ledger: list[m.LedgerEntry] = []
     async with asyncio.timeout(PATIENCE_S):
@@ -162,7 +162,7 @@ async def test_a_request_without_its_record_fails_and_may_be_tried_again(
 ) -> None:
     """The gateway is told, and the reservation is given back."""
     if written:
-        await mesh.write("r", PROMPT, 3, stream_id=1)
+        await mesh.write("r", PROMPT, 3, attempt_id=1)
     stream = m.StreamRef("gateway", 1)
     await mesh.order("w", m.ReserveKv("r", 2, stream, "scheduler", 1, 9, 3, 5.0))
     end = await mesh.end_of(1)
@@ -181,18 +181,18 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
 
     with monkeypatch.context() as patch:
         patch.setattr(mesh.store, "get_record", away)
-        await mesh.reserve("w", "r", 6, 3, stream_id=1)
+        await mesh.reserve("w", "r", 6, 3, attempt_id=1)
         end = await mesh.end_of(1)
     assert (end.error, end.retryable) == ("Redis: connection refused", True)
-    await mesh.write("next", PROMPT, 3, stream_id=2)
-    await mesh.assign("w", "w", "next", PROMPT, 3, stream_id=2)
+    await mesh.write("next", PROMPT, 3, attempt_id=2)
+    await mesh.assign("w", "w", "next", PROMPT, 3, attempt_id=2)
     assert (await mesh.end_of(2)).finish_reason is FinishReason.LENGTH
 
 
 async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It would be refused everywhere."""
-    await mesh.write("r", (1, 255), 3, stream_id=1)
-    await mesh.reserve("w", "r", 4, 1, stream_id=1)
+    await mesh.write("r", (1, 255), 3, attempt_id=1)
+    await mesh.reserve("w", "r", 4, 1, attempt_id=1)
     end = await mesh.end_of(1)
     assert (end.error, end.retryable) == ("a token id outside 0..254", False)
     await worker.idle()
@@ -201,8 +201,8 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
 async def test_an_iteration_that_fails_once_costs_nobody_a_token(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It is run again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
     await mesh.end_of(1)
     assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
     await worker.idle()
@@ -213,14 +213,14 @@ async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_wor
 ) -> None:
     """With the engine's words, and the worker's name; a request after it gets its tokens."""
     worker.engine.failures += [RuntimeError("out of memory"), RuntimeError("out of memory")]
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
     end = await mesh.end_of(1)
     assert (end.finish_reason, end.retryable, end.suspects) == (FinishReason.ERROR, True, ("w",))
     assert "RuntimeError: out of memory" in end.error
     await worker.idle()
-    await mesh.write("next", PROMPT, 3, stream_id=2)
-    await mesh.assign("w", "w", "next", PROMPT, 3, stream_id=2)
+    await mesh.write("next", PROMPT, 3, attempt_id=2)
+    await mesh.assign("w", "w", "next", PROMPT, 3, attempt_id=2)
     await mesh.end_of(2)
     assert [delta.token_id for delta in mesh.deltas(2)] == expected_tokens(PROMPT, 3)
 
@@ -230,8 +230,8 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
 ) -> None:
     """The gateway has the first token, and is told why no more come; the prompt worker keeps nothing."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "o", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await other.transport.close()
     worker.engine.gate.set()
     end = await mesh.end_of(1)
@@ -248,8 +248,8 @@ async def test_a_cancelled_request_is_dropped_wherever_it_is(
 ) -> None:
     """In the middle of its prefill on the one, waiting for it on the other: both keep nothing and say nothing."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "o", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await until(lambda: worker.runtime.role.load().running)
     for worker_id in ("w", "o"):
         await mesh.order(worker_id, m.CancelRequest("r", 1))
@@ -261,8 +261,8 @@ async def test_a_cancelled_request_is_dropped_wherever_it_is(
 
 async def test_a_lease_that_nobody_renews_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
     """The blocks are free again and the gateway may try again."""
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.reserve("w", "r", 6, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.reserve("w", "r", 6, 3, attempt_id=1)
     await mesh.heard_of(m.KvReserved, "r")
     mesh.clock.advance(10.0)
     end = await mesh.end_of(1)
@@ -279,21 +279,21 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     worker.engine.gate.clear()
     scored = SamplingParams(prompt_logprobs=100)
     requests = {"a": (1, 40, SamplingParams()), "b": (2, 8, scored), "c": (3, 8, SamplingParams())}
-    for request_id, (stream_id, count, sampling) in requests.items():
-        await mesh.write(request_id, PROMPT, count, stream_id, sampling=sampling)
-        await mesh.serve("w", request_id, PROMPT, count, stream_id)
+    for request_id, (attempt_id, count, sampling) in requests.items():
+        await mesh.write(request_id, PROMPT, count, attempt_id, sampling=sampling)
+        await mesh.serve("w", request_id, PROMPT, count, attempt_id)
         await until(worker.engine.at_work.is_set)
     worker.engine.gate.set()
     end = await mesh.end_of(2)
     assert (end.token_id, end.finish_reason, end.retryable) == (None, FinishReason.ERROR, False)
     assert "too many log-probabilities" in end.error
     assert "2000 bytes" in end.error
-    for stream_id, count in ((1, 40), (3, 8)):
-        await mesh.end_of(stream_id)
-        assert [delta.token_id for delta in mesh.deltas(stream_id)] == expected_tokens(PROMPT, count)
+    for attempt_id, count in ((1, 40), (3, 8)):
+        await mesh.end_of(attempt_id)
+        assert [delta.token_id for delta in mesh.deltas(attempt_id)] == expected_tokens(PROMPT, count)
     batches = [each for each in mesh.heard if isinstance(each, m.TokenBatch)]
     (batch,) = [batch for batch in batches if end in batch.deltas]
-    assert 1 in [delta.stream_id for delta in batch.deltas]
+    assert 1 in [delta.attempt_id for delta in batch.deltas]
     await worker.idle()
 
 
@@ -303,8 +303,8 @@ async def test_a_worker_that_has_computed_prompts_says_so_before_its_turn(mesh: 
     async with mesh.worker("w") as worker:
         await until(lambda: m.MemberState.READY in mesh.states("w"))
         before = len(mesh.beats("w"))
-        await mesh.write("r", PROMPT, 40, stream_id=1)
-        await mesh.serve("w", "r", PROMPT, 40, stream_id=1)
+        await mesh.write("r", PROMPT, 40, attempt_id=1)
+        await mesh.serve("w", "r", PROMPT, 40, attempt_id=1)
         await until(lambda: len(mesh.beats("w")) > before)
         await mesh.end_of(1)
         await worker.idle()
@@ -324,11 +324,11 @@ async def drain(mesh: TwinMesh, worker_id: str, in_s: float) -> None:
 async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It says DRAINING, refuses new work, and stops serving once nothing is left."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 4, stream_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 4, stream_id=1)
+    await mesh.write("r", PROMPT, 4, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)
     await drain(mesh, "w", in_s=60.0)
     await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
-    await mesh.reserve("w", "late", 4, 1, stream_id=2)
+    await mesh.reserve("w", "late", 4, 1, attempt_id=2)
     assert (await mesh.heard_of(m.KvRefused, "late")).reason == "draining"
     worker.engine.gate.set()
     await mesh.end_of(1)
@@ -341,8 +341,8 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
 
 async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: TwinWorker) -> None:
     """To be tried again elsewhere; the worker does not wait for it."""
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.reserve("w", "r", 6, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.reserve("w", "r", 6, 3, attempt_id=1)
     await mesh.heard_of(m.KvReserved, "r")
     await drain(mesh, "w", in_s=3.0)
     await until(lambda: worker.runtime.role.state is m.MemberState.DRAINING)
@@ -357,7 +357,7 @@ async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: T
 async def test_a_notice_about_another_worker_is_none_of_its_business(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It stays ready."""
     await drain(mesh, "o", in_s=0.0)
-    await mesh.write("r", PROMPT, 3, stream_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 3, stream_id=1)
+    await mesh.write("r", PROMPT, 3, attempt_id=1)
+    await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
     assert (await mesh.end_of(1)).finish_reason is FinishReason.LENGTH
     assert worker.runtime.role.state is m.MemberState.READY

@@ -84,36 +84,44 @@ class TwinMesh:
         await until(look)
         return cast(MessageT, found[-1])
 
-    async def write(self, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int, **fields: Any) -> None:
+    async def write(self, request_id: str, prompt: tuple[int, ...], count: int, attempt_id: int, **fields: Any) -> None:
         """Write a request's record."""
         stop = StopCriteria(max_new_tokens=count)
         sampling = fields.pop("sampling", SamplingParams())
-        record = RequestRecord(request_id, 1, "gateway", stream_id, "sums", prompt, (), sampling, stop, 0.0, **fields)
+        record = RequestRecord(request_id, 1, "gateway", attempt_id, "sums", prompt, (), sampling, stop, 0.0, **fields)
         await self.store.put_record(record)
 
-    async def reserve(self, worker_id: str, request_id: str, prompt_tokens: int, new: int, stream_id: int) -> None:
+    async def reserve(self, worker_id: str, request_id: str, prompt_tokens: int, new: int, attempt_id: int) -> None:
         """Order a reservation."""
         self._assignments += 1
-        stream = m.StreamRef("gateway", stream_id)
+        stream = m.StreamRef("gateway", attempt_id)
         tokens = prompt_tokens + new
         order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
         await self.order(worker_id, order)
 
     async def prefill(
-        self, prompt_worker: str, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int, target: KvTarget
+        self,
+        prompt_worker: str,
+        request_id: str,
+        prompt: tuple[int, ...],
+        count: int,
+        attempt_id: int,
+        target: KvTarget,
     ) -> None:
         """Order the prefill of a request into its reservation, or to be served where it is computed."""
         self._assignments += 1
-        stream = m.StreamRef("gateway", stream_id)
+        stream = m.StreamRef("gateway", attempt_id)
         order = m.StartPrefill(
             request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
         )
         await self.order(prompt_worker, order)
 
-    async def serve(self, worker_id: str, request_id: str, prompt: tuple[int, ...], count: int, stream_id: int) -> None:
+    async def serve(
+        self, worker_id: str, request_id: str, prompt: tuple[int, ...], count: int, attempt_id: int
+    ) -> None:
         """Order both phases of a request from one worker."""
         here = KvTarget(worker_id, 1, "", ())
-        await self.prefill(worker_id, request_id, prompt, count, stream_id, here)
+        await self.prefill(worker_id, request_id, prompt, count, attempt_id, here)
 
     async def assign(
         self,
@@ -122,15 +130,15 @@ class TwinMesh:
         request_id: str,
         prompt: tuple[int, ...],
         count: int,
-        stream_id: int,
+        attempt_id: int,
     ) -> None:
         """Do for a request, whose record may be written, what a scheduler does."""
         if prompt_worker == token_worker:
-            await self.serve(token_worker, request_id, prompt, count, stream_id)
+            await self.serve(token_worker, request_id, prompt, count, attempt_id)
             return
-        await self.reserve(token_worker, request_id, len(prompt), count, stream_id)
+        await self.reserve(token_worker, request_id, len(prompt), count, attempt_id)
         target = (await self.heard_of(m.KvReserved, request_id)).target
-        await self.prefill(prompt_worker, request_id, prompt, count, stream_id, target)
+        await self.prefill(prompt_worker, request_id, prompt, count, attempt_id, target)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
         """What a worker's heartbeats said of it so far."""
@@ -140,20 +148,20 @@ class TwinMesh:
         """A worker's heartbeats so far."""
         return [each for each in self.heard if isinstance(each, m.Member) and each.id == worker_id]
 
-    def deltas(self, stream_id: int) -> list[m.TokenDelta]:
+    def deltas(self, attempt_id: int) -> list[m.TokenDelta]:
         """What the gateway heard of a stream, in order."""
         batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
-        return [delta for batch in batches for delta in batch.deltas if delta.stream_id == stream_id]
+        return [delta for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
-    def senders(self, stream_id: int) -> list[str]:
+    def senders(self, attempt_id: int) -> list[str]:
         """Who sent each delta of a stream."""
         batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
-        return [batch.worker_id for batch in batches for delta in batch.deltas if delta.stream_id == stream_id]
+        return [batch.worker_id for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
-    async def end_of(self, stream_id: int) -> m.TokenDelta:
+    async def end_of(self, attempt_id: int) -> m.TokenDelta:
         """Wait for a stream's last delta."""
-        await until(lambda: [each for each in self.deltas(stream_id) if each.finish_reason])
-        return self.deltas(stream_id)[-1]
+        await until(lambda: [each for each in self.deltas(attempt_id) if each.finish_reason])
+        return self.deltas(attempt_id)[-1]
 
 
 class TwinWorker:

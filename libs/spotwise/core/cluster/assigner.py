@@ -230,7 +230,7 @@ class Assigner:
 
     def tell_dropped(self, stream: m.StreamRef, error: str) -> None:
         """Ask a gateway for another attempt; it would else wait for tokens that perhaps nobody computes."""
-        delta = m.TokenDelta(stream.stream_id, 0, None, FinishReason.ERROR, error, retryable=True)
+        delta = m.TokenDelta(stream.attempt_id, 0, None, FinishReason.ERROR, error, retryable=True)
         self._say(m.to_gateway(stream, m.TokenBatch(self._scheduler_id, (delta,))))
 
     def _requeue(self, entry: Entry) -> None:

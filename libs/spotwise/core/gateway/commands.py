@@ -64,7 +64,7 @@ class SubmitAttempt:
 
     request_id: str
     epoch: int
-    stream_id: int
+    attempt_id: int
     output_token_ids: tuple[int, ...]
     model_digest: str | None = None
     avoid: tuple[m.Suspects, ...] = ()

@@ -20,7 +20,7 @@ class OpenRequest:
 
     Attributes:
         state: where it stands for its client.
-        epoch, stream_id: of the newest attempt.
+        epoch, attempt_id: of the newest attempt.
         queued: a scheduler has accepted the attempt.
         announced: its client was told that workers were found.
         workers: those whose loss would be the attempt's; the prompt worker's part is done with the token worker's first token.
@@ -44,7 +44,7 @@ class OpenRequest:
     received_s: float
     state: RequestState = RequestState.WAITING
     epoch: int = 0
-    stream_id: int = 0
+    attempt_id: int = 0
     queued: bool = False
     announced: bool = False
     workers: tuple[str, ...] = ()
@@ -64,10 +64,10 @@ class OpenRequest:
     retry_at_s: float | None = None
     history: AttemptHistory = field(default_factory=AttemptHistory)
 
-    def begin_attempt(self, stream_id: int, now: float) -> None:
+    def begin_attempt(self, attempt_id: int, now: float) -> None:
         """Start the next attempt from the committed tokens; nothing of the one before counts any more."""
         self.epoch += 1
-        self.stream_id = stream_id
+        self.attempt_id = attempt_id
         self.workers, self.senders, self.assigned, self.queued = (), (), False, False
         self.first_index = len(self.token_ids)
         if not self.token_ids:

@@ -84,14 +84,14 @@ class GatewayRole:
         self._submit(request, now)
 
     def _submit(self, request: OpenRequest, now: float) -> None:
-        self._streams.pop(request.stream_id, None)
+        self._streams.pop(request.attempt_id, None)
         request.begin_attempt(self._next_stream_id, now)
         self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
-        self._streams[request.stream_id] = request
+        self._streams[request.attempt_id] = request
         token_ids, avoid = tuple(request.token_ids), request.history.avoid
         self._commands.append(
             g.SubmitAttempt(
-                request.request_id, request.epoch, request.stream_id, token_ids, request.model_digest, avoid
+                request.request_id, request.epoch, request.attempt_id, token_ids, request.model_digest, avoid
             )
         )
 
@@ -178,7 +178,7 @@ class GatewayRole:
             message = f"the request could not be recovered within {self.limits.recovery_s:g} s: {reason}"
             self._fail(request, g.FAIL_NOT_RECOVERED, message, 1.0, now)
             return
-        self._streams.pop(request.stream_id, None)
+        self._streams.pop(request.attempt_id, None)
         request.retry_at_s = now + self.limits.retry_pause_s
         if is_first and not request.history.is_suspect:
             self._submit(request, now)
@@ -189,7 +189,7 @@ class GatewayRole:
         if self._batches.received(batch, now):
             self._tokens_missing(batch.worker_id, now)
         for delta in batch.deltas:
-            request = self._streams.get(delta.stream_id)
+            request = self._streams.get(delta.attempt_id)
             if request is None or not request.counts(batch, delta):
                 continue
             if request.model_digest is None and (worker := self.membership.get(batch.worker_id)) is not None:
@@ -251,7 +251,7 @@ class GatewayRole:
         request.state = advance(request.state, event)
         assert is_terminal(request.state)
         del self._requests[request.request_id]
-        self._streams.pop(request.stream_id, None)
+        self._streams.pop(request.attempt_id, None)
         self._commands.append(g.CloseAttempts(m.CloseRequest(request.request_id, request.epoch, finished)))
         tokens = len(request.token_ids)
         facts: dict[str, str | int | float] = {

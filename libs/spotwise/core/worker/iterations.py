@@ -252,7 +252,7 @@ class Iterations:
         self._table.publish(
             sequence.stream,
             TokenDelta(
-                stream_id=sequence.stream.stream_id,
+                attempt_id=sequence.stream.attempt_id,
                 token_index=sequence.output_tokens - (0 if is_ending else 1),
                 token_id=sampled.token_id if sampled else None,
                 finish_reason=finish_reason,

@@ -182,7 +182,7 @@ class SequenceTable:
     ) -> None:
         """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""
         delta = m.TokenDelta(
-            stream_id=stream.stream_id,
+            attempt_id=stream.attempt_id,
             token_index=tokens_sent,
             token_id=None,
             finish_reason=FinishReason.ERROR,

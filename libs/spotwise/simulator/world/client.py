@@ -130,11 +130,11 @@ class Client:
 
     def _tokens_came(self, batch: m.TokenBatch) -> None:
         for delta in batch.deltas:
-            live = self._live.get(delta.stream_id)
+            live = self._live.get(delta.attempt_id)
             if live is None:
-                raise SimulationError(f"a token for stream {delta.stream_id}, which has ended")
+                raise SimulationError(f"a token for stream {delta.attempt_id}, which has ended")
             if delta.finish_reason is FinishReason.ERROR:
-                self._fail(delta.stream_id, delta.error)
+                self._fail(delta.attempt_id, delta.error)
                 continue
             # an ending after tokens that were only counted says how many they are; all else is a token by its index
             is_ending = delta.token_id is None and delta.finish_reason is not None
@@ -142,12 +142,12 @@ class Client:
             if live.first_token_s is None:
                 live.first_token_s = self._queue.now
                 if tokens != 1:
-                    raise SimulationError(f"stream {delta.stream_id} begins with token {tokens}")
+                    raise SimulationError(f"stream {delta.attempt_id} begins with token {tokens}")
             if tokens <= live.delivered:
-                raise SimulationError(f"stream {delta.stream_id} got token {tokens} after token {live.delivered}")
+                raise SimulationError(f"stream {delta.attempt_id} got token {tokens} after token {live.delivered}")
             live.delivered = tokens
             if delta.finish_reason is not None:
-                self._complete(delta.stream_id, live, live.first_token_s, delta.finish_reason)
+                self._complete(delta.attempt_id, live, live.first_token_s, delta.finish_reason)
 
     def _complete(self, number: int, live: _Live, first_token_s: float, reason: FinishReason) -> None:
         arrival, progress = live.arrival, live.progress

@@ -55,11 +55,11 @@ def batch_of(culprits: str, count: int) -> tuple[FailingBench, list[c.WorkerComm
 
 def errors(commands: list[c.WorkerCommand]) -> dict[int, m.TokenDelta]:
     """What ended with an error, by stream."""
-    return {delta.stream_id: delta for delta in deltas(commands) if delta.finish_reason is FinishReason.ERROR}
+    return {delta.attempt_id: delta for delta in deltas(commands) if delta.finish_reason is FinishReason.ERROR}
 
 
 def stream(name: str) -> int:
-    return stream_of(name).stream_id
+    return stream_of(name).attempt_id
 
 
 def test_the_culprit_ends_with_an_error_and_the_others_go_on() -> None:
@@ -71,7 +71,7 @@ def test_the_culprit_ends_with_an_error_and_the_others_go_on() -> None:
     error = errors(said)[stream("c")]
     assert (error.error, error.retryable) == ("the engine fails with this request: bad luck", False)
     for name in "bdefgh":
-        indexes = [delta.token_index for delta in deltas(said) if delta.stream_id == stream(name)]
+        indexes = [delta.token_index for delta in deltas(said) if delta.attempt_id == stream(name)]
         assert indexes == [1, 2]
 
 

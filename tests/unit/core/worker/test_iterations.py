@@ -165,7 +165,7 @@ class TestPipeline:
         bench.in_place("b")
         assert rows(bench.feed(c.IterationFailed("broken"))) == []
         commands = bench.iterate(b=50)
-        assert [delta.stream_id for delta in deltas(commands)] == [stream_of("b").stream_id]
+        assert [delta.attempt_id for delta in deltas(commands)] == [stream_of("b").attempt_id]
         assert rows(commands) == ["a@1"]
         assert rows(bench.iterate(a=50)) == ["a@1", "b@1"]
 

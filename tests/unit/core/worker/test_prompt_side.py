@@ -82,7 +82,7 @@ class TestHandoff:
         bench.now += 2.0
         bench.load("r")
         commands = bench.iterate(after_s=0.5, r=50)
-        delta = m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=2.0, cached_tokens=0)
+        delta = m.TokenDelta(stream_of("r").attempt_id, 0, 50, queue_s=2.0, cached_tokens=0)
         assert commands[0] == m.Send("g", m.TokenBatch("w", (delta,), incarnation=9, number=1), incarnation=0)
         assert only(commands, c.PushKv) == [c.PushKv(KvHandoff("r", 1, 30, 50), TARGET, (0, 1))]
         assert rows(commands) == []
@@ -233,11 +233,11 @@ class TestInPlace:
         (row,) = order.batch.rows
         assert (row.first_position, row.num_tokens, row.block_ids) == (0, 30, (0, 1, 2))
         commands = bench.iterate(after_s=0.5, r=50)
-        assert deltas(commands) == [m.TokenDelta(stream_of("r").stream_id, 0, 50, queue_s=0.0, cached_tokens=0)]
+        assert deltas(commands) == [m.TokenDelta(stream_of("r").attempt_id, 0, 50, queue_s=0.0, cached_tokens=0)]
         assert only(commands, c.PushKv) == []
         assert rows(commands) == ["r@1"]
         assert len(ledger(commands, "prefilled")) == 1
-        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").stream_id, 1, 51)]
+        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
 
     def test_on_demand_it_has_blocks_for_its_prompt_only(self) -> None:
         """What it needs for its tokens it gets as they come."""

@@ -73,7 +73,7 @@ class TestLeases:
         assert bench.tick(after_s=FIRST_TERM * LEASE_S - 0.1) == []
         commands = bench.tick(after_s=0.1)
         delta = error_delta(commands)
-        assert (delta.stream_id, delta.retryable) == (stream_of("r").stream_id, True)
+        assert (delta.attempt_id, delta.retryable) == (stream_of("r").attempt_id, True)
         assert "went silent" in delta.error
         tail = [command for command in commands if isinstance(command, c.ForgetKv | c.DropSequence)]
         assert tail == [c.ForgetKv("r"), c.DropSequence("r@1")]
@@ -141,8 +141,8 @@ class TestArrival:
         """Index 0 was the prompt worker's."""
         bench = WorkerBench()
         bench.decode("r")
-        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").stream_id, 1, 51)]
-        assert deltas(bench.iterate(r=52)) == [m.TokenDelta(stream_of("r").stream_id, 2, 52)]
+        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
+        assert deltas(bench.iterate(r=52)) == [m.TokenDelta(stream_of("r").attempt_id, 2, 52)]
 
     def test_its_arrival_is_in_the_ledger(self) -> None:
         """Bytes, seconds and transport as the transfer plane measured them."""
