@@ -13,7 +13,7 @@ from spotwise.mesh.ports import MeshStore
 from spotwise.mesh.redis_store import LEDGER_MAX_ENTRIES
 
 RECORD = RequestRecord(
-    request_id="cmpl-1#0",
+    choice_id="cmpl-1#0",
     epoch=1,
     gateway_id="gateway-1",
     attempt_id=7,
@@ -42,9 +42,9 @@ PLAIN = Member("gateway-1", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host
 LONG_S = 60.0
 
 
-def entry(request_id: str, at_s: float, stage: str = "assigned", **facts: str | int | float) -> LedgerEntry:
+def entry(choice_id: str, at_s: float, stage: str = "assigned", **facts: str | int | float) -> LedgerEntry:
     """A ledger entry of epoch 1 by one member."""
-    return LedgerEntry(request_id, 1, stage, "member", at_s, tuple(facts.items()))
+    return LedgerEntry(choice_id, 1, stage, "member", at_s, tuple(facts.items()))
 
 
 class StoreContract:
@@ -53,7 +53,7 @@ class StoreContract:
     async def test_a_record_comes_back_whole(self, store: MeshStore) -> None:
         """Every field; another request's record is another one."""
         await store.put_record(RECORD)
-        assert await store.get_record(RECORD.request_id) == RECORD
+        assert await store.get_record(RECORD.choice_id) == RECORD
         assert await store.get_record("cmpl-1#1") is None
 
     async def test_a_newer_attempt_replaces_the_older(self, store: MeshStore) -> None:
@@ -61,20 +61,20 @@ class StoreContract:
         newer = replace(RECORD, epoch=2, attempt_id=8, output_token_ids=(11, 12))
         await store.put_record(RECORD)
         await store.put_record(newer)
-        assert await store.get_record(RECORD.request_id) == newer
+        assert await store.get_record(RECORD.choice_id) == newer
 
     async def test_a_burst_waits_its_turn(self, store: MeshStore) -> None:
         """More calls at once than a server's connections would be opened for: all are done, none is refused."""
-        burst = [replace(RECORD, request_id=f"cmpl-{number}#0", attempt_id=number) for number in range(500)]
+        burst = [replace(RECORD, choice_id=f"cmpl-{number}#0", attempt_id=number) for number in range(500)]
         await asyncio.gather(*(store.put_record(record) for record in burst))
-        assert await asyncio.gather(*(store.get_record(record.request_id) for record in burst)) == burst
+        assert await asyncio.gather(*(store.get_record(record.choice_id) for record in burst)) == burst
 
     async def test_a_deleted_record_is_gone(self, store: MeshStore) -> None:
         """Deleting it again, or what never was, changes nothing."""
         await store.put_record(RECORD)
         for _ in range(2):
-            await store.delete_record(RECORD.request_id)
-            assert await store.get_record(RECORD.request_id) is None
+            await store.delete_record(RECORD.choice_id)
+            assert await store.get_record(RECORD.choice_id) is None
 
     async def test_the_choices_of_a_request_share_a_ledger_in_order_of_time(self, store: MeshStore) -> None:
         """Whoever wrote first, and whichever choice is asked for; facts keep their types."""
@@ -82,8 +82,8 @@ class StoreContract:
         first, second = entry("cmpl-1#0", 1.0), entry("cmpl-1#1", 2.0, "prefilled", queue_s=1e-6)
         await store.append_ledger(late, first)
         await store.append_ledger(second)
-        for request_id in ("cmpl-1", "cmpl-1#0", "cmpl-1#5"):
-            assert await store.get_ledger(request_id) == [first, second, late]
+        for choice_id in ("cmpl-1", "cmpl-1#0", "cmpl-1#5"):
+            assert await store.get_ledger(choice_id) == [first, second, late]
 
     async def test_entries_about_several_requests_are_kept_apart(self, store: MeshStore) -> None:
         """Though written together; of an unknown request nothing is known."""

@@ -58,7 +58,7 @@ class SoloWorker:
     def serve(self, requests: list[RequestRecord]) -> list[list[int]]:
         """Run requests, in order, to their ends, one more with every event."""
         self.waiting.extend(requests)
-        self.records = {request.request_id: request for request in requests}
+        self.records = {request.choice_id: request for request in requests}
         self.tokens = {request.attempt_id: [] for request in requests}
         while self.waiting or self.events or self.moves:
             if self.waiting:
@@ -76,7 +76,7 @@ class SoloWorker:
 
     def offer(self, request: RequestRecord) -> None:
         stream, tokens = m.StreamRef("g", request.attempt_id), len(request.prompt_token_ids)
-        self.feed(m.StartPrefill(request.request_id, 1, stream, "s", 1, tokens, HERE, 1e9, MAX_NEW))
+        self.feed(m.StartPrefill(request.choice_id, 1, stream, "s", 1, tokens, HERE, 1e9, MAX_NEW))
 
     def move(self, sequence_id: str, copy: Callable[[], None]) -> None:
         """Copy now, or when the move ends: nobody may write what is read, or read what is written, until then."""
@@ -90,7 +90,7 @@ class SoloWorker:
         for command in self.role.handle(event, self.now):
             match command:
                 case m.RecordLedger(entry):
-                    self.stages.setdefault(entry.request_id, []).append(entry.stage)
+                    self.stages.setdefault(entry.choice_id, []).append(entry.stage)
                 case c.SwapOut(sequence_id, there, here):
                     self.move(sequence_id, partial(self.swap.swap_out, there, here))
                 case c.SwapIn(sequence_id, there, here):
@@ -101,9 +101,9 @@ class SoloWorker:
                         assert delta.token_index == len(self.tokens[delta.attempt_id])
                         self.tokens[delta.attempt_id].append(delta.token_id)
                         self.cached_tokens += delta.cached_tokens or 0
-                case c.LoadRecord(request_id):
-                    self.engine.add_sequence(self.records[request_id])
-                    self.events.append(c.RecordLoaded(self.records[request_id]))
+                case c.LoadRecord(choice_id):
+                    self.engine.add_sequence(self.records[choice_id])
+                    self.events.append(c.RecordLoaded(self.records[choice_id]))
                 case c.RunIteration(batch):
                     self.prefill_rows += [
                         (row.first_position, row.num_tokens) for row in batch.rows if not row.is_decode

@@ -31,13 +31,13 @@ class TestRedisStore(StoreContract):
     async def test_nothing_stays_for_ever(self, store: RedisStore, redis_url: str) -> None:
         """Records, ledgers and registrations have a time to live, so that a mesh that died leaves no litter."""
         await store.put_record(RECORD)
-        await store.append_ledger(entry(RECORD.request_id, 1.0))
+        await store.append_ledger(entry(RECORD.choice_id, 1.0))
         await store.register(MEMBER, LONG_S)
         async with Redis.from_url(redis_url, decode_responses=True) as redis:
             lives_s = {key: await redis.ttl(key) for key in await redis.keys("*")}
         longest_s = {
-            subjects.request_key(RECORD.request_id): RECORD_TTL_S,
-            subjects.ledger_key(RECORD.request_id): LEDGER_TTL_S,
+            subjects.request_key(RECORD.choice_id): RECORD_TTL_S,
+            subjects.ledger_key(RECORD.choice_id): LEDGER_TTL_S,
             subjects.member_key(MEMBER.id): LONG_S,
             subjects.incarnation_key(MEMBER.id): INCARNATION_TTL_S,
         }
@@ -86,7 +86,7 @@ async def test_a_servers_restart_is_a_pause(tmp_path: Path) -> None:
         await waiting
         assert await store.members() == [MEMBER]
         assert await store.get_ledger("a") == [entry("a", 1.0)]
-        assert await store.get_record(RECORD.request_id) is None  # it kept nothing on disk
+        assert await store.get_record(RECORD.choice_id) is None  # it kept nothing on disk
     finally:
         await store.close()
         child.stop()

@@ -192,7 +192,7 @@ async def test_a_handler_can_answer(settings: ServiceSettings, onlooker: Onlooke
 
     async def handler(message: CancelRequest, raw: BusMessage) -> None:
         assert raw.respond is not None
-        await raw.respond(encode(RequestAccepted(message.request_id, message.epoch)))
+        await raw.respond(encode(RequestAccepted(message.choice_id, message.epoch)))
 
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
         await host.listen("test.ask", handler, queue="group")

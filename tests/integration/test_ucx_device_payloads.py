@@ -147,7 +147,7 @@ def test_only_blocks_are_received_into_payload_memory() -> None:
     """A COMMIT is read on the host."""
     memory = DeviceMemory(ArrayMemory(1))
     buffers = PayloadBuffers(memory, 8192, keep=1)
-    frame = {"request_id": "r", "epoch": 1, "push_id": 1, "sender_incarnation": 1, "target_incarnation": 2}
+    frame = {"choice_id": "r", "epoch": 1, "push_id": 1, "sender_incarnation": 1, "target_incarnation": 2}
     commit = buffers.take(KvFrame(kind=FrameKind.COMMIT, payload_bytes=16, **frame))
     assert isinstance(commit, np.ndarray) and commit.nbytes == 16
     chunk = buffers.take(KvFrame(kind=FrameKind.CHUNK, payload_bytes=5000, **frame))

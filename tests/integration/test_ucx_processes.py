@@ -74,7 +74,7 @@ def test_two_processes_hand_over_both_ways_and_end_cleanly(run: Callable[[Any], 
             worker = Worker("p", 1)
             theirs = ArrayMemory(2).cells
             async with running(worker):
-                await peer.ask(do="expect", request_id="r", epoch=1, block_ids=(5, 9))
+                await peer.ask(do="expect", choice_id="r", epoch=1, block_ids=(5, 9))
                 report = await worker.transport.push(peer.target((5, 9)), handoff(), (1, 2))
                 theirs[:, (5, 9)] = worker.memory.cells[:, (1, 2)]
                 seen = await peer.ask(do="look")
@@ -99,7 +99,7 @@ async def test_a_receiver_killed_in_the_middle_fails_the_push_by_itself() -> Non
     blocks = tuple(range(BLOCKS))
     async with running(worker):
         with Peer(slow=True) as peer:
-            await peer.ask(do="expect", request_id="r", epoch=1, block_ids=blocks)
+            await peer.ask(do="expect", choice_id="r", epoch=1, block_ids=blocks)
             pushing = asyncio.create_task(worker.transport.push(peer.target(blocks), handoff(), blocks))
             await until(lambda: worker.transport._pushes)
             await asyncio.sleep(0.2)
@@ -110,7 +110,7 @@ async def test_a_receiver_killed_in_the_middle_fails_the_push_by_itself() -> Non
                 await worker.transport.push(peer.target(blocks), handoff(), blocks)
         port = int(peer.address.rpartition(":")[2])
         with Peer(seed=3, port=port) as reborn:
-            await reborn.ask(do="expect", request_id="r", epoch=1, block_ids=blocks)
+            await reborn.ask(do="expect", choice_id="r", epoch=1, block_ids=blocks)
             with pytest.raises(KvTransferError, match="has restarted"):
                 await worker.transport.push(peer.target(blocks), handoff(), blocks)
             await worker.transport.push(reborn.target(blocks), handoff(), blocks)
@@ -122,7 +122,7 @@ async def test_a_receiver_killed_while_a_prompt_is_computed_ends_its_push() -> N
     worker = Worker("p", 1)
     async with running(worker):
         with Peer() as peer:
-            await peer.ask(do="expect", request_id="r", epoch=1, block_ids=(1, 2, 3))
+            await peer.ask(do="expect", choice_id="r", epoch=1, block_ids=(1, 2, 3))
             push = worker.transport.open_push(peer.target((1, 2, 3)), "r", 1, (4, 5))
             push.wrote(2, 2)
             await until(lambda: worker.transport._pushes)
@@ -141,7 +141,7 @@ async def test_a_peer_restarted_between_pushes_is_reconnected() -> None:
         port = 0
         for seed in (2, 3):
             with Peer(seed=seed, port=port) as peer:
-                await peer.ask(do="expect", request_id="r", epoch=1, block_ids=(1,))
+                await peer.ask(do="expect", choice_id="r", epoch=1, block_ids=(1,))
                 await worker.transport.push(peer.target((1,)), handoff(), (1,))
                 port = int(peer.address.rpartition(":")[2])
             await until(lambda: not worker.transport._links._open)
@@ -174,7 +174,7 @@ async def test_a_peer_that_hangs_times_out_and_is_reconnected_when_it_wakes() ->
     blocks = tuple(range(BLOCKS))
     async with running(worker):
         with Peer() as peer:
-            await peer.ask(do="expect", request_id="r", epoch=1, block_ids=blocks)
+            await peer.ask(do="expect", choice_id="r", epoch=1, block_ids=blocks)
             await worker.transport.push(peer.target(blocks), handoff(), blocks)
             peer.signal(signal.SIGSTOP)
             pushes = (worker.transport.push(peer.target(blocks), handoff(f"r{n}"), blocks) for n in range(3))
@@ -183,5 +183,5 @@ async def test_a_peer_that_hangs_times_out_and_is_reconnected_when_it_wakes() ->
                 assert "not done within 1 s" in str(failed)
             await until(lambda: not worker.transport._links._open)
             peer.signal(signal.SIGCONT)
-            await peer.ask(do="expect", request_id="again", epoch=1, block_ids=blocks)
+            await peer.ask(do="expect", choice_id="again", epoch=1, block_ids=blocks)
             await worker.transport.push(peer.target(blocks), handoff("again"), blocks)

@@ -198,4 +198,4 @@ async def test_many_prompts_that_are_computed_together_share_a_link(exported_byt
         assert len(left.transport._links._by_address) == len(right.transport._links._by_address) == 1
     assert np.array_equal(right.memory.cells[:, 32:], finals["l"])
     assert np.array_equal(left.memory.cells[:, 32:], finals["r"])
-    assert sorted(taken.request_id for taken in right.handoffs) == sorted(f"l{n}" for n in range(16))
+    assert sorted(taken.choice_id for taken in right.handoffs) == sorted(f"l{n}" for n in range(16))

@@ -159,7 +159,7 @@ async def test_sixteen_pushes_each_way_at_once_stay_apart() -> None:
         await asyncio.gather(*pushes)
     assert np.array_equal(right.memory.cells[:, 32:], sources["l"])
     assert np.array_equal(left.memory.cells[:, 32:], sources["r"])
-    assert sorted(taken.request_id for taken in right.handoffs) == sorted(f"l{n}" for n in range(16))
+    assert sorted(taken.choice_id for taken in right.handoffs) == sorted(f"l{n}" for n in range(16))
 
 
 async def test_a_cancelled_push_leaves_link_and_window_usable() -> None:

@@ -89,8 +89,8 @@ async def until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def handoff(request_id: str = "r", epoch: int = 1, num_tokens: int = 77) -> KvHandoff:
-    return KvHandoff(request_id, epoch, num_tokens, first_token_id=5)
+def handoff(choice_id: str = "r", epoch: int = 1, num_tokens: int = 77) -> KvHandoff:
+    return KvHandoff(choice_id, epoch, num_tokens, first_token_id=5)
 
 
 async def serve(options: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ async def serve(options: dict[str, Any]) -> None:
         command = json.loads(line)
         match command.pop("do"):
             case "expect":
-                worker.transport.expect(command["request_id"], command["epoch"], tuple(command["block_ids"]))
+                worker.transport.expect(command["choice_id"], command["epoch"], tuple(command["block_ids"]))
                 say({})
             case "look":
                 cells = worker.memory.cells

@@ -27,7 +27,7 @@ class FakePush:
         over: delivered, failed or called off.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     target: KvTarget
     block_ids: tuple[int, ...]

@@ -215,8 +215,8 @@ class MeshWorld:
 
     def restart_gateway(self) -> None:
         """Kill it; the next one takes its id, and its requests are nobody's."""
-        for request_id in self.stops:
-            self.ended.setdefault(request_id, "gateway died")
+        for choice_id in self.stops:
+            self.ended.setdefault(choice_id, "gateway died")
         incarnation = int(self.now * 1000)
         self.gateway = self._new_gateway(incarnation)
         self.plain_members["gateway"] = replace(self.plain_members["gateway"], incarnation=incarnation)
@@ -258,24 +258,24 @@ class MeshWorld:
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
-    def request(self, request_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
+    def request(self, choice_id: str, prompt_tokens: int, max_new_tokens: int) -> None:
         """A client comes; many prompts begin alike."""
         family, shared = self.rng.randrange(3), self.rng.randint(0, prompt_tokens)
         own = (self.rng.randrange(2) for _ in range(prompt_tokens - shared))
-        self.prompts[request_id] = (*(10 * family + position for position in range(shared)), *own)
-        self.stops[request_id] = StopCriteria(max_new_tokens)
-        self.claims[request_id] = self.rng.choice([-1, 0, 0, 0, 5]), self.rng.choice(["", "acme", "user:bob"])
-        self.feed_gateway(g.RequestReceived(request_id, prompt_tokens, max_new_tokens))
+        self.prompts[choice_id] = (*(10 * family + position for position in range(shared)), *own)
+        self.stops[choice_id] = StopCriteria(max_new_tokens)
+        self.claims[choice_id] = self.rng.choice([-1, 0, 0, 0, 5]), self.rng.choice(["", "acme", "user:bob"])
+        self.feed_gateway(g.RequestReceived(choice_id, prompt_tokens, max_new_tokens))
 
-    def close(self, request_id: str) -> None:
-        if request_id not in self.ended:
-            self.ended[request_id] = "closed"
-            self.feed_gateway(g.RequestClosed(request_id))
+    def close(self, choice_id: str) -> None:
+        if choice_id not in self.ended:
+            self.ended[choice_id] = "closed"
+            self.feed_gateway(g.RequestClosed(choice_id))
 
-    def tokens(self, request_id: str, count: int) -> tuple[int, ...]:
+    def tokens(self, choice_id: str, count: int) -> tuple[int, ...]:
         """The first tokens of a request's prompt and right answer."""
-        prompt = self.prompts[request_id]
-        return (*prompt, *(expected_token(request_id, index) for index in range(count - len(prompt))))[:count]
+        prompt = self.prompts[choice_id]
+        return (*prompt, *(expected_token(choice_id, index) for index in range(count - len(prompt))))[:count]
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -288,21 +288,21 @@ class MeshWorld:
                 case g.SubmitAttempt():
                     self._submit(command)
                 case g.CloseAttempts(order):
-                    self.records.pop(order.request_id, None)
+                    self.records.pop(order.choice_id, None)
                     self._close(order)
                 case m.Send():
                     self._send("gateway", command)
-                case g.Deliver(request_id, tokens, finish_reason):
-                    assert request_id not in self.ended, "delivered after the end"
+                case g.Deliver(choice_id, tokens, finish_reason):
+                    assert choice_id not in self.ended, "delivered after the end"
                     for delta in tokens:
-                        assert delta.token_index == len(self.delivered[request_id])
-                        assert delta.token_id == expected_token(request_id, delta.token_index)
-                        self.delivered[request_id].append(delta.token_id)
+                        assert delta.token_index == len(self.delivered[choice_id])
+                        assert delta.token_id == expected_token(choice_id, delta.token_index)
+                        self.delivered[choice_id].append(delta.token_id)
                     if finish_reason is not None:
-                        self.ended[request_id] = finish_reason.value
-                case g.Fail(request_id, code):
-                    assert request_id not in self.ended, "failed after the end"
-                    self.ended[request_id] = code
+                        self.ended[choice_id] = finish_reason.value
+                case g.Fail(choice_id, code):
+                    assert choice_id not in self.ended, "failed after the end"
+                    self.ended[choice_id] = code
 
     def _close(self, order: m.CloseRequest) -> None:
         for _ in range(self.rng.choice([1, 2]) if self.ending_loss else 1):
@@ -314,11 +314,11 @@ class MeshWorld:
                 self.transmit("gateway", "scheduler", lambda: self.feed_scheduler(order))
 
     def _submit(self, command: g.SubmitAttempt) -> None:
-        self.attempts[command.request_id] = command.epoch
-        prompt, stop = self.prompts[command.request_id], self.stops[command.request_id]
+        self.attempts[command.choice_id] = command.epoch
+        prompt, stop = self.prompts[command.choice_id], self.stops[command.choice_id]
         committed = command.output_token_ids
-        self.records[command.request_id] = RequestRecord(
-            command.request_id,
+        self.records[command.choice_id] = RequestRecord(
+            command.choice_id,
             command.epoch,
             "gateway",
             command.attempt_id,
@@ -328,14 +328,14 @@ class MeshWorld:
             SamplingParams(),
             stop,
             self.now,
-            *self.claims[command.request_id],
+            *self.claims[command.choice_id],
         )
         stream = m.StreamRef("gateway", command.attempt_id, self.gateway.incarnation)
         avoid = command.avoid
         tokens, owed = len(prompt) + len(committed), stop.max_new_tokens - len(committed)
         spans = tuple(hash((*prompt, *committed)[:end]) % 2**64 for end in range(BLOCK_SIZE, tokens + 1, BLOCK_SIZE))
-        priority, _ = self.claims[command.request_id]
-        order = m.SubmitRequest(command.request_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
+        priority, _ = self.claims[command.choice_id]
+        order = m.SubmitRequest(command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid)
         if self.submissions_wait_s:
             self.at(self.delay(self.submissions_wait_s), lambda: self._ask_scheduler(order))
         else:
@@ -346,7 +346,7 @@ class MeshWorld:
         if self.scheduler_is_up:
             self.feed_scheduler(order)
         else:
-            self.feed_gateway(g.SubmitFailed(order.request_id, order.epoch, "no scheduler"))
+            self.feed_gateway(g.SubmitFailed(order.choice_id, order.epoch, "no scheduler"))
 
     # --- scheduler ----------------------------------------------------------------------------------------------------
 

@@ -44,15 +44,15 @@ class Reconciliation(RuleBasedStateMachine):
         self.counted.append(assignment)
         self.orders.append(assignment)
 
-    @rule(request_id=st.sampled_from("abc"), prompt=st.integers(1, 50))
-    def intend(self, request_id: str, prompt: int) -> None:
-        self.pools.intend("w", request_id, prompt)
-        self.intended[request_id] = prompt
+    @rule(choice_id=st.sampled_from("abc"), prompt=st.integers(1, 50))
+    def intend(self, choice_id: str, prompt: int) -> None:
+        self.pools.intend("w", choice_id, prompt)
+        self.intended[choice_id] = prompt
 
-    @rule(request_id=st.sampled_from("abc"))
-    def intend_no_more(self, request_id: str) -> None:
-        self.pools.intend_no_more("w", request_id)
-        self.intended.pop(request_id, None)
+    @rule(choice_id=st.sampled_from("abc"))
+    def intend_no_more(self, choice_id: str) -> None:
+        self.pools.intend_no_more("w", choice_id)
+        self.intended.pop(choice_id, None)
 
     @rule(seconds=st.floats(0.1, 2 * ASSIGNMENT_LOST_S))
     def time_passes(self, seconds: float) -> None:
@@ -130,8 +130,8 @@ class Reconciliation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once all orders and reports have arrived or are overdue, the view is the worker's account, to the token."""
-        for request_id in list(self.intended):
-            self.intend_no_more(request_id)
+        for choice_id in list(self.intended):
+            self.intend_no_more(choice_id)
         self.held += self.orders
         if self.orders:
             self.seen = self.orders[-1].number

@@ -57,10 +57,10 @@ class Watched:
         for dropped in only(commands, c.DropSequence):
             self.ended.add(dropped.sequence_id.split("@")[0])
         pushes = only(commands, c.PushKv)
-        self.ended.update(push.handoff.request_id for push in pushes)
+        self.ended.update(push.handoff.choice_id for push in pushes)
         self.assert_law()
         for push in pushes:
-            self.hear(self.bench.delivered(push.handoff.request_id))
+            self.hear(self.bench.delivered(push.handoff.choice_id))
 
     def iterate(self) -> None:
         """The running iteration ends; who has reached the end of its known tokens gets one."""

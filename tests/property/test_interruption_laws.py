@@ -144,12 +144,12 @@ def check(
     now_s: float, notice: Notice, requests: list[RunningRequest], arranged: Sequence[Arrangement], held: int = 0
 ) -> None:
     """Check the laws of an arrangement; `held` of them may be kept from before."""
-    assert [each.request_id for each in arranged] == [request.id for request in requests]
+    assert [each.choice_id for each in arranged] == [request.id for request in requests]
     by_id = {request.id: request for request in requests}
     fresh = [each for each in arranged if each.stop_s >= now_s]
     assert len(arranged) - len(fresh) <= held
     for each in fresh:
-        request = by_id[each.request_id]
+        request = by_id[each.choice_id]
         assert each.steps >= 0
         assert each.wait_s >= 0
         at_boundary_s = now_s + notice.pace.until_boundary_s + each.steps * notice.pace.step_s
@@ -212,9 +212,9 @@ def test_arranged_again_nobody_is_dropped(
     moved = Notice(notice.deadline_s + shift_s, *(getattr(notice, name) for name in Notice.__slots__[1:]))
     after = rearrange(now_s, moved, before, still)
     check(now_s, moved, still, after, held=len(still))
-    by_id = {each.request_id: each for each in before}
+    by_id = {each.choice_id: each for each in before}
     for each in after:
-        old = by_id[each.request_id]
+        old = by_id[each.choice_id]
         if old.disposition is Disposition.RECOMPUTE and old.stop_s <= now_s:
             assert each == old
         running = old.copy_start_s is not None and old.copy_start_s <= now_s

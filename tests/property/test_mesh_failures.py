@@ -26,10 +26,10 @@ SEEDS = st.integers(0, 2**32)
 
 def whole(world: MeshWorld, but: set[str]) -> None:
     """Every request got every token, but for some."""
-    for request_id, ending in world.ended.items():
-        if request_id not in but:
+    for choice_id, ending in world.ended.items():
+        if choice_id not in but:
             assert ending == "length"
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
 
 
 @settings(max_examples=100, deadline=None)
@@ -59,12 +59,12 @@ def test_requests_that_fail_their_iterations_harm_nobody_else(
     world.culprits = {f"r{number}" for number in range(min(culprits, count))}
     settle(world, count)
     whole(world, world.culprits)
-    for request_id in world.ended:
-        if request_id in world.culprits:
-            assert world.ended[request_id] in ("engine_error", "fells_workers", "not_recovered")
-            assert world.delivered[request_id] == []
+    for choice_id in world.ended:
+        if choice_id in world.culprits:
+            assert world.ended[choice_id] in ("engine_error", "fells_workers", "not_recovered")
+            assert world.delivered[choice_id] == []
         else:
-            assert world.attempts[request_id] == 1
+            assert world.attempts[choice_id] == 1
     assert_nothing_held(world)
 
 
@@ -87,10 +87,10 @@ def test_engines_that_break_cost_nobody_a_token(seed, pools, num_blocks, pace, p
     # with fewer requests left than it takes to be sure, one stays broken
     world.at(4.0, repair)
     settle(world, count)
-    for request_id, ending in world.ended.items():
+    for choice_id, ending in world.ended.items():
         assert ending in ("length", "no_workers", "fells_workers", "not_recovered")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
     assert_nothing_held(world)
 
 

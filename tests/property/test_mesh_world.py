@@ -128,7 +128,7 @@ def watch_engines(world: MeshWorld) -> None:
             (worker.member.id, sequence_id)
             for worker in world.workers.values()
             for sequence_id, record in worker.engine.items()
-            if not world.gateway.is_open(record.request_id, record.epoch)
+            if not world.gateway.is_open(record.choice_id, record.epoch)
         ]
         for known in [known for known in since if known not in over]:
             del since[known]
@@ -141,10 +141,10 @@ def watch_engines(world: MeshWorld) -> None:
 
 def assert_served(world: MeshWorld) -> None:
     """Every request got every token, but for those that arrived while no worker or scheduler was there and were told so."""
-    for request_id, ending in world.ended.items():
+    for choice_id, ending in world.ended.items():
         assert ending in ("length", "no_workers", "no_scheduler")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
 
 
 @settings(max_examples=60, deadline=None)
@@ -153,10 +153,10 @@ def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_block
     """Without failures every request ends by length, with exactly its tokens, in one attempt."""
     world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     settle(world, count)
-    for request_id, stop in world.stops.items():
-        assert world.ended[request_id] == "length"
-        assert len(world.delivered[request_id]) == stop.max_new_tokens
-        assert world.attempts[request_id] == 1
+    for choice_id, stop in world.stops.items():
+        assert world.ended[choice_id] == "length"
+        assert len(world.delivered[choice_id]) == stop.max_new_tokens
+        assert world.attempts[choice_id] == 1
     assert_nothing_held(world)
 
 
@@ -170,10 +170,10 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     for number in range(0, count, 2):
         world.at(world.rng.uniform(0.5, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
     settle(world, count)
-    for request_id, ending in world.ended.items():
+    for choice_id, ending in world.ended.items():
         assert ending in ("length", "closed")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
     assert_nothing_held(world)
 
 
@@ -202,10 +202,10 @@ def test_requests_that_are_over_live_on_nowhere(
     for number in range(0, count, 2):
         world.at(world.rng.uniform(0.1, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
     settle(world, count)
-    for request_id, ending in world.ended.items():
+    for choice_id, ending in world.ended.items():
         assert ending in ("length", "closed", "no_workers", "no_scheduler")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
     assert_nothing_held(world)
 
 
@@ -348,10 +348,10 @@ def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
             world.at(max(0.0, at_s - 0.3), lambda: world.restart_scheduler(0.2))
         world.at(at_s, world.restart_gateway)
     settle(world, count)
-    for request_id, ending in world.ended.items():
+    for choice_id, ending in world.ended.items():
         assert ending in ("length", "gateway died", "no_workers", "no_scheduler")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
     assert_nothing_held(world)
 
 
@@ -395,10 +395,10 @@ def test_kv_on_hosts_is_lost_and_left_without_a_trace(seed, pools, num_blocks, p
     for number in range(0, count if leaves else 0, 3):
         world.at(world.rng.uniform(0.5, 8), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
     settle(world, count)
-    for request_id, ending in world.ended.items():
+    for choice_id, ending in world.ended.items():
         assert ending in ("length", "closed", "no_workers")
         if ending == "length":
-            assert len(world.delivered[request_id]) == world.stops[request_id].max_new_tokens
+            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
     assert_nothing_held(world)
     moved = sum(worker.role.load().kv_blocks_swapped_out for worker in world.workers.values())
     event(f"{policy.swap.when_full}: {'swapped' if moved else 'not swapped'}")

@@ -27,7 +27,7 @@ class Queue:
         for command in self.role.handle(event, 1000.0):
             match command:
                 case m.Send(worker_id, m.ReserveKv() | m.StartPrefill() as order):
-                    place = self.places[int(order.request_id)]
+                    place = self.places[int(order.choice_id)]
                     assert place == min(self.waiting)
                     del self.waiting[place]
                     self.asked.append((worker_id, order.assignment, order))
@@ -39,9 +39,9 @@ class Queue:
 
     def refuse(self, demands: dict[int, tuple[int, int]]) -> None:
         worker_id, assignment, order = self.asked.pop()
-        number = int(order.request_id)
+        number = int(order.choice_id)
         self.waiting[self.places[number]] = demands[number]
-        self.feed(m.KvRefused(order.request_id, 1, assignment, worker_id, "no"))
+        self.feed(m.KvRefused(order.choice_id, 1, assignment, worker_id, "no"))
 
     def leave(self, number: int) -> None:
         del self.waiting[self.places[number]]

@@ -209,7 +209,7 @@ class Timeline:
                 case m.Send("s", m.KvRefused(name)):
                     self.live.pop(name)
                 case c.PushKv(handoff):
-                    name = handoff.request_id
+                    name = handoff.choice_id
                     self._later(self.live[name].then_ticks, c.HandoffDelivered(name, 1, 1, 0.1, "shm", 0.1))
                 case c.SwapOut() | c.SwapIn():
                     assert self._swaps is not None
@@ -219,8 +219,8 @@ class Timeline:
             self.said.append((self.tick, command))
 
     def _kv_arrives(self, handoff: KvHandoff, block_ids: tuple[int, ...]) -> None:
-        if self._swaps is not None and handoff.request_id in self.live:
-            self._swaps.arrive(handoff.request_id, self._prompt(handoff.request_id), block_ids)
+        if self._swaps is not None and handoff.choice_id in self.live:
+            self._swaps.arrive(handoff.choice_id, self._prompt(handoff.choice_id), block_ids)
         self.tell(c.KvArrived(handoff, 1, 0.1, "shm"))
 
     def _later(self, ticks: int, event: c.WorkerEvent) -> None:

@@ -24,9 +24,9 @@ from tests.property.fake_worker import FakePush, FakeWorker
 Place = tuple[dict[int, dict[int, tuple[int, ...]]], tuple[int, ...]]
 
 
-def expected_token(request_id: str, index: int) -> int:
+def expected_token(choice_id: str, index: int) -> int:
     """The token that a correct mesh delivers at `index`."""
-    return hash((request_id, index)) % 1000
+    return hash((choice_id, index)) % 1000
 
 
 class Surroundings(Protocol):
@@ -51,7 +51,7 @@ class Surroundings(Protocol):
     def delay(self, most: float = 0.02) -> float:
         """A random one."""
 
-    def tokens(self, request_id: str, count: int) -> tuple[int, ...]:
+    def tokens(self, choice_id: str, count: int) -> tuple[int, ...]:
         """The first tokens of a request's prompt and right answer."""
 
     def feed_worker(self, worker: FakeWorker, event: Any) -> None:
@@ -73,18 +73,18 @@ class WorkerProcesses:
     def perform(self, worker: FakeWorker, command: Any) -> None:
         world = self._world
         match command:
-            case c.LoadRecord(request_id, epoch):
-                world.at(world.delay(), lambda r=request_id, e=epoch: self._load(worker, r, e))
+            case c.LoadRecord(choice_id, epoch):
+                world.at(world.delay(), lambda r=choice_id, e=epoch: self._load(worker, r, e))
             case c.DropSequence(attempt):
                 worker.engine.pop(attempt, None)
             case c.AppendToken(attempt, token_id):
                 index = worker.outputs[attempt]
-                assert token_id == expected_token(worker.engine[attempt].request_id, index)
+                assert token_id == expected_token(worker.engine[attempt].choice_id, index)
                 worker.outputs[attempt] += 1
-            case c.ExpectKv(request_id, epoch, block_ids):
-                worker.windows[request_id] = (epoch, block_ids)
-            case c.ForgetKv(request_id):
-                worker.windows.pop(request_id, None)
+            case c.ExpectKv(choice_id, epoch, block_ids):
+                worker.windows[choice_id] = (epoch, block_ids)
+            case c.ForgetKv(choice_id):
+                worker.windows.pop(choice_id, None)
             case c.RunIteration(batch):
                 running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
                 assert len(running) == len(set(running)), "a sequence in two iterations at once"
@@ -93,17 +93,17 @@ class WorkerProcesses:
                 world.at(0.001 + world.delay(world.iteration_s), lambda: self._iterate(worker))
             case c.PushKv(handoff, target, blocks):
                 tokens = handoff.num_tokens
-                push = FakePush(handoff.request_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
+                push = FakePush(handoff.choice_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
                 self._start_push(worker, push)
-            case c.OpenPush(request_id, epoch, target, blocks, tokens, written):
-                self._start_push(worker, FakePush(request_id, epoch, target, blocks, tokens, written))
+            case c.OpenPush(choice_id, epoch, target, blocks, tokens, written):
+                self._start_push(worker, FakePush(choice_id, epoch, target, blocks, tokens, written))
             case c.CommitPush(handoff):
-                push = worker.pushes.get(sequence_id(handoff.request_id, handoff.epoch))
+                push = worker.pushes.get(sequence_id(handoff.choice_id, handoff.epoch))
                 if push is not None:
                     assert push.written == push.num_tokens == handoff.num_tokens
                     push.handoff = handoff
-            case c.AbortPush(request_id, epoch):
-                push = worker.pushes.get(sequence_id(request_id, epoch))
+            case c.AbortPush(choice_id, epoch):
+                push = worker.pushes.get(sequence_id(choice_id, epoch))
                 if push is not None and not push.over:
                     push.over = True
                     world.at(world.delay(world.push_s), lambda p=push: self._push_failed(worker, p, "called off"))
@@ -116,15 +116,15 @@ class WorkerProcesses:
             case _:
                 raise AssertionError(f"nobody performs {command}")
 
-    def _load(self, worker: FakeWorker, request_id: str, epoch: int) -> None:
+    def _load(self, worker: FakeWorker, choice_id: str, epoch: int) -> None:
         if not worker.alive:
             return
         if worker.stalled:
-            worker.waiting.append(lambda: self._load(worker, request_id, epoch))
+            worker.waiting.append(lambda: self._load(worker, choice_id, epoch))
             return
-        record = self._world.records.get(request_id)
+        record = self._world.records.get(choice_id)
         if record is None or record.epoch != epoch:
-            self._world.feed_worker(worker, c.RecordUnavailable(request_id, epoch, "gone", retryable=True))
+            self._world.feed_worker(worker, c.RecordUnavailable(choice_id, epoch, "gone", retryable=True))
             return
         assert record.sequence_id not in worker.engine, "loaded twice"
         worker.engine[record.sequence_id] = record
@@ -140,7 +140,7 @@ class WorkerProcesses:
             return
         sampled = []
         batch = worker.batches.popleft()
-        requests = {worker.engine[row.sequence_id].request_id for row in batch.rows}
+        requests = {worker.engine[row.sequence_id].choice_id for row in batch.rows}
         if not self._world.killers.isdisjoint(requests):
             self._world.kill(worker.member.id)
             self._world.come_back(worker)
@@ -157,7 +157,7 @@ class WorkerProcesses:
             end = row.first_position + row.num_tokens
             assert row.num_tokens > 0
             assert end <= known
-            tokens = self._world.tokens(record.request_id, end)
+            tokens = self._world.tokens(record.choice_id, end)
             worker.check(row.block_ids, tokens[: row.first_position])
             worker.write(row.block_ids, tokens, row.first_position)
             if row.sequence_id in worker.pushes:
@@ -166,7 +166,7 @@ class WorkerProcesses:
                 continue
             index = worker.outputs[row.sequence_id]
             worker.outputs[row.sequence_id] += 1
-            sampled.append(SampledToken(row.sequence_id, expected_token(record.request_id, index)))
+            sampled.append(SampledToken(row.sequence_id, expected_token(record.choice_id, index)))
         self._world.feed_worker(worker, c.IterationFinished(tuple(sampled)))
 
     def _move(self, worker: FakeWorker, attempt: str, source: Place, target: Place) -> None:
@@ -188,7 +188,7 @@ class WorkerProcesses:
         self._world.at(0.001 + self._world.delay(self._world.push_s), ended)
 
     def _start_push(self, worker: FakeWorker, push: FakePush) -> None:
-        attempt = sequence_id(push.request_id, push.epoch)
+        attempt = sequence_id(push.choice_id, push.epoch)
         assert attempt not in worker.pushes, "two pushes of one attempt"
         worker.pushes[attempt] = push
         self._world.at(0.001 + self._world.delay(self._world.push_s), lambda: self._push(worker, push))
@@ -202,13 +202,13 @@ class WorkerProcesses:
             if end is not None and end.stalled:
                 end.waiting.append(lambda: self._push(worker, push))
                 return
-        tokens = self._world.tokens(push.request_id, push.whole)
+        tokens = self._world.tokens(push.choice_id, push.whole)
         worker.check(push.block_ids, tokens)
-        assert sequence_id(push.request_id, push.epoch) in worker.engine
+        assert sequence_id(push.choice_id, push.epoch) in worker.engine
         refused = (
             target is None
             or target.member.incarnation != push.target.incarnation
-            or target.windows.get(push.request_id) != (push.epoch, push.target.block_ids)
+            or target.windows.get(push.choice_id) != (push.epoch, push.target.block_ids)
         )
         refused = refused or (worker.member.id, push.target.worker_id) in self._world.bad_pairs
         if refused or target is None:
@@ -222,7 +222,7 @@ class WorkerProcesses:
             return
         assert push.sent == push.num_tokens
         push.over = True
-        del target.windows[push.request_id]
+        del target.windows[push.choice_id]
         self._world.feed_worker(target, c.KvArrived(push.handoff, push.num_tokens, 0.0, "memory"))
         self._world.at(self._world.delay(), lambda: self._delivered(worker, push))
 
@@ -232,9 +232,9 @@ class WorkerProcesses:
         if worker.stalled:
             worker.waiting.append(lambda: self._push_failed(worker, push, reason))
             return
-        worker.check(push.block_ids, self._world.tokens(push.request_id, push.whole))
-        del worker.pushes[sequence_id(push.request_id, push.epoch)]
-        self._world.feed_worker(worker, c.HandoffFailed(push.request_id, push.epoch, reason))
+        worker.check(push.block_ids, self._world.tokens(push.choice_id, push.whole))
+        del worker.pushes[sequence_id(push.choice_id, push.epoch)]
+        self._world.feed_worker(worker, c.HandoffFailed(push.choice_id, push.epoch, reason))
 
     def _delivered(self, worker: FakeWorker, push: FakePush) -> None:
         if not worker.alive:
@@ -242,8 +242,8 @@ class WorkerProcesses:
         if worker.stalled:
             worker.waiting.append(lambda: self._delivered(worker, push))
             return
-        del worker.pushes[sequence_id(push.request_id, push.epoch)]
+        del worker.pushes[sequence_id(push.choice_id, push.epoch)]
         costs = PushCosts(*(LinkCost(self._world.rng.random(), 1.0 + self._world.rng.random()) for _ in range(2)))
         self._world.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
         tokens = push.num_tokens
-        self._world.feed_worker(worker, c.HandoffDelivered(push.request_id, push.epoch, tokens, 0.0, "memory", 0.0))
+        self._world.feed_worker(worker, c.HandoffDelivered(push.choice_id, push.epoch, tokens, 0.0, "memory", 0.0))

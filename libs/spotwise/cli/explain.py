@@ -42,9 +42,9 @@ def explain(
     if as_json:
         console.print_json(json.dumps([{**dataclasses.asdict(e), "facts": dict(e.facts)} for e in entries]))
         return
-    choices = sorted({entry.request_id for entry in entries})
+    choices = sorted({entry.choice_id for entry in entries})
     for choice in choices:
-        console.print(_table(choice, [entry for entry in entries if entry.request_id == choice]))
+        console.print(_table(choice, [entry for entry in entries if entry.choice_id == choice]))
 
 
 async def _ledger(redis_url: str, request_id: str) -> list[LedgerEntry]:

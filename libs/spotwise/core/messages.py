@@ -68,7 +68,7 @@ class SubmitRequest:
         avoid: what its earlier attempts failed of, the latest last.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     stream: StreamRef
     prompt_tokens: int
@@ -82,7 +82,7 @@ class SubmitRequest:
 class CloseRequest:
     """The gateway is done with the sequence: all attempts up to `epoch`. Unless it finished, workers must drop it."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     finished: bool
 
@@ -112,7 +112,7 @@ class ConfirmAttempts:
 class RequestAccepted:
     """The scheduler will assign the sequence, or reject it later."""
 
-    request_id: str
+    choice_id: str
     epoch: int
 
 
@@ -120,7 +120,7 @@ class RequestAccepted:
 class RequestRejected:
     """The sequence will not be served; `retry_after_s` says when asking again makes sense, if ever."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     code: RejectCode
     message: str
@@ -131,7 +131,7 @@ class RequestRejected:
 class RequestAssigned:
     """Both phases have their worker, which has taken the request."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     prompt_worker: str
     token_worker: str
@@ -152,7 +152,7 @@ class ReserveKv:
         lease_s: the reservation is dropped that long after its last renewal.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     stream: StreamRef
     scheduler_id: str
@@ -173,7 +173,7 @@ class StartPrefill:
         owed_tokens: new tokens at most.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     stream: StreamRef
     scheduler_id: str
@@ -188,7 +188,7 @@ class StartPrefill:
 class CancelRequest:
     """Drop all attempts of the sequence up to `epoch`; nobody waits for an answer."""
 
-    request_id: str
+    choice_id: str
     epoch: int
 
 
@@ -224,7 +224,7 @@ class ForgetGateway:
 class KvReserved:
     """The reservation that order `assignment` asked for stands."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     assignment: int
     target: KvTarget
@@ -234,7 +234,7 @@ class KvReserved:
 class PrefillAccepted:
     """The request of order `assignment` waits here for both its phases."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     assignment: int
     worker_id: str
@@ -244,7 +244,7 @@ class PrefillAccepted:
 class KvRefused:
     """There is no room for order `assignment`, or the worker takes nothing new."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     assignment: int
     worker_id: str
@@ -369,7 +369,7 @@ class LedgerEntry:
         facts: (name, value) pairs; names carry their unit.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     stage: str
     member_id: str

@@ -13,9 +13,9 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 
 
-def sequence_id(request_id: str, epoch: int) -> str:
+def sequence_id(choice_id: str, epoch: int) -> str:
     """Return the id of one attempt at a request: what an engine and a block pool know it by."""
-    return f"{request_id}@{epoch}"
+    return f"{choice_id}@{epoch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RequestRecord:
     """One sequence, as kept in the request store.
 
     Attributes:
-        request_id: the sequence's id; the choices of one API request share the part before `#`.
+        choice_id: the sequence's id; the choices of one API request share the part before `#`.
         epoch: attempt number, from 1; a higher one fences all lower ones.
         gateway_id: who streams it.
         attempt_id: the attempt's number at that gateway; token messages carry it instead of the id.
@@ -39,7 +39,7 @@ class RequestRecord:
             others. `None` where there are none yet, or a worker without weights drew them.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     gateway_id: str
     attempt_id: int
@@ -56,7 +56,7 @@ class RequestRecord:
     @property
     def sequence_id(self) -> str:
         """Id of this attempt."""
-        return sequence_id(self.request_id, self.epoch)
+        return sequence_id(self.choice_id, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class KvHandoff:
     """The end of a prompt phase: what the token worker needs besides the KV bytes.
 
     Attributes:
-        request_id: the sequence.
+        choice_id: the sequence.
         epoch: its attempt.
         num_tokens: tokens whose KV travels (the prompt and outputs committed before, not the first new token).
         first_token_id: the token the prefill produced; its KV is not computed yet.
         level: where it stood in the queues of the prompt worker; `None` where that has no queues.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     num_tokens: int
     first_token_id: int

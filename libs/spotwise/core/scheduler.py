@@ -146,9 +146,9 @@ class SchedulerRole:
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
             return  # sent before that gateway was replaced
-        if self._tombstones.cover(order.request_id, order.epoch, now):
+        if self._tombstones.cover(order.choice_id, order.epoch, now):
             return  # its closing came first, and its gateway waits for no answer
-        known = self._requests.get(order.request_id)
+        known = self._requests.get(order.choice_id)
         if known is not None:
             if known.order.epoch >= order.epoch:
                 return  # delivered twice, or overtaken by a newer attempt
@@ -157,7 +157,7 @@ class SchedulerRole:
         if refusal := self._refusal(order):
             self._reject(order, *refusal)
             return
-        accepted = m.RequestAccepted(order.request_id, order.epoch)
+        accepted = m.RequestAccepted(order.choice_id, order.epoch)
         self._commands.append(m.to_gateway(order.stream, accepted))
         self._requests.accept(order, now)
         self._assigner.assign_waiting(now)
@@ -187,13 +187,13 @@ class SchedulerRole:
         return "no worker is ready to serve" + (f"; {others} have other weights than the mesh serves" if others else "")
 
     def _reject(self, order: m.SubmitRequest, code: RejectCode, message: str, retry_after_s: float | None) -> None:
-        rejection = m.RequestRejected(order.request_id, order.epoch, code, message, retry_after_s)
+        rejection = m.RequestRejected(order.choice_id, order.epoch, code, message, retry_after_s)
         self._commands.append(m.to_gateway(order.stream, rejection))
 
     def _close(self, order: m.CloseRequest, now: float) -> None:
-        entry = self._requests.get(order.request_id)
+        entry = self._requests.get(order.choice_id)
         if not order.finished and (entry is None or entry.order.epoch < order.epoch):
-            self._tombstones.add(order.request_id, order.epoch, now)
+            self._tombstones.add(order.choice_id, order.epoch, now)
         if entry is not None and entry.order.epoch <= order.epoch:
             if order.finished:
                 self._note_success(entry)
@@ -202,7 +202,7 @@ class SchedulerRole:
         elif entry is None and not order.finished:
             # accepted by a scheduler that is no more: whoever holds it must hear of it
             for worker in self.pools:
-                self._assigner.cancel(worker.id, order.request_id, order.epoch)
+                self._assigner.cancel(worker.id, order.choice_id, order.epoch)
 
     def _note_success(self, entry: Entry) -> None:
         """Learn of a hand-off that went well, where the request could not end with its first token."""
@@ -211,8 +211,8 @@ class SchedulerRole:
             self._assigner.quarantine.went_well((prompt_worker, token_worker), asked_s)
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
-        for request_id, epoch in answer.ended:
-            entry = self._requests.get(request_id)
+        for choice_id, epoch in answer.ended:
+            entry = self._requests.get(choice_id)
             if entry is not None and entry.order.epoch <= epoch:
                 self._assigner.drop(entry, cancel=True)
         self._assigner.assign_waiting(now)
@@ -256,7 +256,7 @@ class SchedulerRole:
         self._drop_orphans(now)
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):
-            held = ((e.order.stream, (e.request_id, e.order.epoch), e.accepted_s) for e in self._requests)
+            held = ((e.order.stream, (e.choice_id, e.order.epoch), e.accepted_s) for e in self._requests)
             self._commands += self._confirmations.ask(held, now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)

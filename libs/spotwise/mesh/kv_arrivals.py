@@ -34,7 +34,7 @@ class IncomingPush:
 
     def __init__(self, link: UcxLink, first: KvFrame) -> None:
         self.link = link
-        self.request_id = first.request_id
+        self.choice_id = first.choice_id
         self.epoch = first.epoch
         self.push_id = first.push_id
         self.window: KvWindow | None = None

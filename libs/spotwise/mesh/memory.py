@@ -206,24 +206,24 @@ class MemoryStore:
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
-        self._records[record.request_id] = record
+        self._records[record.choice_id] = record
 
-    async def get_record(self, request_id: str) -> RequestRecord | None:
+    async def get_record(self, choice_id: str) -> RequestRecord | None:
         """Return the record, or `None` where there is none (any more)."""
-        return self._records.get(request_id)
+        return self._records.get(choice_id)
 
-    async def delete_record(self, request_id: str) -> None:
+    async def delete_record(self, choice_id: str) -> None:
         """Remove a record; idempotent."""
-        self._records.pop(request_id, None)
+        self._records.pop(choice_id, None)
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
         """Append to the ledgers of the requests that the entries are about."""
         for entry in entries:
-            self._ledgers[subjects.ledger_key(entry.request_id)].append(entry)
+            self._ledgers[subjects.ledger_key(entry.choice_id)].append(entry)
 
-    async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
+    async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return an API request's ledger in order of time; empty where nothing is known of it."""
-        return sorted(self._ledgers.get(subjects.ledger_key(request_id), ()), key=lambda entry: entry.at_s)
+        return sorted(self._ledgers.get(subjects.ledger_key(choice_id), ()), key=lambda entry: entry.at_s)
 
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that ends by itself after `ttl_s`."""

@@ -90,15 +90,15 @@ class MemoryKvTransport:
         """Listen."""
         self._address = self._network.listen(self)
 
-    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+    def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
-        self._windows[request_id] = _Window(epoch, block_ids)
+        self._windows[choice_id] = _Window(epoch, block_ids)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, choice_id: str) -> None:
         """Refuse what still comes for the request. Idempotent."""
-        self._windows.pop(request_id, None)
+        self._windows.pop(choice_id, None)
 
-    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
         """Begin a hand-off into the target's reserved blocks.
 
         Raises:
@@ -109,7 +109,7 @@ class MemoryKvTransport:
             return self._hand_over(target, handoff, source_block_ids)
 
         num_layers, num_blocks = self._memory.num_layers, len(source_block_ids)
-        return WholePush(target, request_id, epoch, num_layers, num_blocks, _TRANSPORT, move)
+        return WholePush(target, choice_id, epoch, num_layers, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Copy blocks into the target's reserved blocks and hand the request over.
@@ -118,7 +118,7 @@ class MemoryKvTransport:
             KvTransferError: nobody at that address, or refused; the text says which and why.
             ValueError: no blocks, or more than the target reserved.
         """
-        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, self._memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class MemoryKvTransport:
             raise KvTransferError(f"{self._worker_id} answers at that address")
         if target.incarnation != self._incarnation:
             raise KvTransferError("refused: the worker has restarted since it made the reservation")
-        window = self._windows.get(handoff.request_id)
+        window = self._windows.get(handoff.choice_id)
         if window is None or handoff.epoch > window.epoch:
             raise KvTransferError("refused: it holds no reservation for this attempt")
         if handoff.epoch < window.epoch:
@@ -157,7 +157,7 @@ class MemoryKvTransport:
         started_s = time.perf_counter()
         payload = source.export_layers(0, source.num_layers, source_block_ids)
         memory.import_layers(0, memory.num_layers, window.block_ids[: len(source_block_ids)], payload)
-        del self._windows[handoff.request_id]
+        del self._windows[handoff.choice_id]
         kv_bytes: int = payload.nbytes
         report = TransferReport(kv_bytes, time.perf_counter() - started_s, _TRANSPORT)
         try:

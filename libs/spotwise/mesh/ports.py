@@ -97,16 +97,16 @@ class MeshStore(Protocol):
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
 
-    async def get_record(self, request_id: str) -> RequestRecord | None:
+    async def get_record(self, choice_id: str) -> RequestRecord | None:
         """Return the record, or `None` where there is none (any more)."""
 
-    async def delete_record(self, request_id: str) -> None:
+    async def delete_record(self, choice_id: str) -> None:
         """Remove a record; idempotent."""
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
         """Append to the ledgers of the requests that the entries are about."""
 
-    async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
+    async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return an API request's ledger in order of time; empty where nothing is known of it."""
 
     async def register(self, member: Member, ttl_s: float) -> None:
@@ -249,18 +249,18 @@ class KvTransport(Protocol):
     async def start(self) -> None:
         """Listen."""
 
-    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+    def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, choice_id: str) -> None:
         """Refuse what still comes for the request; after this call its blocks are not written any more. Idempotent."""
 
-    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> KvPush:
+    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> KvPush:
         """Begin to copy blocks into the target's reserved blocks, as they are said to be written.
 
         Args:
             target: the reservation; its first `len(source_block_ids)` blocks are written.
-            request_id: the sequence.
+            choice_id: the sequence.
             epoch: its attempt.
             source_block_ids: the blocks that will hold the prompt, in position order.
 

@@ -69,12 +69,12 @@ def _of(journal: RecordedRole) -> Iterable[RecordedRequest]:
     arrivals_s: dict[str, float] = {}
     for entry in journal.entries():
         if entry.event_type == "RequestReceived":
-            arrivals_s[entry.event["request_id"]] = entry.now
+            arrivals_s[entry.event["choice_id"]] = entry.now
         for command in entry.commands:
             if command[0] != "RecordLedger" or command[1]["entry"]["stage"] != "completed":
                 continue
-            request_id, facts = command[1]["entry"]["request_id"], dict(command[1]["entry"]["facts"])
-            arrived_s = arrivals_s.pop(request_id, None)
+            choice_id, facts = command[1]["entry"]["choice_id"], dict(command[1]["entry"]["facts"])
+            arrived_s = arrivals_s.pop(choice_id, None)
             if arrived_s is not None and "ttft_s" in facts:
                 yield RecordedRequest(
                     arrived_s,

@@ -85,34 +85,34 @@ class RedisStore:
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
         async with self._turn():
-            await self._redis.set(subjects.request_key(record.request_id), encode_record(record), ex=RECORD_TTL_S)
+            await self._redis.set(subjects.request_key(record.choice_id), encode_record(record), ex=RECORD_TTL_S)
 
-    async def get_record(self, request_id: str) -> RequestRecord | None:
+    async def get_record(self, choice_id: str) -> RequestRecord | None:
         """Return the record, or `None` where there is none (any more)."""
         async with self._turn():
-            payload = await self._redis.get(subjects.request_key(request_id))
+            payload = await self._redis.get(subjects.request_key(choice_id))
         return decode_record(payload) if isinstance(payload, bytes) else None
 
-    async def delete_record(self, request_id: str) -> None:
+    async def delete_record(self, choice_id: str) -> None:
         """Remove a record; idempotent."""
         async with self._turn():
-            await self._redis.delete(subjects.request_key(request_id))
+            await self._redis.delete(subjects.request_key(choice_id))
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
         """Append to the ledgers of the requests that the entries are about."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for entry in entries:
-                key = subjects.ledger_key(entry.request_id)
+                key = subjects.ledger_key(entry.choice_id)
                 pipe.rpush(key, orjson.dumps(dataclasses.asdict(entry)))
                 pipe.ltrim(key, -LEDGER_MAX_ENTRIES, -1)
                 pipe.expire(key, LEDGER_TTL_S)
             async with self._turn():
                 await pipe.execute()
 
-    async def get_ledger(self, request_id: str) -> list[LedgerEntry]:
+    async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
         """Return an API request's ledger in order of time; empty where nothing is known of it."""
         async with self._turn():
-            lines = await self._redis.lrange(subjects.ledger_key(request_id), 0, -1)
+            lines = await self._redis.lrange(subjects.ledger_key(choice_id), 0, -1)
         entries = [_ledger_entry(orjson.loads(line)) for line in lines]
         return sorted(entries, key=lambda entry: entry.at_s)
 

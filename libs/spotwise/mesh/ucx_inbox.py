@@ -67,14 +67,14 @@ class KvInbox:
         """Pushes of which something came, and more may."""
         return len(self._incoming)
 
-    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+    def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Open a window; replaces the request's earlier one."""
-        self.forget(request_id)
-        self._windows[request_id] = KvWindow(epoch, block_ids)
+        self.forget(choice_id)
+        self._windows[choice_id] = KvWindow(epoch, block_ids)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, choice_id: str) -> None:
         """Close a window: when this returns, nothing writes its blocks any more. Idempotent."""
-        window = self._windows.pop(request_id, None)
+        window = self._windows.pop(choice_id, None)
         if window is None:
             return
         if window.owner is not None:
@@ -126,8 +126,8 @@ class KvInbox:
 
     def forget_all(self) -> None:
         """Close every window."""
-        for request_id in tuple(self._windows):
-            self.forget(request_id)
+        for choice_id in tuple(self._windows):
+            self.forget(choice_id)
 
     async def idle(self) -> None:
         """Wait for the copies under way; to be called once the links are closed, since payloads may never come."""
@@ -138,7 +138,7 @@ class KvInbox:
         """Check a header against its window, which the push takes if it is free; `None` where all is well."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
-        window = self._windows.get(frame.request_id)
+        window = self._windows.get(frame.choice_id)
         if window is None:
             return NackReason.NO_RESERVATION
         if frame.epoch != window.epoch:
@@ -232,7 +232,7 @@ class KvInbox:
             return
         incoming.over = True
         self._release(incoming)
-        del self._windows[frame.request_id]
+        del self._windows[frame.choice_id]
         seconds = time.perf_counter() - incoming.started_s
         report = TransferReport(kv_bytes=incoming.kv_bytes, seconds=seconds, transport=incoming.link.transport)
         try:
@@ -269,7 +269,7 @@ class KvInbox:
         """Send an ACK, a NACK with its reason, or a RESEND with its chunk."""
         answer = KvFrame(
             kind=kind,
-            request_id=incoming.request_id,
+            choice_id=incoming.choice_id,
             epoch=incoming.epoch,
             push_id=incoming.push_id,
             sender_incarnation=self._incarnation,

@@ -116,7 +116,7 @@ class UcxPush:
     def commit(self, handoff: KvHandoff) -> None:
         """See `KvPush`."""
         if not self._stream.is_written:
-            raise ValueError(f"the KV of {handoff.request_id} is not all written")
+            raise ValueError(f"the KV of {handoff.choice_id} is not all written")
         self._handoff = handoff
         self._committed_s = time.perf_counter()
         self._news.set()
@@ -161,7 +161,7 @@ class UcxPush:
     @property
     def _where(self) -> str:
         frame, target = self._abort_frame, self._target
-        return f"KV of {frame.request_id} epoch {frame.epoch} to {target.worker_id} at {target.address}"
+        return f"KV of {frame.choice_id} epoch {frame.epoch} to {target.worker_id} at {target.address}"
 
     async def _run(self) -> TransferReport:
         timed_out = False

@@ -118,20 +118,20 @@ class UcxKvTransport:
         """
         self._address = f"{self._host}:{self._links.listen(self._port)}"
 
-    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+    def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
-        self._inbox.expect(request_id, epoch, block_ids)
+        self._inbox.expect(choice_id, epoch, block_ids)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, choice_id: str) -> None:
         """Refuse what still comes for the request; after this call its blocks are not written any more. Idempotent."""
-        self._inbox.forget(request_id)
+        self._inbox.forget(choice_id)
 
-    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> UcxPush:
+    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> UcxPush:
         """Begin to copy blocks into the target's reserved blocks, as they are said to be written.
 
         Args:
             target: the reservation; its first `len(source_block_ids)` blocks are written.
-            request_id: the sequence.
+            choice_id: the sequence.
             epoch: its attempt.
             source_block_ids: the blocks that will hold the prompt, in position order.
 
@@ -140,7 +140,7 @@ class UcxKvTransport:
         """
         abort = KvFrame(
             kind=FrameKind.ABORT,
-            request_id=request_id,
+            choice_id=choice_id,
             epoch=epoch,
             push_id=next(self._push_ids),
             sender_incarnation=self._incarnation,
@@ -161,7 +161,7 @@ class UcxKvTransport:
             KvTransferError: unreachable, lost, refused or timed out; the text says which and why.
             ValueError: no blocks, or more than the target reserved, or a request id over 128 bytes.
         """
-        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, self._exports.memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ class WholePush:
 
     Args:
         target: the reservation.
-        request_id, epoch: the attempt.
+        choice_id, epoch: the attempt.
         num_layers: of the model.
         num_blocks: of the prompt.
         transport: how it goes, for reports.
@@ -43,7 +43,7 @@ class WholePush:
     def __init__(
         self,
         target: KvTarget,
-        request_id: str,
+        choice_id: str,
         epoch: int,
         num_layers: int,
         num_blocks: int,
@@ -52,7 +52,7 @@ class WholePush:
     ) -> None:
         if not 0 < num_blocks <= len(target.block_ids):
             raise ValueError(f"{num_blocks} blocks to push, {len(target.block_ids)} reserved")
-        self._where = f"KV of {request_id} epoch {epoch} to {target.worker_id} at {target.address}"
+        self._where = f"KV of {choice_id} epoch {epoch} to {target.worker_id} at {target.address}"
         self._cells = KvStream(num_layers, num_blocks, 1, 1)
         self._transport = transport
         self._move = move
@@ -76,7 +76,7 @@ class WholePush:
             ValueError: not all is written.
         """
         if not self._cells.is_written:
-            raise ValueError(f"the KV of {handoff.request_id} is not all written")
+            raise ValueError(f"the KV of {handoff.choice_id} is not all written")
         if not self._committed.cancelled():
             self._committed.set_result((handoff, time.perf_counter()))
 

@@ -212,7 +212,7 @@ def _nested(core_type: Callable[..., Any], proto_type: Callable[..., Any], neste
 
 def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
     return cluster.SubmitRequest(
-        request_id=message.request_id,
+        choice_id=message.choice_id,
         epoch=message.epoch,
         stream=_stream_to(message.stream),
         prompt_tokens=message.prompt_tokens,
@@ -225,7 +225,7 @@ def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
 
 def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
     return m.SubmitRequest(
-        request_id=proto.request_id,
+        choice_id=proto.choice_id,
         epoch=proto.epoch,
         stream=_stream_from(proto.stream),
         prompt_tokens=proto.prompt_tokens,
@@ -238,7 +238,7 @@ def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
 
 def _rejected_to(message: m.RequestRejected) -> cluster.RequestRejected:
     return cluster.RequestRejected(
-        request_id=message.request_id,
+        choice_id=message.choice_id,
         epoch=message.epoch,
         code=message.code,
         message=message.message,
@@ -248,39 +248,39 @@ def _rejected_to(message: m.RequestRejected) -> cluster.RequestRejected:
 
 def _rejected_from(proto: cluster.RequestRejected) -> m.RequestRejected:
     retry_after_s = proto.retry_after_s if proto.HasField("retry_after_s") else None
-    return m.RequestRejected(proto.request_id, proto.epoch, m.RejectCode(proto.code), proto.message, retry_after_s)
+    return m.RequestRejected(proto.choice_id, proto.epoch, m.RejectCode(proto.code), proto.message, retry_after_s)
 
 
 def _leases_to(message: m.RenewLeases) -> worker.RenewLeases:
     return worker.RenewLeases(
-        request_ids=[request_id for request_id, _ in message.leases], epochs=[epoch for _, epoch in message.leases]
+        choice_ids=[choice_id for choice_id, _ in message.leases], epochs=[epoch for _, epoch in message.leases]
     )
 
 
 def _leases_from(proto: worker.RenewLeases) -> m.RenewLeases:
-    return m.RenewLeases(tuple(zip(proto.request_ids, proto.epochs, strict=True)))
+    return m.RenewLeases(tuple(zip(proto.choice_ids, proto.epochs, strict=True)))
 
 
 def _confirm_to(message: m.ConfirmAttempts) -> cluster.ConfirmAttempts:
-    request_ids, epochs = _columns(message.attempts)
-    return cluster.ConfirmAttempts(holder_id=message.holder_id, request_ids=request_ids, epochs=epochs)
+    choice_ids, epochs = _columns(message.attempts)
+    return cluster.ConfirmAttempts(holder_id=message.holder_id, choice_ids=choice_ids, epochs=epochs)
 
 
 def _confirm_from(proto: cluster.ConfirmAttempts) -> m.ConfirmAttempts:
-    return m.ConfirmAttempts(proto.holder_id, tuple(zip(proto.request_ids, proto.epochs, strict=True)))
+    return m.ConfirmAttempts(proto.holder_id, tuple(zip(proto.choice_ids, proto.epochs, strict=True)))
 
 
 def _confirmed_to(message: m.AttemptsConfirmed) -> cluster.AttemptsConfirmed:
-    request_ids, epochs = _columns(message.ended)
-    return cluster.AttemptsConfirmed(ended_request_ids=request_ids, ended_epochs=epochs)
+    choice_ids, epochs = _columns(message.ended)
+    return cluster.AttemptsConfirmed(ended_choice_ids=choice_ids, ended_epochs=epochs)
 
 
 def _confirmed_from(proto: cluster.AttemptsConfirmed) -> m.AttemptsConfirmed:
-    return m.AttemptsConfirmed(tuple(zip(proto.ended_request_ids, proto.ended_epochs, strict=True)))
+    return m.AttemptsConfirmed(tuple(zip(proto.ended_choice_ids, proto.ended_epochs, strict=True)))
 
 
 def _columns(attempts: tuple[m.Attempt, ...]) -> tuple[list[str], list[int]]:
-    return [request_id for request_id, _ in attempts], [epoch for _, epoch in attempts]
+    return [choice_id for choice_id, _ in attempts], [epoch for _, epoch in attempts]
 
 
 def _home_to(message: m.ChangeHome) -> worker.ChangeHome:
@@ -294,7 +294,7 @@ def _home_from(proto: worker.ChangeHome) -> m.ChangeHome:
 _GATEWAY_TO, _GATEWAY_FROM = _plain(
     m.GatewayStreams, cluster.GatewayStreams, "gateway_id", "incarnation", "batches_sent"
 )
-_ATTEMPT = ("request_id", "epoch")
+_ATTEMPT = ("choice_id", "epoch")
 _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
 _Row = tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]]
 _ROWS: tuple[_Row, ...] = (

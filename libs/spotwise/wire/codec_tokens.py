@@ -27,7 +27,7 @@ def encode_record(record: RequestRecord) -> bytes:
     """Return the bytes under which a record is stored."""
     sampling, stop = record.sampling, record.stop
     return pb.RequestRecord(
-        request_id=record.request_id,
+        choice_id=record.choice_id,
         epoch=record.epoch,
         gateway_id=record.gateway_id,
         attempt_id=record.attempt_id,
@@ -72,7 +72,7 @@ def decode_record(payload: bytes) -> RequestRecord:
         raise ValueError(f"not a request record: {error}") from error
     sampling, stop = proto.sampling, proto.stop
     return RequestRecord(
-        request_id=proto.request_id,
+        choice_id=proto.choice_id,
         epoch=proto.epoch,
         gateway_id=proto.gateway_id,
         attempt_id=proto.attempt_id,

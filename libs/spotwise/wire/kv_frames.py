@@ -84,7 +84,7 @@ class KvFrame:
 
     Attributes:
         kind: what it says.
-        request_id: the sequence, at most `MAX_REQUEST_ID_BYTES` in utf-8.
+        choice_id: the sequence, at most `MAX_REQUEST_ID_BYTES` in utf-8.
         epoch: its attempt.
         push_id: the sender's number for this push; unique on its link, so that two pushes of one attempt keep apart.
         sender_incarnation: of the worker that sent this frame.
@@ -101,7 +101,7 @@ class KvFrame:
     """
 
     kind: FrameKind
-    request_id: str
+    choice_id: str
     epoch: int
     push_id: int
     sender_incarnation: int
@@ -147,12 +147,12 @@ def encode_frame(frame: KvFrame) -> bytes:
     Raises:
         ValueError: an id is too long or a number does not fit its field.
     """
-    request_id = _encode_id(frame.request_id, MAX_REQUEST_ID_BYTES)
+    choice_id = _encode_id(frame.choice_id, MAX_REQUEST_ID_BYTES)
     try:
         body = _FRAME.pack(
-            _FRAME_MAGIC, VERSION, frame.kind, frame.reason or 0, len(request_id), frame.epoch, frame.push_id,
+            _FRAME_MAGIC, VERSION, frame.kind, frame.reason or 0, len(choice_id), frame.epoch, frame.push_id,
             frame.sender_incarnation, frame.target_incarnation, frame.first_layer, frame.num_layers, frame.first_block,
-            frame.num_blocks, frame.chunk_index, frame.chunk_total, frame.payload_bytes, frame.payload_checksum, request_id,
+            frame.num_blocks, frame.chunk_index, frame.chunk_total, frame.payload_bytes, frame.payload_checksum, choice_id,
         )  # fmt: skip
     except struct.error as error:
         raise ValueError(f"the frame does not fit its header: {error}") from None
@@ -167,13 +167,13 @@ def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
     """
     body = _unseal(data, FRAME_BYTES, _FRAME_MAGIC)
     (_, _, kind, reason, id_bytes, epoch, push_id, sender, target, first_layer, num_layers, first_block, num_blocks,
-     chunk_index, chunk_total, payload_bytes, payload_checksum, request_id) = _FRAME.unpack(body)  # fmt: skip
+     chunk_index, chunk_total, payload_bytes, payload_checksum, choice_id) = _FRAME.unpack(body)  # fmt: skip
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise KvFrameError(f"a payload of {payload_bytes} bytes is announced, {MAX_PAYLOAD_BYTES} are allowed")
     try:
         return KvFrame(
             kind=FrameKind(kind),
-            request_id=_decode_id(request_id, id_bytes),
+            choice_id=_decode_id(choice_id, id_bytes),
             epoch=epoch,
             push_id=push_id,
             sender_incarnation=sender,
@@ -250,7 +250,7 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
     except (struct.error, ValueError) as error:
         raise KvFrameError(f"not a hand-off: {error}") from None
     return KvHandoff(
-        request_id=frame.request_id,
+        choice_id=frame.choice_id,
         epoch=frame.epoch,
         num_tokens=num_tokens,
         first_token_id=first_token_id,

@@ -34,14 +34,14 @@ def simulated_kv(worker_id: str) -> str:
     return f"{_ROOT}.simulated_kv.{worker_id}"
 
 
-def request_key(request_id: str) -> str:
+def request_key(choice_id: str) -> str:
     """Return the Redis key of a request's record."""
-    return f"spotwise:request:{request_id}"
+    return f"spotwise:request:{choice_id}"
 
 
-def ledger_key(request_id: str) -> str:
+def ledger_key(choice_id: str) -> str:
     """Return the Redis key of an API request's ledger, shared by its choices."""
-    return f"spotwise:ledger:{request_id.split('#')[0]}"
+    return f"spotwise:ledger:{choice_id.split('#')[0]}"
 
 
 def member_key(member_id: str) -> str:

@@ -103,7 +103,7 @@ class KvPushes:
         handoff = command.handoff
         prompt = self._open(
             command.target,
-            handoff.request_id,
+            handoff.choice_id,
             handoff.epoch,
             command.source_block_ids,
             handoff.num_tokens,
@@ -117,7 +117,7 @@ class KvPushes:
         """Begin to deliver a prompt that will be computed."""
         prompt = self._open(
             command.target,
-            command.request_id,
+            command.choice_id,
             command.epoch,
             command.source_block_ids,
             command.num_tokens,
@@ -129,13 +129,13 @@ class KvPushes:
     def commit(self, command: c.CommitPush) -> None:
         """Deliver the rest of a prompt, which is computed now; nothing happens where its push has failed already."""
         handoff = command.handoff
-        prompt = self._prompts.get(sequence_id(handoff.request_id, handoff.epoch))
+        prompt = self._prompts.get(sequence_id(handoff.choice_id, handoff.epoch))
         if prompt is not None:
             prompt.push.commit(handoff)
 
     def abort(self, command: c.AbortPush) -> None:
         """Call a push off."""
-        prompt = self._prompts.get(sequence_id(command.request_id, command.epoch))
+        prompt = self._prompts.get(sequence_id(command.choice_id, command.epoch))
         if prompt is not None:
             prompt.push.abort()
 
@@ -165,35 +165,35 @@ class KvPushes:
     def _open(
         self,
         target: KvTarget,
-        request_id: str,
+        choice_id: str,
         epoch: int,
         block_ids: tuple[int, ...],
         num_tokens: int,
         mode: PushMode,
     ) -> _Prompt | None:
         try:
-            push = self._transport.open_push(target, request_id, epoch, block_ids)
+            push = self._transport.open_push(target, choice_id, epoch, block_ids)
         except ValueError as error:
             # Told later: commands of the event that is being answered come first.
-            asyncio.get_running_loop().call_soon(self._feed, c.HandoffFailed(request_id, epoch, str(error)))
+            asyncio.get_running_loop().call_soon(self._feed, c.HandoffFailed(choice_id, epoch, str(error)))
             return None
-        prompt = self._prompts[sequence_id(request_id, epoch)] = _Prompt(push, num_tokens, len(block_ids))
-        self._spawn(self._deliver(push, target.worker_id, request_id, epoch, mode), "push_kv")
+        prompt = self._prompts[sequence_id(choice_id, epoch)] = _Prompt(push, num_tokens, len(block_ids))
+        self._spawn(self._deliver(push, target.worker_id, choice_id, epoch, mode), "push_kv")
         return prompt
 
-    async def _deliver(self, push: KvPush, worker_id: str, request_id: str, epoch: int, mode: PushMode) -> None:
+    async def _deliver(self, push: KvPush, worker_id: str, choice_id: str, epoch: int, mode: PushMode) -> None:
         try:
             report = await push.delivered()
         except (KvTransferError, ValueError) as error:
-            self._feed(c.HandoffFailed(request_id, epoch, str(error)))
+            self._feed(c.HandoffFailed(choice_id, epoch, str(error)))
             return
         finally:
-            del self._prompts[sequence_id(request_id, epoch)]
+            del self._prompts[sequence_id(choice_id, epoch)]
         assert report.visible_s is not None  # only a receiver cannot know
         self._note(worker_id, mode, report.kv_bytes, report.visible_s)
         self._feed(
             c.HandoffDelivered(
-                request_id, epoch, report.kv_bytes, report.seconds, report.transport, report.visible_s, mode
+                choice_id, epoch, report.kv_bytes, report.seconds, report.transport, report.visible_s, mode
             )
         )
 

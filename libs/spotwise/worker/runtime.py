@@ -67,8 +67,8 @@ class WorkerRuntime:
                 c.DropSequence: lambda command: engine.drop_sequence(command.sequence_id),
                 c.AppendToken: lambda command: engine.append_token(command.sequence_id, command.token_id),
                 c.RunIteration: self._run_iteration,
-                c.ExpectKv: lambda cmd: transport.expect(cmd.request_id, cmd.epoch, cmd.block_ids),
-                c.ForgetKv: lambda command: transport.forget(command.request_id),
+                c.ExpectKv: lambda cmd: transport.expect(cmd.choice_id, cmd.epoch, cmd.block_ids),
+                c.ForgetKv: lambda command: transport.forget(command.choice_id),
                 c.PushKv: self._pushes.push,
                 c.OpenPush: self._pushes.open,
                 c.CommitPush: self._pushes.commit,
@@ -109,14 +109,14 @@ class WorkerRuntime:
 
     async def _load_record(self, command: c.LoadRecord) -> None:
         try:
-            record = await self._host.store.get_record(command.request_id)
+            record = await self._host.store.get_record(command.choice_id)
             if record is None or record.epoch != command.epoch:
                 raise MeshError("the request's record is gone from the store")
             require_same_weights(record, self._host.id, self._host.member.model_digest)
             await self._engine.add_sequence(record)
         except (MeshError, ValueError) as error:
             retryable = isinstance(error, MeshError)
-            self._loop.feed(c.RecordUnavailable(command.request_id, command.epoch, str(error), retryable))
+            self._loop.feed(c.RecordUnavailable(command.choice_id, command.epoch, str(error), retryable))
             return
         self._loop.feed(c.RecordLoaded(record))
 

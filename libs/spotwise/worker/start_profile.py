@@ -234,7 +234,7 @@ class _Bench:
         self._names += 1
         start = self._names % _LONGEST_PROMPT
         record = RequestRecord(
-            request_id=f"profile-{self._names}",
+            choice_id=f"profile-{self._names}",
             epoch=1,
             gateway_id="",
             attempt_id=0,

@@ -113,7 +113,7 @@ class GenerationResponse(Response):
         timeline = self._metrics.sequence(self._arrived_s, sequence.spec)
         ended = "error"
         try:
-            async with aclosing(self._generation.generate(sequence.request_id, sequence.spec)) as batches:
+            async with aclosing(self._generation.generate(sequence.choice_id, sequence.spec)) as batches:
                 async for batch in batches:
                     piece = choice.advance(batch)
                     if piece.token_ids:
@@ -150,7 +150,7 @@ class GenerationResponse(Response):
                 async for index, piece in pieces:
                     await self._send_piece(send, index, piece)
             except Exception as error:
-                described = describe(error, self._plan.api_id)
+                described = describe(error, self._plan.request_id)
                 self._metrics.count_error(described.code or str(described.status))
                 await _send_part(send, event(described.body()))
             else:
@@ -172,7 +172,7 @@ class GenerationResponse(Response):
             self._metrics.ended.request_ended(of_choices)
 
     def _answer_headers(self) -> dict[str, str]:
-        return {"X-Request-Id": self._plan.api_id}
+        return {"X-Request-Id": self._plan.request_id}
 
     def _usage(self) -> Usage:
         """Count tokens: a prompt once, however many choices answer it, and as cached what its first choice found cached."""

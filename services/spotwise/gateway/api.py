@@ -86,7 +86,7 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
         async with bodies.body(request) as body:
             planning = off_loop.run(len(body), _plan, plan_body, body, text, options, key_name(request))
             planned = await (planning if is_small(len(body)) else run_unless_left(request.receive, planning))
-        name_request(request, planned.api_id)
+        name_request(request, planned.request_id)
         return planned.named(client_request_id(request))
 
     @app.post("/v1/chat/completions")

@@ -96,7 +96,7 @@ class ChatFormat:
     def __init__(self, plan: GenerationPlan, model_name: str, token_bytes: TokenBytes) -> None:
         self._plan = plan
         self._token_bytes = token_bytes
-        self._common = {"id": plan.api_id, "created": int(time.time()), "model": model_name}
+        self._common = {"id": plan.request_id, "created": int(time.time()), "model": model_name}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         shown = orjson.dumps(self._chunk([{"index": 0}]))
         front, tail = shown.split(b'{"index":0}')

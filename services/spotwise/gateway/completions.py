@@ -92,7 +92,7 @@ class CompletionFormat:
         self._plan = plan
         self._token_bytes = token_bytes
         self._common = {
-            "id": plan.api_id,
+            "id": plan.request_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": model_name,

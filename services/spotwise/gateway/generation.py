@@ -98,7 +98,7 @@ class MeshUnavailableError(GenerationError):
 class Generation(Protocol):
     """The mesh, as the gateway's HTTP layer sees it."""
 
-    def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+    def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence. Closing the generator cancels its work in the mesh.
 
         An optional first item without tokens says that the mesh accepted the sequence; HTTP streams start with it.

@@ -92,13 +92,13 @@ class MeshGeneration:
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
         self._host.keep_time(TICK_S, self._tick)
 
-    async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+    async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence; closing the generator cancels its work."""
         spec = self._fit(spec)
-        stream = TokenStream(request_id, spec, self._host.clock.now())
-        self._streams[request_id] = stream
-        self._record_names(request_id, spec.client_request_id)
-        self._loop.feed(g.RequestReceived(request_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
+        stream = TokenStream(choice_id, spec, self._host.clock.now())
+        self._streams[choice_id] = stream
+        self._record_names(choice_id, spec.client_request_id)
+        self._loop.feed(g.RequestReceived(choice_id, len(spec.prompt_token_ids), spec.stop.max_new_tokens))
         try:
             while True:
                 item = await stream.take()
@@ -108,15 +108,15 @@ class MeshGeneration:
                 if item.finish_reason is not None:
                     return
         finally:
-            self._loop.feed(g.RequestClosed(request_id))
-            del self._streams[request_id]
+            self._loop.feed(g.RequestClosed(choice_id))
+            del self._streams[choice_id]
 
-    def _record_names(self, request_id: str, client_request_id: str) -> None:
+    def _record_names(self, choice_id: str, client_request_id: str) -> None:
         """Let each of a request's two ids lead to the other, for `spotwise explain`."""
         if client_request_id:
             for known_as, name, other in (
-                (request_id, "client_request_id", client_request_id),
-                (client_request_id, "request_id", request_id),
+                (choice_id, "client_request_id", client_request_id),
+                (client_request_id, "request_id", choice_id),
             ):
                 entry = LedgerEntry(known_as, 0, "received", self._host.id, self._host.clock.now(), ((name, other),))
                 self._host.record(entry)
@@ -162,13 +162,13 @@ class MeshGeneration:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _submit_attempt(self, command: g.SubmitAttempt) -> None:
-        stream = self._streams[command.request_id]
+        stream = self._streams[command.choice_id]
         stream.attempts += 1
         stream.submission = asyncio.ensure_future(self._submit(stream, command))
         self._host.spawn(stream.submission, "submit")
 
     async def _submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
-        attempt = (command.request_id, command.epoch)
+        attempt = (command.choice_id, command.epoch)
         failed = partial(self._submit_failed, command)
         try:
             async with asyncio.timeout(self._settings.store_timeout_s), stream.record_turn, self._writes:
@@ -199,12 +199,12 @@ class MeshGeneration:
         self, command: g.SubmitAttempt, reason: str, error: Exception, *, store_is_away: bool = False
     ) -> None:
         """Tell the role, and with it maybe the client, without what the error says of servers and subjects."""
-        _log.warning("submit_failed", request_id=command.request_id, reason=str(error) or type(error).__name__)
-        self._loop.feed(g.SubmitFailed(command.request_id, command.epoch, reason, store_is_away))
+        _log.warning("submit_failed", choice_id=command.choice_id, reason=str(error) or type(error).__name__)
+        self._loop.feed(g.SubmitFailed(command.choice_id, command.epoch, reason, store_is_away))
 
     def _record(self, stream: TokenStream, command: g.SubmitAttempt) -> RequestRecord:
         return RequestRecord(
-            request_id=stream.request_id,
+            choice_id=stream.choice_id,
             epoch=command.epoch,
             gateway_id=self._host.id,
             attempt_id=command.attempt_id,
@@ -224,7 +224,7 @@ class MeshGeneration:
         may_reuse = stream.spec.sampling.prompt_logprobs is None
         known = (*stream.spec.prompt_token_ids, *command.output_token_ids)
         return SubmitRequest(
-            request_id=stream.request_id,
+            choice_id=stream.choice_id,
             epoch=command.epoch,
             stream=StreamRef(self._host.id, command.attempt_id, self._host.member.incarnation),
             prompt_tokens=len(stream.spec.prompt_token_ids) + committed,
@@ -235,7 +235,7 @@ class MeshGeneration:
         )
 
     def _close_attempts(self, command: g.CloseAttempts) -> None:
-        stream = self._streams[command.order.request_id]
+        stream = self._streams[command.order.choice_id]
         if stream.is_submitted:
             self._host.post(subjects.REQUESTS, command.order)
         if not stream.has_record and stream.submission is not None:
@@ -246,12 +246,12 @@ class MeshGeneration:
     async def _delete_record(self, stream: TokenStream) -> None:
         try:
             async with stream.record_turn:
-                await self._host.store.delete_record(stream.request_id)
+                await self._host.store.delete_record(stream.choice_id)
         except MeshError:
             return  # its time to live ends it
 
     def _accept(self, command: g.Accept) -> None:
-        stream = self._streams.get(command.request_id)
+        stream = self._streams.get(command.choice_id)
         if stream is not None:
             stream.assigned_s = self._host.clock.now()
             stream.put(GeneratedTokens(()))
@@ -259,16 +259,16 @@ class MeshGeneration:
     def _deliver(self, command: g.Deliver) -> None:
         self._observe_queue_time(command)
         tokens = tuple(
-            SampledToken(command.request_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
+            SampledToken(command.choice_id, delta.token_id, delta.logprobs, delta.prompt_logprobs)
             for delta in command.tokens
             if delta.token_id is not None
         )
         cached_tokens, prefill_s = self._cached_tokens(command), self._prefill_s(command)
-        self._put(command.request_id, GeneratedTokens(tokens, command.finish_reason, cached_tokens, prefill_s))
+        self._put(command.choice_id, GeneratedTokens(tokens, command.finish_reason, cached_tokens, prefill_s))
 
     def _cached_tokens(self, command: g.Deliver) -> int:
         """Prompt tokens that needed no computing; later attempts compute tokens that the client has, and do not count."""
-        stream, first = self._streams.get(command.request_id), command.tokens[0]
+        stream, first = self._streams.get(command.choice_id), command.tokens[0]
         if stream is None or first.token_index > 0 or first.cached_tokens is None:
             return 0
         self._metrics.count_cached(len(stream.spec.prompt_token_ids), first.cached_tokens)
@@ -276,14 +276,14 @@ class MeshGeneration:
 
     def _observe_queue_time(self, command: g.Deliver) -> None:
         """The wait for workers, measured here, and the wait on the prompt worker, measured there."""
-        stream, waited_s = self._streams.get(command.request_id), command.tokens[0].queue_s
+        stream, waited_s = self._streams.get(command.choice_id), command.tokens[0].queue_s
         if stream is not None and waited_s is not None:
             assigned_s = stream.assigned_s or stream.received_s
             self._metrics.queue_time_s.observe(assigned_s - stream.received_s + waited_s)
 
     def _prefill_s(self, command: g.Deliver) -> float | None:
         """From the end of the queue time to the first token; unknown where that came from a later attempt."""
-        stream, first = self._streams.get(command.request_id), command.tokens[0]
+        stream, first = self._streams.get(command.choice_id), command.tokens[0]
         if stream is None or stream.attempts > 1 or first.token_index > 0 or first.queue_s is None:
             return None
         started_s = (stream.assigned_s or stream.received_s) + first.queue_s
@@ -292,12 +292,10 @@ class MeshGeneration:
     def _fail(self, command: g.Fail) -> None:
         status, message = _STATUS[command.code], without_addresses(command.message)
         if status == 500 or message != command.message:
-            _log.warning(
-                "request_failed", request_id=command.request_id, code=str(command.code), reason=command.message
-            )
-        self._put(command.request_id, GenerationError(status, command.code, message, command.retry_after_s))
+            _log.warning("request_failed", choice_id=command.choice_id, code=str(command.code), reason=command.message)
+        self._put(command.choice_id, GenerationError(status, command.code, message, command.retry_after_s))
 
-    def _put(self, request_id: str, item: GeneratedTokens | GenerationError) -> None:
-        stream = self._streams.get(request_id)
+    def _put(self, choice_id: str, item: GeneratedTokens | GenerationError) -> None:
+        stream = self._streams.get(choice_id)
         if stream is not None:
             stream.put(item)

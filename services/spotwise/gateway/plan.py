@@ -91,7 +91,7 @@ class TextRules:
 class PlannedSequence:
     """One choice of the answer: its id in the mesh, what to run, and the prompt that it answers."""
 
-    request_id: str
+    choice_id: str
     spec: SequenceSpec
     prompt: PromptTokens
 
@@ -101,7 +101,7 @@ class GenerationPlan:
     """All that an API request makes the mesh do.
 
     Attributes:
-        api_id: id of the answer; the sequences' ids begin with it.
+        request_id: id of the answer; the sequences' ids begin with it.
         sequences: in order of the choices.
         rules: tokens to text.
         prompt_tokens: of all prompts, each counted once.
@@ -110,7 +110,7 @@ class GenerationPlan:
         return_token_ids: the answer holds token ids beside the text.
     """
 
-    api_id: str
+    request_id: str
     sequences: tuple[PlannedSequence, ...]
     rules: TextRules
     prompt_tokens: int
@@ -175,7 +175,7 @@ def plan_generation(
     stop_token_ids = _stop_token_ids(request, text)
     score_only = max_tokens == 0
     unbounded = max_tokens is None and default_max_tokens is None
-    api_id = f"{id_prefix}-{secrets.token_hex(16)}"
+    request_id = f"{id_prefix}-{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
     tenant = tenant_of(key_name, request.user)
     sequences: list[PlannedSequence] = []
@@ -187,9 +187,9 @@ def plan_generation(
             sampling = _sampling(
                 request, choice, logit_bias, logprobs, text.vocab_size, prompt_scores=prompt.echo is not None
             )
-            request_id = f"{api_id}#{len(sequences)}" if several else api_id
+            choice_id = f"{request_id}#{len(sequences)}" if several else request_id
             spec = SequenceSpec(prompt.token_ids, sampling, stop, unbounded, request.priority or 0, tenant)
-            sequences.append(PlannedSequence(request_id, spec, prompt))
+            sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),
         include_stop=request.include_stop_str_in_output or False,
@@ -198,7 +198,7 @@ def plan_generation(
         score_only=score_only,
     )
     return GenerationPlan(
-        api_id=api_id,
+        request_id=request_id,
         sequences=tuple(sequences),
         rules=rules,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),

@@ -19,8 +19,8 @@ class TokenStream:
         is_submitted: a scheduler may know of the request.
     """
 
-    def __init__(self, request_id: str, spec: SequenceSpec, received_s: float) -> None:
-        self.request_id = request_id
+    def __init__(self, choice_id: str, spec: SequenceSpec, received_s: float) -> None:
+        self.choice_id = choice_id
         self.spec = spec
         self.received_s = received_s
         self.assigned_s: float | None = None

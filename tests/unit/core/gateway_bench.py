@@ -28,27 +28,27 @@ class GatewayBench:
     def tick(self, after_s: float = 0.0) -> list[g.GatewayCommand]:
         return self.feed(m.Tick(), after_s)
 
-    def open(self, request_id: str = "r", *, workers: tuple[str, str] | None = ("p", "t")) -> list[g.GatewayCommand]:
+    def open(self, choice_id: str = "r", *, workers: tuple[str, str] | None = ("p", "t")) -> list[g.GatewayCommand]:
         """Receive a request; with workers, it is accepted and assigned too."""
-        commands = self.feed(g.RequestReceived(request_id, prompt_tokens=30, max_new_tokens=10))
+        commands = self.feed(g.RequestReceived(choice_id, prompt_tokens=30, max_new_tokens=10))
         if workers is not None:
-            commands += self.feed(m.RequestAccepted(request_id, 1))
-            commands += self.assigned(request_id, workers=workers)
+            commands += self.feed(m.RequestAccepted(choice_id, 1))
+            commands += self.assigned(choice_id, workers=workers)
         return commands
 
     def assigned(
-        self, request_id: str = "r", epoch: int = 1, *, workers: tuple[str, str] = ("p", "t")
+        self, choice_id: str = "r", epoch: int = 1, *, workers: tuple[str, str] = ("p", "t")
     ) -> list[g.GatewayCommand]:
-        return self.feed(m.RequestAssigned(request_id, epoch, *workers))
+        return self.feed(m.RequestAssigned(choice_id, epoch, *workers))
 
     def rejected(
         self,
-        request_id: str = "r",
+        choice_id: str = "r",
         epoch: int = 1,
         code: m.RejectCode = m.RejectCode.MESH_FULL,
         after_s: float = 0.0,
     ) -> list[g.GatewayCommand]:
-        return self.feed(m.RequestRejected(request_id, epoch, code, "no room", 1.5), after_s)
+        return self.feed(m.RequestRejected(choice_id, epoch, code, "no room", 1.5), after_s)
 
     def tokens(
         self,

@@ -17,24 +17,24 @@ TOKEN = worker_member("t")
 
 
 def submission(
-    request_id: str = "r", epoch: int = 1, *, prompt: int = 30, new: int = 10, gateway: str = "g", priority: int = 0
+    choice_id: str = "r", epoch: int = 1, *, prompt: int = 30, new: int = 10, gateway: str = "g", priority: int = 0
 ) -> m.SubmitRequest:
     """A request; with the defaults its 40 tokens fill 3 blocks of 16."""
-    return m.SubmitRequest(request_id, epoch, m.StreamRef(gateway, 100 + epoch, 1), prompt, new, priority=priority)
+    return m.SubmitRequest(choice_id, epoch, m.StreamRef(gateway, 100 + epoch, 1), prompt, new, priority=priority)
 
 
-def reserved(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvReserved:
+def reserved(choice_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvReserved:
     """The grant of the order of that number; the scheduler's orders are numbered from 1."""
-    return m.KvReserved(request_id, epoch, number, KvTarget(worker_id, 1, f"{worker_id}:2", (0, 1, 2)))
+    return m.KvReserved(choice_id, epoch, number, KvTarget(worker_id, 1, f"{worker_id}:2", (0, 1, 2)))
 
 
-def accepted(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.PrefillAccepted:
+def accepted(choice_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.PrefillAccepted:
     """The same of an order for both phases."""
-    return m.PrefillAccepted(request_id, epoch, number, worker_id)
+    return m.PrefillAccepted(choice_id, epoch, number, worker_id)
 
 
-def refused(request_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvRefused:
-    return m.KvRefused(request_id, epoch, number, worker_id, "no room")
+def refused(choice_id: str = "r", epoch: int = 1, worker_id: str = "t", *, number: int = 1) -> m.KvRefused:
+    return m.KvRefused(choice_id, epoch, number, worker_id, "no room")
 
 
 class SchedulerBench:
@@ -57,13 +57,13 @@ class SchedulerBench:
         """Feed and return which workers were asked to take which requests: to reserve for them, or to serve them whole."""
         return asked(self.feed(event, after_s))
 
-    def assign(self, request_id: str = "r", epoch: int = 1, worker_id: str = "t") -> list[SchedulerCommand]:
+    def assign(self, choice_id: str = "r", epoch: int = 1, worker_id: str = "t") -> list[SchedulerCommand]:
         """Submit, and let the worker that was asked say yes."""
-        commands = self.feed(submission(request_id, epoch))
+        commands = self.feed(submission(choice_id, epoch))
         for order in only(commands, m.ReserveKv):
-            return self.feed(reserved(request_id, epoch, worker_id, number=order.assignment))
+            return self.feed(reserved(choice_id, epoch, worker_id, number=order.assignment))
         (start,) = only(commands, m.StartPrefill)
-        return self.feed(accepted(request_id, epoch, worker_id, number=start.assignment))
+        return self.feed(accepted(choice_id, epoch, worker_id, number=start.assignment))
 
     def rejection(self, event: SchedulerEvent, after_s: float = 0.0) -> m.RequestRejected:
         """Feed what leads to exactly one rejection."""
@@ -76,10 +76,10 @@ def asked(commands: list[SchedulerCommand]) -> list[tuple[str, str]]:
     found = []
     for command in commands:
         match command:
-            case m.Send(worker_id, m.ReserveKv(request_id)):
-                found.append((request_id, worker_id))
-            case m.Send(worker_id, m.StartPrefill(request_id, target=target)) if target.worker_id == worker_id:
-                found.append((request_id, worker_id))
+            case m.Send(worker_id, m.ReserveKv(choice_id)):
+                found.append((choice_id, worker_id))
+            case m.Send(worker_id, m.StartPrefill(choice_id, target=target)) if target.worker_id == worker_id:
+                found.append((choice_id, worker_id))
     return found
 
 
@@ -88,5 +88,5 @@ def cancels(commands: list[SchedulerCommand]) -> list[tuple[str, str, int]]:
     found = []
     for command in commands:
         if isinstance(command, m.Send) and isinstance(command.message, m.CancelRequest):
-            found.append((command.recipient_id, command.message.request_id, command.message.epoch))
+            found.append((command.recipient_id, command.message.choice_id, command.message.epoch))
     return found

@@ -29,9 +29,9 @@ class Bench(GatewayBench):
     def feed(self, event: g.GatewayEvent, after_s: float = 0.0) -> list[g.GatewayCommand]:
         commands = super().feed(event, after_s)
         for attempt in only(commands, g.SubmitAttempt):
-            self.attempts[attempt.request_id] = attempt
+            self.attempts[attempt.choice_id] = attempt
         for failure in only(commands, g.Fail):
-            self.failures[failure.request_id] = failure
+            self.failures[failure.choice_id] = failure
         return commands
 
     def worker(self, worker_id: str) -> None:
@@ -39,10 +39,10 @@ class Bench(GatewayBench):
         self.incarnation += 1
         self.feed(worker_member(worker_id, incarnation=self.incarnation))
 
-    def place(self, request_id: str, *workers: str) -> g.SubmitAttempt:
+    def place(self, choice_id: str, *workers: str) -> g.SubmitAttempt:
         """The attempt that is under way gets its workers."""
-        attempt = self.attempts.pop(request_id)
-        self.feed(m.RequestAssigned(request_id, attempt.epoch, workers[0], workers[-1]))
+        attempt = self.attempts.pop(choice_id)
+        self.feed(m.RequestAssigned(choice_id, attempt.epoch, workers[0], workers[-1]))
         return attempt
 
     def bring(self, attempt: g.SubmitAttempt, count: int, worker: str) -> None:

@@ -197,7 +197,7 @@ class TestLostWorkers:
         """In the order in which they came."""
         bench = bench_with_members()
         bench.open("b")
-        assert [order.request_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]
+        assert [order.choice_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]
 
 
 class TestLostScheduler:

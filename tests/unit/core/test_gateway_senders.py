@@ -96,8 +96,8 @@ class TestMissingTokens:
     def test_a_lost_batch_costs_those_that_bring_nothing_more(self) -> None:
         """Whose tokens were in it, nobody knows: who goes on without a gap has lost none."""
         bench = GatewayBench()
-        for request_id in ("goes on", "waits", "elsewhere"):
-            bench.open(request_id, workers=("p", "t") if request_id != "elsewhere" else ("p", "other"))
+        for choice_id in ("goes on", "waits", "elsewhere"):
+            bench.open(choice_id, workers=("p", "t") if choice_id != "elsewhere" else ("p", "other"))
         bench.feed(batch(1, (1, 0, 50), (2, 0, 60)))
         bench.feed(batch(3, (1, 1, 51)))
         assert submitted(bench.tick(after_s=1.1)) == [(2, 4, (60,))]

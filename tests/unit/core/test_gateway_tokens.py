@@ -61,7 +61,7 @@ class TestOrder:
         bench = GatewayBench()
         bench.open()
         (first,) = only(bench.tokens((0, 50)), g.Deliver)
-        assert (first.request_id, first.tokens, first.finish_reason) == ("r", (m.TokenDelta(1, 0, 50),), None)
+        assert (first.choice_id, first.tokens, first.finish_reason) == ("r", (m.TokenDelta(1, 0, 50),), None)
         assert delivered(bench.tokens((1, 51))) == [51]
 
     def test_tokens_that_overtook_the_first_wait_for_it(self) -> None:
@@ -101,7 +101,7 @@ class TestOrder:
         bench.open("b")
         batch = m.TokenBatch("t", (m.TokenDelta(2, 0, 60), m.TokenDelta(1, 0, 50), m.TokenDelta(99, 0, 70)))
         commands = bench.feed(batch)
-        assert [(delivery.request_id, len(delivery.tokens)) for delivery in only(commands, g.Deliver)] == [
+        assert [(delivery.choice_id, len(delivery.tokens)) for delivery in only(commands, g.Deliver)] == [
             ("b", 1),
             ("a", 1),
         ]

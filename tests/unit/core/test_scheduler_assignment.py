@@ -121,16 +121,16 @@ class TestQueue:
     def test_the_lower_priority_number_comes_first(self) -> None:
         """Among equals whoever came first; one that nobody took is back where it was."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
-        for request_id, priority in (("a", 0), ("late", 7), ("b", 0), ("urgent", -2), ("c", 0)):
-            assert bench.asked(submission(request_id, priority=priority)) == []
+        for choice_id, priority in (("a", 0), ("late", 7), ("b", 0), ("urgent", -2), ("c", 0)):
+            assert bench.asked(submission(choice_id, priority=priority)) == []
         order = []
         for number in range(1, 6):
-            ((request_id, _),) = bench.asked(worker_member("t", blocks=3, seen=(("s", number - 1),)))
-            order.append(request_id)
+            ((choice_id, _),) = bench.asked(worker_member("t", blocks=3, seen=(("s", number - 1),)))
+            order.append(choice_id)
             if number == 1:  # refused once
-                bench.feed(refused(request_id, number=1))
+                bench.feed(refused(choice_id, number=1))
             else:
-                bench.feed(m.CloseRequest(request_id, 1, finished=False))
+                bench.feed(m.CloseRequest(choice_id, 1, finished=False))
         assert order == ["urgent", "urgent", "a", "b", "c"]
         assert bench.role.queued == 1
 
@@ -140,7 +140,7 @@ class TestQueue:
         bench.feed(submission("small", prompt=1, new=1))
         bench.feed(submission("large", priority=-1), after_s=30.0)
         assert bench.asked(worker_member("t", blocks=5, free=2)) == []
-        assert bench.rejection(m.Tick(), after_s=31.0).request_id == "small"
+        assert bench.rejection(m.Tick(), after_s=31.0).choice_id == "small"
         assert bench.asked(worker_member("t", blocks=5)) == [("large", "t")]
 
     def test_blocks_promised_and_not_yet_reported_are_not_promised_again(self) -> None:
@@ -180,10 +180,10 @@ class TestQueue:
         """Whichever came first is assigned first, in whatever order the refusals arrive."""
         for order in (("a", "b", "c"), ("c", "b", "a"), ("b", "c", "a")):
             bench = SchedulerBench()
-            for request_id in ("a", "b", "c"):
-                bench.feed(submission(request_id))
-            for request_id in order:
-                bench.feed(refused(request_id, number="abc".index(request_id) + 1))
+            for choice_id in ("a", "b", "c"):
+                bench.feed(submission(choice_id))
+            for choice_id in order:
+                bench.feed(refused(choice_id, number="abc".index(choice_id) + 1))
             assert bench.asked(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
     def test_a_refusal_of_something_else_changes_nothing(self) -> None:
@@ -192,7 +192,7 @@ class TestQueue:
         bench.feed(submission(epoch=2))
         for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):
             # whoever speaks of what was not asked of it last may hold something that nobody wants
-            assert cancels(bench.feed(stray)) == [(holder, stray.request_id, stray.epoch)]
+            assert cancels(bench.feed(stray)) == [(holder, stray.choice_id, stray.epoch)]
         assert bench.feed(refused(epoch=2, number=7)) == []
         assert bench.role.queued == 0
         bench.feed(reserved(epoch=2))
@@ -231,7 +231,7 @@ class TestRejections:
         bench.feed(submission("runs"))
         bench.feed(submission("waits"))
         rejected = bench.rejection(submission("too many"))
-        assert (rejected.request_id, rejected.code) == ("too many", RejectCode.MESH_FULL)
+        assert (rejected.choice_id, rejected.code) == ("too many", RejectCode.MESH_FULL)
         assert rejected.retry_after_s == 1.0
         assert (bench.role.queued, bench.role.live) == (1, 2)
 
@@ -243,7 +243,7 @@ class TestRejections:
         bench.feed(worker_member("t", blocks=3, free=0), after_s=5.0)
         assert bench.feed(m.Tick()) == []
         rejected = bench.rejection(m.Tick(), after_s=0.1)
-        assert (rejected.request_id, rejected.code) == ("early", RejectCode.QUEUE_TIMEOUT)
+        assert (rejected.choice_id, rejected.code) == ("early", RejectCode.QUEUE_TIMEOUT)
         assert "10 s" in rejected.message
         assert (bench.role.queued, bench.role.live) == (1, 1)
 

@@ -203,8 +203,8 @@ class TestLostWorkers:
     def test_a_silent_worker_is_lost_and_its_requests_keep_their_order(self) -> None:
         """Those that wait already stay behind those that come back."""
         bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=6))
-        for request_id in ("a", "b", "c"):
-            bench.feed(submission(request_id))
+        for choice_id in ("a", "b", "c"):
+            bench.feed(submission(choice_id))
         assert bench.role.queued == 1
         bench.feed(SMALL_PROMPT, after_s=1.0)
         # it may only have been silent, with the orders still in its inbox
@@ -268,8 +268,8 @@ class TestOtherMembers:
         bench = SchedulerBench(worker_member("p", Pool.PROMPT, free=0), worker_member("t", blocks=9), limits=limits)
         bench.feed(GATEWAY)
         bench.assign("assigned")
-        for request_id in ("reserving", "second", "queued"):
-            bench.feed(submission(request_id, epoch=ord(request_id[0])))
+        for choice_id in ("reserving", "second", "queued"):
+            bench.feed(submission(choice_id, epoch=ord(choice_id[0])))
         for worker in (PROMPT, TOKEN):
             bench.feed(worker, after_s=1.0)
         batches = only(bench.feed(m.Tick(), after_s=0.5), m.TokenBatch)

@@ -71,20 +71,20 @@ class TestPrefixes:
     def test_a_prompt_goes_to_the_worker_that_was_sent_its_beginning(self) -> None:
         """Though the other one's queue is shorter by what they have in common."""
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT), TOKEN)
-        bench.feed(replace(self.LONG, request_id="first"))
+        bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))  # on p
         bench.feed(worker_member("p", Pool.PROMPT, pending=100, seen=(("s", 9),)))
-        bench.feed(replace(self.LONG, request_id="alike", prefix_spans=(1, 2, 7)))
+        bench.feed(replace(self.LONG, choice_id="alike", prefix_spans=(1, 2, 7)))
         assert only(bench.feed(reserved("alike", number=3)), m.RequestAssigned)[0].prompt_worker == "p"
-        bench.feed(replace(self.LONG, request_id="other", prefix_spans=(8, 9, 10)))
+        bench.feed(replace(self.LONG, choice_id="other", prefix_spans=(8, 9, 10)))
         assert only(bench.feed(reserved("other", number=5)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_what_a_worker_holds_does_not_lengthen_its_queue(self) -> None:
         """Of 200 tokens, 8 are to be computed behind those of the first."""
         bench = SchedulerBench()
-        bench.feed(replace(self.LONG, request_id="first"))
+        bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))
-        bench.feed(replace(self.LONG, request_id="alike"))
+        bench.feed(replace(self.LONG, choice_id="alike"))
         assert bench.role.pools["p"].pending_prompt_tokens == 200 + 8
         bench.feed(reserved("alike", number=3))
         assert bench.role.pools["p"].pending_prompt_tokens == 200 + 8
@@ -92,10 +92,10 @@ class TestPrefixes:
     def test_a_restarted_worker_holds_nothing(self) -> None:
         """Its cache began anew."""
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT), TOKEN)
-        bench.feed(replace(self.LONG, request_id="first"))
+        bench.feed(replace(self.LONG, choice_id="first"))
         bench.feed(reserved("first"))
         bench.feed(worker_member("p", Pool.PROMPT, incarnation=2, pending=10))
-        bench.feed(replace(self.LONG, request_id="alike"))
+        bench.feed(replace(self.LONG, choice_id="alike"))
         assert only(bench.feed(reserved("alike", number=3)), m.RequestAssigned)[0].prompt_worker == "p2"
 
 

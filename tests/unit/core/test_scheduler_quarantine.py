@@ -14,16 +14,16 @@ PATIENT = SchedulerLimits(member_timeout_s=10_000.0, max_queue_s=10_000.0)
 BAD = ("p", "t")
 
 
-def fail(bench: SchedulerBench, request_id: str) -> list[m.StartPrefill]:
+def fail(bench: SchedulerBench, choice_id: str) -> list[m.StartPrefill]:
     """A request's hand-off fails; the orders of its next attempt for one worker alone."""
-    bench.assign(request_id)
-    return only(bench.feed(replace(submission(request_id, 2), avoid=(BAD,))), m.StartPrefill)
+    bench.assign(choice_id)
+    return only(bench.feed(replace(submission(choice_id, 2), avoid=(BAD,))), m.StartPrefill)
 
 
-def bench_after_failures(*request_ids: str) -> SchedulerBench:
+def bench_after_failures(*choice_ids: str) -> SchedulerBench:
     bench = SchedulerBench(limits=PATIENT)
-    for request_id in request_ids:
-        fail(bench, request_id)
+    for choice_id in choice_ids:
+        fail(bench, choice_id)
     return bench
 
 
@@ -74,13 +74,13 @@ def test_a_restarted_worker_starts_anew() -> None:
     bench.feed(replace(PROMPT, state=m.MemberState.LEFT))
     fail_unknown = replace(submission("x"), avoid=(BAD,))
     bench.feed(fail_unknown)
-    bench.feed(replace(fail_unknown, request_id="y"))
+    bench.feed(replace(fail_unknown, choice_id="y"))
     assert bench.role.quarantined(bench.now) == ()
 
 
 def test_a_new_scheduler_believes_what_attempts_say() -> None:
     """It knows no earlier attempt of theirs."""
     bench = SchedulerBench(limits=PATIENT)
-    for request_id in "ab":
-        bench.feed(replace(submission(request_id, 2), avoid=(BAD,)))
+    for choice_id in "ab":
+        bench.feed(replace(submission(choice_id, 2), avoid=(BAD,)))
     assert len(bench.role.quarantined(bench.now)) == 1

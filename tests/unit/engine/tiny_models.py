@@ -57,7 +57,7 @@ def load_engine(
 
 
 def record(
-    request_id: str,
+    choice_id: str,
     prompt: list[int],
     sampling: SamplingParams | None = None,
     outputs: tuple[int, ...] = (),
@@ -66,7 +66,7 @@ def record(
 ) -> RequestRecord:
     """A greedy request, where nothing else is said."""
     return RequestRecord(
-        request_id=request_id,
+        choice_id=choice_id,
         epoch=1,
         gateway_id="gateway",
         attempt_id=0,

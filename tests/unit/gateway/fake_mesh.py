@@ -48,11 +48,11 @@ class FakeMesh:
     async def health(self) -> MeshHealth:
         return MeshHealth(self.ready, "2 workers" if self.ready else "no workers", {"prompt": 1, "token": 1})
 
-    async def generate(self, request_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
-        index = int(request_id.partition("#")[2] or 0)
-        self.specs[request_id] = spec
-        self.tokens_sent[request_id] = 0
-        self.open.add(request_id)
+    async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
+        index = int(choice_id.partition("#")[2] or 0)
+        self.specs[choice_id] = spec
+        self.tokens_sent[choice_id] = 0
+        self.open.add(choice_id)
         finished = False
         try:
             if self.announces:
@@ -63,14 +63,14 @@ class FakeMesh:
                 if position == self.fail_at and self.fail_index in (None, index):
                     raise self.error
                 if position == self.hang_at:
-                    self.hung.put_nowait(request_id)
+                    self.hung.put_nowait(choice_id)
                     await asyncio.Event().wait()
-                batch.append(_sampled(request_id, spec, position, token_id))
+                batch.append(_sampled(choice_id, spec, position, token_id))
                 reason = spec.stop.finish_reason(token_id, position + 1)
                 if reason is not None or len(batch) == self.batch_tokens:
-                    self.tokens_sent[request_id] += len(batch)
+                    self.tokens_sent[choice_id] += len(batch)
                     finished = reason is not None
-                    is_first = self.tokens_sent[request_id] == len(batch)
+                    is_first = self.tokens_sent[choice_id] == len(batch)
                     yield GeneratedTokens(tuple(batch), reason, self.cached.get(index, 0) if is_first else 0)
                     batch = []
                 if finished:
@@ -78,12 +78,12 @@ class FakeMesh:
             finished = True
             yield GeneratedTokens(tuple(batch), FinishReason.LENGTH)
         finally:
-            self.open.discard(request_id)
+            self.open.discard(choice_id)
             if not finished:
-                self.cancelled.append(request_id)
+                self.cancelled.append(choice_id)
 
 
-def _sampled(request_id: str, spec: SequenceSpec, position: int, token_id: int) -> SampledToken:
+def _sampled(choice_id: str, spec: SequenceSpec, position: int, token_id: int) -> SampledToken:
     def scores(count: int | None) -> TokenLogprobs | None:
         if count is None:
             return None
@@ -94,4 +94,4 @@ def _sampled(request_id: str, spec: SequenceSpec, position: int, token_id: int) 
     prompt = None
     if position == 0 and prompt_count is not None:
         prompt = (None, *(scores(prompt_count) for _ in spec.prompt_token_ids[1:]))
-    return SampledToken(request_id, token_id, scores(spec.sampling.logprobs), prompt)
+    return SampledToken(choice_id, token_id, scores(spec.sampling.logprobs), prompt)

@@ -228,8 +228,8 @@ async def test_impossible_alternatives_are_still_json(client: httpx.AsyncClient,
     """A probability of zero has no logarithm; JSON has no infinity."""
     original = mesh.generate
 
-    async def impossible(request_id: str, spec: Any) -> Any:
-        async for batch in original(request_id, spec):
+    async def impossible(choice_id: str, spec: Any) -> Any:
+        async for batch in original(choice_id, spec):
             tokens = tuple(
                 token._replace(logprobs=token.logprobs and replace(token.logprobs, logprob=float("-inf")))
                 for token in batch.tokens

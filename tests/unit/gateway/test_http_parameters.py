@@ -101,9 +101,9 @@ async def test_choices_have_ids_and_seeds_of_their_own(client: httpx.AsyncClient
     """API_ID#i, and the client's seed plus the index; across prompts the index restarts."""
     body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "best_of": 2, "seed": 2**63 - 1}
     response = await client.post("/v1/completions", json=body)
-    api_id = response.json()["id"]
-    assert response.headers["x-request-id"] == api_id
-    assert list(mesh.specs) == [f"{api_id}#{index}" for index in range(4)]
+    request_id = response.json()["id"]
+    assert response.headers["x-request-id"] == request_id
+    assert list(mesh.specs) == [f"{request_id}#{index}" for index in range(4)]
     assert [spec.sampling.seed for spec in mesh.specs.values()] == [2**63 - 1, 0, 2**63 - 1, 0]
 
 

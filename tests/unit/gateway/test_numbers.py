@@ -24,8 +24,8 @@ EDGES = (
 
 def record(mesh: FakeMesh) -> RequestRecord:
     """What a gateway writes of the only sequence."""
-    request_id, spec = next(iter(mesh.specs.items()))
-    return RequestRecord(request_id, 1, "g", 1, "m", spec.prompt_token_ids, (), spec.sampling, spec.stop, 0.0)
+    choice_id, spec = next(iter(mesh.specs.items()))
+    return RequestRecord(choice_id, 1, "g", 1, "m", spec.prompt_token_ids, (), spec.sampling, spec.stop, 0.0)
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge[:24])

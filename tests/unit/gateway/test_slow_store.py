@@ -60,7 +60,7 @@ class OneGateway:
         assert isinstance(order, SubmitRequest | CloseRequest)
         self.told.append(order)
         if message.respond is not None:
-            await message.respond(encode(RequestAccepted(order.request_id, order.epoch)))
+            await message.respond(encode(RequestAccepted(order.choice_id, order.epoch)))
 
     @asynccontextmanager
     async def generation(self) -> AsyncIterator[MeshGeneration]:
@@ -74,8 +74,8 @@ class OneGateway:
             yield generation
 
 
-async def _take(generation: MeshGeneration, request_id: str) -> None:
-    async for _ in generation.generate(request_id, SPEC):
+async def _take(generation: MeshGeneration, choice_id: str) -> None:
+    async for _ in generation.generate(choice_id, SPEC):
         pass
 
 

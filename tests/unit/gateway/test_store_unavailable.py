@@ -79,7 +79,7 @@ async def test_a_store_that_is_away_has_its_own_code(store: MemoryStore, model_d
     assert "request store" in error.message
     assert without_addresses(error.message) == error.message
     (line,) = [line for line in logs if line["event"] == "submit_failed"]
-    assert line["request_id"] == "r"
+    assert line["choice_id"] == "r"
     assert "10.0.0.7:6379" in line["reason"] or isinstance(store, StoppedStore)
 
 

@@ -168,8 +168,8 @@ async def test_scheduler_and_workers_learn_of_it(model_dir: Path) -> None:
         if isinstance(order, CloseRequest):
             return
         assert isinstance(order, SubmitRequest) and message.respond is not None
-        told.append((order, await store.get_record(order.request_id)))
-        await message.respond(encode(RequestRejected(order.request_id, 1, RejectCode.MESH_FULL, "full", 1.0)))
+        told.append((order, await store.get_record(order.choice_id)))
+        await message.respond(encode(RequestRejected(order.choice_id, 1, RejectCode.MESH_FULL, "full", 1.0)))
 
     async with ServiceHost(settings, MemoryBus(broker), store, control, member).joined() as host:
         await MemoryBus(broker).subscribe(subjects.REQUESTS, refuse)

@@ -22,7 +22,7 @@ DIGESTS = st.none() | st.text("0123456789abcdef", min_size=1, max_size=kv_frames
 FRAMES = st.builds(
     KvFrame,
     kind=st.sampled_from(FrameKind),
-    request_id=IDS,
+    choice_id=IDS,
     epoch=U64,
     push_id=U64,
     sender_incarnation=U64,
@@ -90,11 +90,11 @@ def test_an_absurd_payload_size_is_malformed() -> None:
         kv_frames.decode_frame(kv_frames.encode_frame(frame))
 
 
-@pytest.mark.parametrize("request_id", ["", "x" * 129, "é" * 65])
-def test_ids_that_do_not_fit_are_refused_when_encoded(request_id: str) -> None:
+@pytest.mark.parametrize("choice_id", ["", "x" * 129, "é" * 65])
+def test_ids_that_do_not_fit_are_refused_when_encoded(choice_id: str) -> None:
     """Ids are 1 to 128 utf-8 bytes, counted in bytes and not in characters."""
     with pytest.raises(ValueError, match="128 utf-8 bytes"):
-        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, request_id, 1, 1, 1, 1))
+        kv_frames.encode_frame(KvFrame(FrameKind.ABORT, choice_id, 1, 1, 1, 1))
 
 
 def test_numbers_that_do_not_fit_are_refused_when_encoded() -> None:

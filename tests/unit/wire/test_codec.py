@@ -24,7 +24,7 @@ def malformed(**message: Any) -> bytes:
         pytest.param(b"\xff\xff\xff", id="noise"),
         pytest.param(b"\xfa\x07\x00", id="a message of a later version"),
         pytest.param(
-            malformed(request_rejected=cluster_pb2.RequestRejected(request_id="r", epoch=1, code="odd")),
+            malformed(request_rejected=cluster_pb2.RequestRejected(choice_id="r", epoch=1, code="odd")),
             id="an unknown rejection",
         ),
         pytest.param(malformed(member=cluster_pb2.Member(id="w", kind="odd", state="ready")), id="an unknown kind"),
@@ -36,7 +36,7 @@ def malformed(**message: Any) -> bytes:
             id="an unknown pool",
         ),
         pytest.param(
-            malformed(renew_leases=worker_pb2.RenewLeases(request_ids=["a", "b"], epochs=[1])),
+            malformed(renew_leases=worker_pb2.RenewLeases(choice_ids=["a", "b"], epochs=[1])),
             id="leases without their epochs",
         ),
         pytest.param(

@@ -54,7 +54,7 @@ class Outbox:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.pushes = KvPushes(cast(KvTransport, self), LAYERS, BLOCK_SIZE, self._spawn, self.events.append)
 
-    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> HeldPush:
+    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> HeldPush:
         if len(source_block_ids) > len(target.block_ids):
             raise ValueError("too many blocks")
         self.opened.append(HeldPush())

@@ -176,7 +176,7 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
 ) -> None:
     """With the store's words; the next request is served."""
 
-    async def away(request_id: str) -> None:
+    async def away(choice_id: str) -> None:
         raise MeshError("Redis: connection refused")
 
     with monkeypatch.context() as patch:
@@ -279,9 +279,9 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     worker.engine.gate.clear()
     scored = SamplingParams(prompt_logprobs=100)
     requests = {"a": (1, 40, SamplingParams()), "b": (2, 8, scored), "c": (3, 8, SamplingParams())}
-    for request_id, (attempt_id, count, sampling) in requests.items():
-        await mesh.write(request_id, PROMPT, count, attempt_id, sampling=sampling)
-        await mesh.serve("w", request_id, PROMPT, count, attempt_id)
+    for choice_id, (attempt_id, count, sampling) in requests.items():
+        await mesh.write(choice_id, PROMPT, count, attempt_id, sampling=sampling)
+        await mesh.serve("w", choice_id, PROMPT, count, attempt_id)
         await until(worker.engine.at_work.is_set)
     worker.engine.gate.set()
     end = await mesh.end_of(2)

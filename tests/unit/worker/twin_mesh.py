@@ -72,37 +72,37 @@ class TwinMesh:
         """Put an order into a worker's inbox."""
         await self.bus.publish(subjects.inbox(worker_id), encode(order))
 
-    async def heard_of(self, kind: type[MessageT], request_id: str) -> MessageT:
+    async def heard_of(self, kind: type[MessageT], choice_id: str) -> MessageT:
         """Wait for the scheduler's or gateway's message of this kind about a request."""
         found: list[Any] = []
 
         def look() -> bool:
             found[:] = [each for each in self.heard if isinstance(each, kind)]
-            found[:] = [each for each in found if each.request_id == request_id]
+            found[:] = [each for each in found if each.choice_id == choice_id]
             return bool(found)
 
         await until(look)
         return cast(MessageT, found[-1])
 
-    async def write(self, request_id: str, prompt: tuple[int, ...], count: int, attempt_id: int, **fields: Any) -> None:
+    async def write(self, choice_id: str, prompt: tuple[int, ...], count: int, attempt_id: int, **fields: Any) -> None:
         """Write a request's record."""
         stop = StopCriteria(max_new_tokens=count)
         sampling = fields.pop("sampling", SamplingParams())
-        record = RequestRecord(request_id, 1, "gateway", attempt_id, "sums", prompt, (), sampling, stop, 0.0, **fields)
+        record = RequestRecord(choice_id, 1, "gateway", attempt_id, "sums", prompt, (), sampling, stop, 0.0, **fields)
         await self.store.put_record(record)
 
-    async def reserve(self, worker_id: str, request_id: str, prompt_tokens: int, new: int, attempt_id: int) -> None:
+    async def reserve(self, worker_id: str, choice_id: str, prompt_tokens: int, new: int, attempt_id: int) -> None:
         """Order a reservation."""
         self._assignments += 1
         stream = m.StreamRef("gateway", attempt_id)
         tokens = prompt_tokens + new
-        order = m.ReserveKv(request_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
+        order = m.ReserveKv(choice_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
         await self.order(worker_id, order)
 
     async def prefill(
         self,
         prompt_worker: str,
-        request_id: str,
+        choice_id: str,
         prompt: tuple[int, ...],
         count: int,
         attempt_id: int,
@@ -112,33 +112,31 @@ class TwinMesh:
         self._assignments += 1
         stream = m.StreamRef("gateway", attempt_id)
         order = m.StartPrefill(
-            request_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
+            choice_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
         )
         await self.order(prompt_worker, order)
 
-    async def serve(
-        self, worker_id: str, request_id: str, prompt: tuple[int, ...], count: int, attempt_id: int
-    ) -> None:
+    async def serve(self, worker_id: str, choice_id: str, prompt: tuple[int, ...], count: int, attempt_id: int) -> None:
         """Order both phases of a request from one worker."""
         here = KvTarget(worker_id, 1, "", ())
-        await self.prefill(worker_id, request_id, prompt, count, attempt_id, here)
+        await self.prefill(worker_id, choice_id, prompt, count, attempt_id, here)
 
     async def assign(
         self,
         prompt_worker: str,
         token_worker: str,
-        request_id: str,
+        choice_id: str,
         prompt: tuple[int, ...],
         count: int,
         attempt_id: int,
     ) -> None:
         """Do for a request, whose record may be written, what a scheduler does."""
         if prompt_worker == token_worker:
-            await self.serve(token_worker, request_id, prompt, count, attempt_id)
+            await self.serve(token_worker, choice_id, prompt, count, attempt_id)
             return
-        await self.reserve(token_worker, request_id, len(prompt), count, attempt_id)
-        target = (await self.heard_of(m.KvReserved, request_id)).target
-        await self.prefill(prompt_worker, request_id, prompt, count, attempt_id, target)
+        await self.reserve(token_worker, choice_id, len(prompt), count, attempt_id)
+        target = (await self.heard_of(m.KvReserved, choice_id)).target
+        await self.prefill(prompt_worker, choice_id, prompt, count, attempt_id, target)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
         """What a worker's heartbeats said of it so far."""

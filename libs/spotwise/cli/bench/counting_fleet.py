@@ -122,18 +122,18 @@ class CountingFleet:
             if isinstance(order, m.ReserveKv):
                 worker.seen = order.assignment
                 blocks = _blocks_at_first(order.kv_tokens - order.owed_tokens)
-                worker.held[order.request_id] = _Held(owed_tokens=order.owed_tokens, blocks=blocks)
+                worker.held[order.choice_id] = _Held(owed_tokens=order.owed_tokens, blocks=blocks)
                 target = KvTarget(worker.id, 1, "", ())
-                answers.append(m.KvReserved(order.request_id, 1, order.assignment, target))
+                answers.append(m.KvReserved(order.choice_id, 1, order.assignment, target))
             elif isinstance(order, m.StartPrefill):
                 worker.seen = order.assignment
                 token_id = order.target.worker_id
-                part = worker.held[order.request_id] = _Held(prompt_tokens=order.prompt_tokens)
+                part = worker.held[order.choice_id] = _Held(prompt_tokens=order.prompt_tokens)
                 if token_id == worker.id:
                     part.in_place, part.owed_tokens = True, order.owed_tokens
                     part.blocks = _blocks_at_first(order.prompt_tokens)
-                    answers.append(m.PrefillAccepted(order.request_id, 1, order.assignment, worker.id))
-                self._prompts.append((order.request_id, worker.id, token_id))
+                    answers.append(m.PrefillAccepted(order.choice_id, 1, order.assignment, worker.id))
+                self._prompts.append((order.choice_id, worker.id, token_id))
         return answers
 
     def work(self, prompts: int, requests: int) -> list[m.CloseRequest]:
@@ -142,17 +142,17 @@ class CountingFleet:
         Prompts end besides where there is no decode that could.
         """
         while len(self._prompts) > prompts or (self._prompts and not self._decodes and self.serving > requests):
-            request_id, prompt_id, token_id = self._prompts.popleft()
+            choice_id, prompt_id, token_id = self._prompts.popleft()
             if prompt_id == token_id:
-                self.workers[prompt_id].held[request_id].prompt_tokens = 0
+                self.workers[prompt_id].held[choice_id].prompt_tokens = 0
             else:
-                del self.workers[prompt_id].held[request_id]
-            self._decodes.append((request_id, token_id))
+                del self.workers[prompt_id].held[choice_id]
+            self._decodes.append((choice_id, token_id))
         ended = []
         while self._decodes and self.serving > requests:
-            request_id, token_id = self._decodes.popleft()
-            del self.workers[token_id].held[request_id]
-            ended.append(m.CloseRequest(request_id, 1, finished=True))
+            choice_id, token_id = self._decodes.popleft()
+            del self.workers[token_id].held[choice_id]
+            ended.append(m.CloseRequest(choice_id, 1, finished=True))
         return ended
 
     def beats(self, count: int) -> list[m.Member]:

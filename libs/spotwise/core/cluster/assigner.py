@@ -116,7 +116,7 @@ class Assigner:
             self._start_prefill(entry, self._assignments, target)
         else:
             self.quarantine.tried((prompt_worker.id, token_worker.id), now)
-            self._pools.intend(prompt_worker.id, entry.request_id, entry.prompt_queued)
+            self._pools.intend(prompt_worker.id, entry.choice_id, entry.prompt_queued)
             self._count(entry, token_worker, 0, now)
             self._reserve(entry, self._assignments, token_worker.id)
 
@@ -131,7 +131,7 @@ class Assigner:
     def _reserve(self, entry: Entry, assignment: int, token_id: str) -> None:
         order = entry.order
         reservation = m.ReserveKv(
-            request_id=order.request_id,
+            choice_id=order.choice_id,
             epoch=order.epoch,
             stream=order.stream,
             scheduler_id=self._scheduler_id,
@@ -146,7 +146,7 @@ class Assigner:
         order = entry.order
         assert entry.prompt_worker is not None
         start = m.StartPrefill(
-            request_id=order.request_id,
+            choice_id=order.choice_id,
             epoch=order.epoch,
             stream=order.stream,
             scheduler_id=self._scheduler_id,
@@ -160,15 +160,15 @@ class Assigner:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered_entry(self, request_id: str, epoch: int, worker_id: str, assignment: int) -> Entry | None:
+    def _answered_entry(self, choice_id: str, epoch: int, worker_id: str, assignment: int) -> Entry | None:
         """Return the entry whose current order a worker answers.
 
         An answer to an order that was given up is ignored where the same worker was asked again: the cancellation that
         gave it up was sent between the two orders, and one sent now would end the second.
         """
-        entry = self._requests.get(request_id)
+        entry = self._requests.get(choice_id)
         if entry is None or entry.order.epoch != epoch or entry.token_worker != worker_id:
-            self.cancel(worker_id, request_id, epoch)
+            self.cancel(worker_id, choice_id, epoch)
             return None
         is_current = self._requests.is_asked(entry) and entry.assignment == assignment
         return entry if is_current else None
@@ -176,19 +176,19 @@ class Assigner:
     def kv_reserved(self, report: m.KvReserved, now: float) -> None:
         """Start the prefill on the other worker."""
         target = report.target
-        entry = self._answered_entry(report.request_id, report.epoch, target.worker_id, report.assignment)
+        entry = self._answered_entry(report.choice_id, report.epoch, target.worker_id, report.assignment)
         if entry is None or entry.prompt_worker is None:
             return
         self._assignments += 1
         starting = Assignment(self._assignments, now, prompt_tokens=entry.prompt_queued)
-        self._pools.order_intended(entry.prompt_worker, entry.request_id, starting)
+        self._pools.order_intended(entry.prompt_worker, entry.choice_id, starting)
         self._start_prefill(entry, self._assignments, target)
         self._assigned(entry, entry.prompt_worker, target.worker_id, now)
 
     def prefill_accepted(self, report: m.PrefillAccepted, now: float) -> None:
         """Both phases are on one worker, where the request waits for its turn now."""
         worker_id = report.worker_id
-        entry = self._answered_entry(report.request_id, report.epoch, worker_id, report.assignment)
+        entry = self._answered_entry(report.choice_id, report.epoch, worker_id, report.assignment)
         if entry is not None:
             self._assigned(entry, worker_id, worker_id, now)
 
@@ -196,19 +196,19 @@ class Assigner:
         """Tell the gateway and the ledger, and remember who has the prompt's beginning."""
         order = entry.order
         self._requests.assigned(entry)
-        self._say(m.to_gateway(order.stream, m.RequestAssigned(order.request_id, order.epoch, prompt_id, token_id)))
+        self._say(m.to_gateway(order.stream, m.RequestAssigned(order.choice_id, order.epoch, prompt_id, token_id)))
         for worker_id in dict.fromkeys((token_id, prompt_id)):
             self._prefixes.sent(order.prefix_spans, worker_id, self._pools[worker_id].member.incarnation)
         facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
         if entry.placed_by != PlacedBy.HOME.value:
             facts.append(("placed_by", entry.placed_by))
         facts.append(("queue_s", now - entry.accepted_s))
-        ledger = m.LedgerEntry(order.request_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
+        ledger = m.LedgerEntry(order.choice_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
         self._say(m.RecordLedger(ledger))
 
     def kv_refused(self, report: m.KvRefused, now: float) -> None:
         """Back to the queue; the worker's next heartbeat says what room it really has."""
-        entry = self._answered_entry(report.request_id, report.epoch, report.worker_id, report.assignment)
+        entry = self._answered_entry(report.choice_id, report.epoch, report.worker_id, report.assignment)
         if entry is not None:
             self._requeue(entry)
 
@@ -225,7 +225,7 @@ class Assigner:
                 self.tell_dropped(entry.order.stream, f"worker {entry.token_worker} did not answer the scheduler")
             else:
                 assert entry.token_worker is not None
-                self.cancel(entry.token_worker, entry.request_id, entry.order.epoch)
+                self.cancel(entry.token_worker, entry.choice_id, entry.order.epoch)
                 self._requeue(entry)
 
     def tell_dropped(self, stream: m.StreamRef, error: str) -> None:
@@ -244,12 +244,12 @@ class Assigner:
         if cancel:
             for worker_id in dict.fromkeys((entry.prompt_worker, entry.token_worker)):
                 if worker_id is not None:
-                    self.cancel(worker_id, entry.request_id, entry.order.epoch)
+                    self.cancel(worker_id, entry.choice_id, entry.order.epoch)
 
     def _forget_intent(self, entry: Entry) -> None:
         if entry.prompt_worker is not None:
-            self._pools.intend_no_more(entry.prompt_worker, entry.request_id)
+            self._pools.intend_no_more(entry.prompt_worker, entry.choice_id)
 
-    def cancel(self, worker_id: str, request_id: str, epoch: int) -> None:
+    def cancel(self, worker_id: str, choice_id: str, epoch: int) -> None:
         """Tell a worker to drop whatever it has of a request up to that attempt."""
-        self._say(m.Send(worker_id, m.CancelRequest(request_id, epoch)))
+        self._say(m.Send(worker_id, m.CancelRequest(choice_id, epoch)))

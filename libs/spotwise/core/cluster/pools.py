@@ -162,24 +162,24 @@ class Pools:
         view.assign(assignment)
         self._place(view)
 
-    def intend(self, worker_id: str, request_id: str, prompt_tokens: int) -> None:
+    def intend(self, worker_id: str, choice_id: str, prompt_tokens: int) -> None:
         """Count a prompt that a worker will be given once its reservation stands."""
         view = self._views[worker_id]
-        view.intend(request_id, prompt_tokens)
+        view.intend(choice_id, prompt_tokens)
         self._place(view)
 
-    def order_intended(self, worker_id: str, request_id: str, assignment: Assignment) -> None:
+    def order_intended(self, worker_id: str, choice_id: str, assignment: Assignment) -> None:
         """Count the order by which a worker is given the prompt that it was to be given."""
         view = self._views[worker_id]
-        view.intend_no_more(request_id)
+        view.intend_no_more(choice_id)
         view.assign(assignment)
         self._place(view)
 
-    def intend_no_more(self, worker_id: str, request_id: str) -> None:
+    def intend_no_more(self, worker_id: str, choice_id: str) -> None:
         """A prompt will not be given to the worker, which may be gone."""
         view = self._views.get(worker_id)
         if view is not None:
-            view.intend_no_more(request_id)
+            view.intend_no_more(choice_id)
             self._place(view)
 
     def _place(self, view: WorkerView) -> None:

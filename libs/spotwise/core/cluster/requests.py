@@ -41,14 +41,14 @@ class Entry:
     assignment: int | None = None
 
     @property
-    def request_id(self) -> str:
+    def choice_id(self) -> str:
         """Its request."""
-        return self.order.request_id
+        return self.order.choice_id
 
     @property
     def place(self) -> tuple[int, int, str]:
         """Its place in the queue: priority, number of arrival, and who it is."""
-        return self.order.priority, self.number, self.order.request_id
+        return self.order.priority, self.number, self.order.choice_id
 
     @property
     def is_in_place(self) -> bool:
@@ -71,21 +71,21 @@ class Requests:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, request_id: str) -> Entry | None:
+    def get(self, choice_id: str) -> Entry | None:
         """Return a request that is here."""
-        return self._entries.get(request_id)
+        return self._entries.get(choice_id)
 
     def accept(self, order: SubmitRequest, now: float) -> None:
         """Queue a request that is not here."""
         self._arrivals += 1
-        entry = self._entries[order.request_id] = Entry(order, self._arrivals, now)
+        entry = self._entries[order.choice_id] = Entry(order, self._arrivals, now)
         insort(self._queue, entry.place)
 
     def drop(self, entry: Entry) -> None:
         """Forget a request, wherever it stands."""
-        del self._entries[entry.request_id]
-        if entry.request_id in self._asked:
-            del self._asked[entry.request_id]
+        del self._entries[entry.choice_id]
+        if entry.choice_id in self._asked:
+            del self._asked[entry.choice_id]
         elif entry.token_worker is None:
             del self._queue[bisect_left(self._queue, entry.place)]
 
@@ -94,7 +94,7 @@ class Requests:
     @property
     def queued(self) -> list[Entry]:
         """Those that wait, in order of priority and arrival."""
-        return [self._entries[request_id] for _, _, request_id in self._queue]
+        return [self._entries[choice_id] for _, _, choice_id in self._queue]
 
     @property
     def num_queued(self) -> int:
@@ -107,7 +107,7 @@ class Requests:
 
     def requeue(self, entry: Entry) -> None:
         """Put one that nobody took back where it was."""
-        del self._asked[entry.request_id]
+        del self._asked[entry.choice_id]
         entry.prompt_worker = entry.token_worker = entry.asked_s = entry.assignment = None
         insort(self._queue, entry.place)
 
@@ -116,7 +116,7 @@ class Requests:
     @property
     def asked(self) -> list[Entry]:
         """Those that a worker was asked to take and has not answered for, in order of asking."""
-        return [self._entries[request_id] for request_id in self._asked]
+        return [self._entries[choice_id] for choice_id in self._asked]
 
     def was_away(self, seconds: float) -> None:
         """Give those that were asked so much longer to answer: no answer could be heard."""
@@ -126,14 +126,14 @@ class Requests:
 
     def is_asked(self, entry: Entry) -> bool:
         """Tell whether the worker that was asked has not answered yet."""
-        return entry.request_id in self._asked
+        return entry.choice_id in self._asked
 
     def ask(self, entry: Entry, assignment: int, now: float) -> None:
         """Take the head from the queue: its workers are set, and one of them is asked to take it."""
         del self._queue[0]
-        self._asked[entry.request_id] = None
+        self._asked[entry.choice_id] = None
         entry.asked_s, entry.assignment = now, assignment
 
     def assigned(self, entry: Entry) -> None:
         """The worker has taken it."""
-        del self._asked[entry.request_id]
+        del self._asked[entry.choice_id]

@@ -24,16 +24,16 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._closed)
 
-    def add(self, request_id: str, epoch: int, now: float) -> None:
+    def add(self, choice_id: str, epoch: int, now: float) -> None:
         """Note that all attempts of a request up to `epoch` are over."""
-        known_epoch, _ = self._closed.pop(request_id, (0, 0.0))
-        self._closed[request_id] = max(known_epoch, epoch), now
+        known_epoch, _ = self._closed.pop(choice_id, (0, 0.0))
+        self._closed[choice_id] = max(known_epoch, epoch), now
         self._forget(now)
 
-    def cover(self, request_id: str, epoch: int, now: float) -> bool:
+    def cover(self, choice_id: str, epoch: int, now: float) -> bool:
         """Tell whether an attempt was closed before it came."""
         self._forget(now)
-        closed = self._closed.get(request_id)
+        closed = self._closed.get(choice_id)
         return closed is not None and epoch <= closed[0]
 
     def _forget(self, now: float) -> None:

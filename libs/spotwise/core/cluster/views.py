@@ -100,16 +100,16 @@ class WorkerView:
         self._unseen.append(assignment)
         self._count(assignment)
 
-    def intend(self, request_id: str, prompt_tokens: int) -> None:
+    def intend(self, choice_id: str, prompt_tokens: int) -> None:
         """Count a prompt that will be ordered from it once the reservation stands."""
-        self.intend_no_more(request_id)
-        self._intended[request_id] = prompt_tokens
+        self.intend_no_more(choice_id)
+        self._intended[choice_id] = prompt_tokens
         self.pending_prompt_tokens += prompt_tokens
         self.unseen_prompts += 1
 
-    def intend_no_more(self, request_id: str) -> None:
+    def intend_no_more(self, choice_id: str) -> None:
         """The prompt was ordered, or will not be."""
-        prompt_tokens = self._intended.pop(request_id, None)
+        prompt_tokens = self._intended.pop(choice_id, None)
         if prompt_tokens is not None:
             self.pending_prompt_tokens -= prompt_tokens
             self.unseen_prompts -= 1

@@ -14,7 +14,7 @@ from spotwise.core.request import FinishReason
 class RequestReceived:
     """A client asks for a sequence of `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
 
-    request_id: str
+    choice_id: str
     prompt_tokens: int
     max_new_tokens: int
 
@@ -23,14 +23,14 @@ class RequestReceived:
 class RequestClosed:
     """Whoever asked takes nothing more: it left, or a stop string ended its text."""
 
-    request_id: str
+    choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitFailed:
     """The scheduler could not be asked, or the record before that not be written: then the store is away."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     reason: str
     store_is_away: bool = False
@@ -62,7 +62,7 @@ GatewayEvent = (
 class SubmitAttempt:
     """Write the record with these output tokens, then ask the scheduler; `model_digest` is of the weights that drew them."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     attempt_id: int
     output_token_ids: tuple[int, ...]
@@ -81,7 +81,7 @@ class CloseAttempts:
 class Deliver:
     """Hand tokens to whoever asked."""
 
-    request_id: str
+    choice_id: str
     tokens: tuple[m.TokenDelta, ...]
     finish_reason: FinishReason | None
 
@@ -90,14 +90,14 @@ class Deliver:
 class Accept:
     """Tell whoever asked that both workers have been found."""
 
-    request_id: str
+    choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
     """Tell whoever asked that the request is not served; `code` is a `RejectCode` or one of `FAIL_*`."""
 
-    request_id: str
+    choice_id: str
     code: str
     message: str
     retry_after_s: float | None = None

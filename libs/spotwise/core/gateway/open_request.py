@@ -39,7 +39,7 @@ class OpenRequest:
         history: of the attempts so far.
     """
 
-    request_id: str
+    choice_id: str
     prompt_tokens: int
     received_s: float
     state: RequestState = RequestState.WAITING

@@ -65,9 +65,9 @@ class GatewayRole:
         """Requests that have not ended."""
         return len(self._requests)
 
-    def is_open(self, request_id: str, epoch: int) -> bool:
+    def is_open(self, choice_id: str, epoch: int) -> bool:
         """Tell whether an attempt is the current one of a request that has not ended, and is not lost."""
-        request = self._current(request_id, epoch)
+        request = self._current(choice_id, epoch)
         return request is not None and request.retry_at_s is None
 
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
@@ -79,8 +79,8 @@ class GatewayRole:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _received(self, event: g.RequestReceived, now: float) -> None:
-        request = OpenRequest(event.request_id, event.prompt_tokens, received_s=now, progress_s=now)
-        self._requests[event.request_id] = request
+        request = OpenRequest(event.choice_id, event.prompt_tokens, received_s=now, progress_s=now)
+        self._requests[event.choice_id] = request
         self._submit(request, now)
 
     def _submit(self, request: OpenRequest, now: float) -> None:
@@ -91,34 +91,34 @@ class GatewayRole:
         token_ids, avoid = tuple(request.token_ids), request.history.avoid
         self._commands.append(
             g.SubmitAttempt(
-                request.request_id, request.epoch, request.attempt_id, token_ids, request.model_digest, avoid
+                request.choice_id, request.epoch, request.attempt_id, token_ids, request.model_digest, avoid
             )
         )
 
-    def _current(self, request_id: str, epoch: int) -> OpenRequest | None:
-        request = self._requests.get(request_id)
+    def _current(self, choice_id: str, epoch: int) -> OpenRequest | None:
+        request = self._requests.get(choice_id)
         return request if request is not None and request.epoch == epoch else None
 
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
-        request = self._current(event.request_id, event.epoch)
+        request = self._current(event.choice_id, event.epoch)
         if request is not None:
             request.queued = True
 
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
-        request = self._current(event.request_id, event.epoch)
+        request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
         request.assign(event.prompt_worker, event.token_worker)
         if not request.announced and request.first_token_s is None:
             request.announced = True
-            self._commands.append(g.Accept(request.request_id))
+            self._commands.append(g.Accept(request.choice_id))
         for worker_id in request.workers:
             if self.membership.lost_lately(worker_id, now):
                 self._attempt_lost(request, f"worker {worker_id} was lost", now)
                 return
 
     def _rejected(self, event: m.RequestRejected, now: float) -> None:
-        request = self._current(event.request_id, event.epoch)
+        request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
         if event.epoch == 1 or event.code is m.RejectCode.NEVER_FITS:
@@ -127,7 +127,7 @@ class GatewayRole:
             self._attempt_lost(request, event.message, now)
 
     def _submit_failed(self, event: g.SubmitFailed, now: float) -> None:
-        request = self._current(event.request_id, event.epoch)
+        request = self._current(event.choice_id, event.epoch)
         if request is None:
             return
         if event.epoch == 1:
@@ -231,7 +231,7 @@ class GatewayRole:
         request.gap_since_s = now if request.early else None
         request.history.brought(len(ready))
         finish_reason = ready[-1].finish_reason
-        self._commands.append(g.Deliver(request.request_id, tuple(ready), finish_reason))
+        self._commands.append(g.Deliver(request.choice_id, tuple(ready), finish_reason))
         if finish_reason is not None:
             self._end(request, FINISH_EVENT[finish_reason], now, finished=True)
         return True
@@ -239,20 +239,20 @@ class GatewayRole:
     # --- endings ------------------------------------------------------------------------------------------------------
 
     def _closed(self, event: g.RequestClosed, now: float) -> None:
-        request = self._requests.get(event.request_id)
+        request = self._requests.get(event.choice_id)
         if request is not None:
             self._end(request, RequestEvent.ABORTED, now, finished=False)
 
     def _fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
-        self._commands.append(g.Fail(request.request_id, code, message, retry_after_s))
+        self._commands.append(g.Fail(request.choice_id, code, message, retry_after_s))
         self._end(request, RequestEvent.FAILED, now, finished=False)
 
     def _end(self, request: OpenRequest, event: RequestEvent, now: float, *, finished: bool) -> None:
         request.state = advance(request.state, event)
         assert is_terminal(request.state)
-        del self._requests[request.request_id]
+        del self._requests[request.choice_id]
         self._streams.pop(request.attempt_id, None)
-        self._commands.append(g.CloseAttempts(m.CloseRequest(request.request_id, request.epoch, finished)))
+        self._commands.append(g.CloseAttempts(m.CloseRequest(request.choice_id, request.epoch, finished)))
         tokens = len(request.token_ids)
         facts: dict[str, str | int | float] = {
             "finish": request.state.value.removeprefix("finished_"),
@@ -268,17 +268,17 @@ class GatewayRole:
         self._record(request, "completed", now, **facts)
 
     def _record(self, request: OpenRequest, stage: str, now: float, **facts: str | int | float) -> None:
-        entry = m.LedgerEntry(request.request_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
+        entry = m.LedgerEntry(request.choice_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
         self._commands.append(m.RecordLedger(entry))
 
     def _confirm(self, question: m.ConfirmAttempts, now: float) -> None:
         """Tell a holder which attempts are over: a message about their end may have been lost."""
         ended = []
-        for request_id, epoch in question.attempts:
-            if self.is_open(request_id, epoch):
-                self._requests[request_id].held_s = now
+        for choice_id, epoch in question.attempts:
+            if self.is_open(choice_id, epoch):
+                self._requests[choice_id].held_s = now
             else:
-                ended.append((request_id, epoch))
+                ended.append((choice_id, epoch))
         self._commands.append(m.Send(question.holder_id, m.AttemptsConfirmed(tuple(ended))))
 
     # --- members and time ---------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class RecordLoaded:
 class RecordUnavailable:
     """The record could not be had (another attempt, which writes it anew, may succeed), or the engine refused it."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     reason: str
     retryable: bool
@@ -93,7 +93,7 @@ class HandoffDelivered:
         mode: whether the KV left after the prompt's computation or during it.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     kv_bytes: int
     transfer_s: float
@@ -106,7 +106,7 @@ class HandoffDelivered:
 class HandoffFailed:
     """The token worker has none of the KV, whether the push failed or was called off; its blocks are read no more."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     reason: str
 
@@ -162,7 +162,7 @@ WorkerEvent = (
 class LoadRecord:
     """Read the record and give it to the engine."""
 
-    request_id: str
+    choice_id: str
     epoch: int
 
 
@@ -204,7 +204,7 @@ class EndRun:
 class ExpectKv:
     """Let the transfer plane write into these blocks."""
 
-    request_id: str
+    choice_id: str
     epoch: int
     block_ids: tuple[int, ...]
 
@@ -213,7 +213,7 @@ class ExpectKv:
 class ForgetKv:
     """Let it write there no more."""
 
-    request_id: str
+    choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class OpenPush:
         written_tokens: whose KV is there already.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     target: KvTarget
     source_block_ids: tuple[int, ...]
@@ -260,7 +260,7 @@ class CommitPush:
 class AbortPush:
     """Call a push off, whether opened or on its way; its end is told as of any other."""
 
-    request_id: str
+    choice_id: str
     epoch: int
 
 

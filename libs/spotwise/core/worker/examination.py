@@ -77,7 +77,7 @@ class Examination:
         if len(members) != 1:
             return Verdict.TRY_AGAIN
         (alone,) = members
-        self._in_a_row[alone.request_id] = None
+        self._in_a_row[alone.choice_id] = None
         if len(self._in_a_row) >= REQUESTS_IN_A_ROW:
             self._parts.clear()
             return Verdict.ENGINE_FAILS

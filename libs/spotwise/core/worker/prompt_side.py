@@ -46,7 +46,7 @@ class PromptSide:
 
     def start_prefill(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
         """Queue a prompt; one whose tokens would follow here, only unless the worker is draining."""
-        if sequence_id(order.request_id, order.epoch) in self._table:
+        if sequence_id(order.choice_id, order.epoch) in self._table:
             return  # delivered twice
         if order.target.worker_id == self._table.worker_id:
             self._serve_here(order, now, draining=draining)
@@ -56,7 +56,7 @@ class PromptSide:
     def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
         """Both phases: nothing is reserved or transferred, and the prompt waits for its blocks."""
         table = self._table
-        attempt = (order.request_id, order.epoch, order.assignment, table.worker_id)
+        attempt = (order.choice_id, order.epoch, order.assignment, table.worker_id)
         if refusal := self._refusal(order, draining):
             table.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
             return
@@ -68,13 +68,13 @@ class PromptSide:
     def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
         if draining:
             return "draining"
-        if self._table.is_loading(order.request_id, order.epoch):
+        if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier order is still being undone"
         return self._table.pool.never_fits(order.prompt_tokens + order.owed_tokens)
 
     def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
         table = self._table
-        if table.is_loading(order.request_id, order.epoch):
+        if table.is_loading(order.choice_id, order.epoch):
             table.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
             return
         sequence = self._add(order, now)
@@ -85,8 +85,8 @@ class PromptSide:
             table.load_record(sequence)
 
     def _add(self, order: m.StartPrefill, now: float) -> Sequence:
-        self._table.fence(order.request_id, order.epoch - 1)
-        sequence = self._table.add(order.request_id, order.epoch, order.stream, RequestState.WAITING, now)
+        self._table.fence(order.choice_id, order.epoch - 1)
+        sequence = self._table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING, now)
         sequence.known_tokens, sequence.prompt_ordered_here = order.prompt_tokens, True
         return sequence
 
@@ -99,7 +99,7 @@ class PromptSide:
             sequence.push_in_flight = True
             written = sequence.computed_tokens
             push = c.OpenPush(
-                sequence.request_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
+                sequence.choice_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
             )
             self._table.say(push)
 
@@ -108,7 +108,7 @@ class PromptSide:
         assert sequence.target is not None
         sequence.advance(RequestEvent.HANDOFF_STARTED)
         handoff = KvHandoff(
-            sequence.request_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
+            sequence.choice_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
         )
         if sequence.push_in_flight:
             self._table.say(c.CommitPush(handoff))
@@ -128,7 +128,7 @@ class PromptSide:
 
     def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
         """Let go of what the token worker has."""
-        sequence = self._table.push_ended(event.request_id, event.epoch)
+        sequence = self._table.push_ended(event.choice_id, event.epoch)
         if sequence is None:
             return
         assert sequence.target is not None
@@ -153,7 +153,7 @@ class PromptSide:
 
     def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
         """Give the attempt back to its gateway."""
-        sequence = self._table.push_ended(event.request_id, event.epoch)
+        sequence = self._table.push_ended(event.choice_id, event.epoch)
         if sequence is None:
             return
         assert sequence.target is not None
@@ -174,5 +174,5 @@ class PromptSide:
             due = now - last_s >= interval_s
             self._renewed_s[target_id] = now if due else last_s
             if due:
-                leases = tuple((sequence.request_id, sequence.epoch) for sequence in sequences)
+                leases = tuple((sequence.choice_id, sequence.epoch) for sequence in sequences)
                 self._table.say(m.Send(target_id, m.RenewLeases(leases)))

@@ -85,7 +85,7 @@ class WorkerRole:
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.ReserveKv: self._reserve_kv,
             m.StartPrefill: self._start_prefill,
-            m.CancelRequest: lambda order, now: self._table.fence(order.request_id, order.epoch),
+            m.CancelRequest: lambda order, now: self._table.fence(order.choice_id, order.epoch),
             m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
             m.ChangeHome: self._change_home,
@@ -179,12 +179,12 @@ class WorkerRole:
         self._prompt_side.start_prefill(order, now, draining=self._drain is not None)
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
-        for request_id, epoch in answer.ended:
-            self._table.fence(request_id, epoch)
+        for choice_id, epoch in answer.ended:
+            self._table.fence(choice_id, epoch)
 
     def _confirm(self, now: float) -> None:
         """Ask the gateways about what is held for them."""
-        held = ((s.stream, (s.request_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
+        held = ((s.stream, (s.choice_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
         for question in self._confirmations.ask(held, now):
             self._table.say(question)
 
@@ -194,7 +194,7 @@ class WorkerRole:
             self._table.say(c.TakeHome(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
-        sequence = self._table.load_answered(event.record.request_id, event.record.epoch)
+        sequence = self._table.load_answered(event.record.choice_id, event.record.epoch)
         if sequence is None:
             self._table.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
             return
@@ -202,7 +202,7 @@ class WorkerRole:
         self._token_side.pass_first_token(sequence)
 
     def _record_unavailable(self, event: c.RecordUnavailable, now: float) -> None:
-        sequence = self._table.load_answered(event.request_id, event.epoch)
+        sequence = self._table.load_answered(event.choice_id, event.epoch)
         if sequence is not None:
             self._table.fail(sequence, event.reason, now, retryable=event.retryable)
 

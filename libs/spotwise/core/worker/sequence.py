@@ -63,7 +63,7 @@ class Sequence:
         sequence_id: of this attempt, for the engine and the block pool.
     """
 
-    request_id: str
+    choice_id: str
     epoch: int
     stream: StreamRef
     state: RequestState
@@ -105,7 +105,7 @@ class Sequence:
     sequence_id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sequence_id = sequence_id(self.request_id, self.epoch)
+        self.sequence_id = sequence_id(self.choice_id, self.epoch)
 
     @property
     def uncomputed_tokens(self) -> int:

@@ -61,20 +61,20 @@ class SequenceTable:
     def __contains__(self, sequence_id: str) -> bool:
         return sequence_id in self._sequences
 
-    def get(self, request_id: str, epoch: int) -> Sequence | None:
+    def get(self, choice_id: str, epoch: int) -> Sequence | None:
         """Return that attempt if it is here and not pending_free."""
-        return self.by_id(sequence_id(request_id, epoch))
+        return self.by_id(sequence_id(choice_id, epoch))
 
     def by_id(self, sequence_id: str) -> Sequence | None:
         """Return the sequence if it is here and not pending_free."""
         sequence = self._sequences.get(sequence_id)
         return None if sequence is None or sequence.pending_free else sequence
 
-    def add(self, request_id: str, epoch: int, stream: m.StreamRef, state: RequestState, now: float) -> Sequence:
+    def add(self, choice_id: str, epoch: int, stream: m.StreamRef, state: RequestState, now: float) -> Sequence:
         """Enter an attempt that is not here."""
-        sequence = Sequence(request_id, epoch, stream, state, now)
+        sequence = Sequence(choice_id, epoch, stream, state, now)
         self._sequences[sequence.sequence_id] = sequence
-        self._attempts[request_id] += 1
+        self._attempts[choice_id] += 1
         return sequence
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
@@ -94,19 +94,19 @@ class SequenceTable:
 
     # --- its record ---------------------------------------------------------------------------------------------------
 
-    def is_loading(self, request_id: str, epoch: int) -> bool:
+    def is_loading(self, choice_id: str, epoch: int) -> bool:
         """Tell whether a load of the attempt's record is unanswered, also where the attempt itself has ended."""
-        return sequence_id(request_id, epoch) in self._loading
+        return sequence_id(choice_id, epoch) in self._loading
 
     def load_record(self, sequence: Sequence) -> None:
         """Ask for the record of a sequence that was just added; ask `is_loading` first."""
         self._loading.add(sequence.sequence_id)
-        self.say(c.LoadRecord(sequence.request_id, sequence.epoch))
+        self.say(c.LoadRecord(sequence.choice_id, sequence.epoch))
 
-    def load_answered(self, request_id: str, epoch: int) -> Sequence | None:
+    def load_answered(self, choice_id: str, epoch: int) -> Sequence | None:
         """Note that a load was answered; return its sequence if it is still wanted."""
-        self._loading.discard(sequence_id(request_id, epoch))
-        return self.get(request_id, epoch)
+        self._loading.discard(sequence_id(choice_id, epoch))
+        return self.get(choice_id, epoch)
 
     # --- iterations ---------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class SequenceTable:
 
     def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
         """Add a line to the request's ledger."""
-        entry = m.LedgerEntry(sequence.request_id, sequence.epoch, stage, self.worker_id, now, tuple(facts.items()))
+        entry = m.LedgerEntry(sequence.choice_id, sequence.epoch, stage, self.worker_id, now, tuple(facts.items()))
         self.say(m.RecordLedger(entry))
 
     def answer(self) -> list[c.WorkerCommand]:
@@ -201,11 +201,11 @@ class SequenceTable:
         self.cancel_target(sequence)
         self.end(sequence, FinishReason.ERROR)
 
-    def fence(self, request_id: str, epoch: int) -> None:
+    def fence(self, choice_id: str, epoch: int) -> None:
         """End all attempts up to `epoch`; whoever asked knows."""
-        if request_id not in self._attempts:
+        if choice_id not in self._attempts:
             return
-        for sequence in [s for s in self if s.request_id == request_id and s.epoch <= epoch and not s.pending_free]:
+        for sequence in [s for s in self if s.choice_id == choice_id and s.epoch <= epoch and not s.pending_free]:
             self.cancel_target(sequence)
             self.end(sequence, FinishReason.ABORT)
 
@@ -219,15 +219,15 @@ class SequenceTable:
     def cancel_target(self, sequence: Sequence) -> None:
         """Give the reservation on the token worker back, where there is one."""
         if sequence.target is not None:
-            order = m.CancelRequest(sequence.request_id, sequence.epoch)
+            order = m.CancelRequest(sequence.choice_id, sequence.epoch)
             self.say(m.Send(sequence.target.worker_id, order))
 
     def end(self, sequence: Sequence, finish_reason: FinishReason) -> None:
         """Let go: at once where its blocks are at rest, else once they are."""
         if sequence.state is RequestState.WAITING_FOR_KV:
-            self.say(c.ForgetKv(sequence.request_id))
+            self.say(c.ForgetKv(sequence.choice_id))
         if sequence.push_in_flight:
-            self.say(c.AbortPush(sequence.request_id, sequence.epoch))
+            self.say(c.AbortPush(sequence.choice_id, sequence.epoch))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.pending_free = True
         self.lost_a_member |= sequence.in_iteration
@@ -238,9 +238,9 @@ class SequenceTable:
         if sequence.push_in_flight or sequence.in_iteration or sequence.is_moving:
             return
         del self._sequences[sequence.sequence_id]
-        self._attempts[sequence.request_id] -= 1
-        if not self._attempts[sequence.request_id]:
-            del self._attempts[sequence.request_id]
+        self._attempts[sequence.choice_id] -= 1
+        if not self._attempts[sequence.choice_id]:
+            del self._attempts[sequence.choice_id]
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
         if sequence.host_block_ids:
@@ -259,9 +259,9 @@ class SequenceTable:
             return None
         return sequence, moved
 
-    def push_ended(self, request_id: str, epoch: int) -> Sequence | None:
+    def push_ended(self, choice_id: str, epoch: int) -> Sequence | None:
         """Note that a push ended; return its sequence if it is still wanted."""
-        sequence = self._sequences.get(sequence_id(request_id, epoch))
+        sequence = self._sequences.get(sequence_id(choice_id, epoch))
         if sequence is None or not sequence.push_in_flight:
             return None
         sequence.push_in_flight = False

@@ -35,33 +35,33 @@ class TokenSide:
         """Reserve blocks, or say why not."""
         table = self._table
         if refusal := self._refusal(order, now, draining):
-            answer = m.KvRefused(order.request_id, order.epoch, order.assignment, table.worker_id, refusal)
+            answer = m.KvRefused(order.choice_id, order.epoch, order.assignment, table.worker_id, refusal)
             table.say(m.Send(order.scheduler_id, answer))
             return
-        table.fence(order.request_id, order.epoch - 1)
-        sequence = table.add(order.request_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
+        table.fence(order.choice_id, order.epoch - 1)
+        sequence = table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.owed_tokens = order.owed_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
         table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.owed_tokens))
-        table.say(c.ExpectKv(order.request_id, order.epoch, sequence.block_ids))
+        table.say(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
         target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
-        reserved = m.KvReserved(order.request_id, order.epoch, order.assignment, target)
+        reserved = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
         table.say(m.Send(order.scheduler_id, reserved))
         table.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
         if draining:
             return "draining"
-        if sequence_id(order.request_id, order.epoch) in self._table:
+        if sequence_id(order.choice_id, order.epoch) in self._table:
             return "reserved already"
-        if self._table.is_loading(order.request_id, order.epoch):
+        if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier reservation is still being undone"
         return self._allocator.reservation_refusal(order.kv_tokens, order.owed_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
         """Extend the reservations that their prompt workers still work on."""
-        for request_id, epoch in order.leases:
-            sequence = self._table.get(request_id, epoch)
+        for choice_id, epoch in order.leases:
+            sequence = self._table.get(choice_id, epoch)
             if sequence is not None and sequence.lease_expires_s is not None:
                 sequence.lease_expires_s = now + sequence.lease_s
 
@@ -80,7 +80,7 @@ class TokenSide:
 
     def kv_arrived(self, event: c.KvArrived, now: float) -> None:
         """Take a handed-off sequence into the token phase."""
-        sequence = self._table.get(event.handoff.request_id, event.handoff.epoch)
+        sequence = self._table.get(event.handoff.choice_id, event.handoff.epoch)
         if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
             return  # ended while its last bytes were on the way
         sequence.advance(RequestEvent.KV_ARRIVED)

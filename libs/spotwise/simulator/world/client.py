@@ -109,24 +109,24 @@ class Client:
         self._live[number] = _Live(arrival, record, Progress(prompt_tokens), output_tokens, to_come)
         asked_tokens = settings.asked_tokens(output_tokens)
         stream = m.StreamRef(self.id, number)
-        order = m.SubmitRequest(record.request_id, _EPOCH, stream, prompt_tokens, asked_tokens)
+        order = m.SubmitRequest(record.choice_id, _EPOCH, stream, prompt_tokens, asked_tokens)
         self._control.send(self._scheduler_id, order)
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
-    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
+    def record(self, choice_id: str, epoch: int) -> RequestRecord | None:
         """Return what a worker must know of a request, as long as that is live."""
-        live = self._live.get(int(request_id))
+        live = self._live.get(int(choice_id))
         return None if live is None else live.record
 
-    def progress(self, request_id: str) -> Progress:
+    def progress(self, choice_id: str) -> Progress:
         """Return how far a live request is."""
-        return self._live[int(request_id)].progress
+        return self._live[int(choice_id)].progress
 
     # --- the gateway's inbox ------------------------------------------------------------------------------------------
 
     def _rejected(self, message: m.RequestRejected) -> None:
-        self._fail(int(message.request_id), f"{message.code.value}: {message.message}")
+        self._fail(int(message.choice_id), f"{message.code.value}: {message.message}")
 
     def _tokens_came(self, batch: m.TokenBatch) -> None:
         for delta in batch.deltas:

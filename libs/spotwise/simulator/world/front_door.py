@@ -36,14 +36,14 @@ class FrontDoor:
         if isinstance(event, m.SubmitRequest):
             return [m.Send(self._target.worker_id, self._order(event))]
         if isinstance(event, m.KvRefused):
-            rejected = m.RequestRejected(event.request_id, event.epoch, m.RejectCode.NEVER_FITS, event.reason)
+            rejected = m.RequestRejected(event.choice_id, event.epoch, m.RejectCode.NEVER_FITS, event.reason)
             return [m.Send(self._client_id, rejected)]
         return []
 
     def _order(self, request: m.SubmitRequest) -> m.StartPrefill:
         self._orders += 1
         return m.StartPrefill(
-            request_id=request.request_id,
+            choice_id=request.choice_id,
             epoch=request.epoch,
             stream=request.stream,
             scheduler_id=self._id,

@@ -71,17 +71,17 @@ class HandOffs:
     def ordered(self, order: m.StartPrefill) -> None:
         """Note where the KV of a prompt will go."""
         target = self._around.machines[order.target.worker_id]
-        id_ = sequence_id(order.request_id, order.epoch)
+        id_ = sequence_id(order.choice_id, order.epoch)
         self._pushes[id_] = _Push(
             order.target.worker_id, Transfer(id_, self._send_link, target.receive_link, self._sent)
         )
 
     def abort(self, command: c.AbortPush) -> None:
         """Call a push off that is on its way, and say so."""
-        id_ = sequence_id(command.request_id, command.epoch)
+        id_ = sequence_id(command.choice_id, command.epoch)
         if id_ in self._pushes:
             self.drop(id_)
-            failed = c.HandoffFailed(command.request_id, command.epoch, "called off")
+            failed = c.HandoffFailed(command.choice_id, command.epoch, "called off")
             self._queue.at(self._queue.now, self._receive, failed)
 
     def _offer_early(self, offer: tuple[_Push, float]) -> None:
@@ -91,7 +91,7 @@ class HandOffs:
 
     def push(self, command: c.PushKv) -> None:
         """Send what is left of a prompt that is computed, and tell both ends when it is there."""
-        push = self._pushes[sequence_id(command.handoff.request_id, command.handoff.epoch)]
+        push = self._pushes[sequence_id(command.handoff.choice_id, command.handoff.epoch)]
         push.command, push.committed_s = command, self._queue.now
         self._offer(push, command.handoff.num_tokens, is_last=True)
 
@@ -111,7 +111,7 @@ class HandOffs:
     def _delivered(self, push: _Push) -> None:
         assert push.command is not None
         handoff, now = push.command.handoff, self._queue.now
-        if self._pushes.pop(sequence_id(handoff.request_id, handoff.epoch), None) is not push:
+        if self._pushes.pop(sequence_id(handoff.choice_id, handoff.epoch), None) is not push:
             return  # called off while its last bytes were on the way
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
@@ -119,6 +119,6 @@ class HandOffs:
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
         visible_s = now - push.committed_s
         delivered = c.HandoffDelivered(
-            handoff.request_id, handoff.epoch, kv_bytes, transfer_s, "simulated", visible_s=visible_s
+            handoff.choice_id, handoff.epoch, kv_bytes, transfer_s, "simulated", visible_s=visible_s
         )
         self._queue.at(now + self._around.settings.link_latency_s, self._receive, delivered)

@@ -173,12 +173,12 @@ class Machine:
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def _load_record(self, command: c.LoadRecord) -> None:
-        record = self._around.store.record(command.request_id, command.epoch)
+        record = self._around.store.record(command.choice_id, command.epoch)
         if record is None:
-            gone = c.RecordUnavailable(command.request_id, command.epoch, "the request was closed", retryable=False)
+            gone = c.RecordUnavailable(command.choice_id, command.epoch, "the request was closed", retryable=False)
             self._queue.at(self._queue.now, self.receive, gone)
         else:
-            self._token_times.enter(record.sequence_id, self._around.store.progress(command.request_id))
+            self._token_times.enter(record.sequence_id, self._around.store.progress(command.choice_id))
             self._queue.at(self._queue.now, self.receive, c.RecordLoaded(record))
 
     def _drop(self, command: c.DropSequence) -> None:

@@ -17,10 +17,10 @@ from spotwise.simulator.world.token_times import Progress
 class RequestStore(Protocol):
     """Where the records of requests are."""
 
-    def record(self, request_id: str, epoch: int) -> RequestRecord | None:
+    def record(self, choice_id: str, epoch: int) -> RequestRecord | None:
         """Return an attempt's record, if it is still there."""
 
-    def progress(self, request_id: str) -> Progress:
+    def progress(self, choice_id: str) -> Progress:
         """Return how far a request is whose record is there."""
 
 

@@ -127,15 +127,15 @@ class TimedKvTransport:
         """Hear pushes."""
         self._subscription = await self._bus.subscribe(subjects.simulated_kv(self._worker_id), self._on_push)
 
-    def expect(self, request_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+    def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """Accept that attempt's hand-off; replaces an earlier attempt's window."""
-        self._windows[request_id] = epoch
+        self._windows[choice_id] = epoch
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, choice_id: str) -> None:
         """Refuse what still comes for the request. Idempotent."""
-        self._windows.pop(request_id, None)
+        self._windows.pop(choice_id, None)
 
-    def open_push(self, target: KvTarget, request_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
+    def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
         """Begin a hand-off, which will take its time once it is committed.
 
         Raises:
@@ -146,7 +146,7 @@ class TimedKvTransport:
         async def move(handoff: KvHandoff) -> int:
             return await self._move(target, handoff, num_blocks)
 
-        return WholePush(target, request_id, epoch, NUM_LAYERS, num_blocks, _TRANSPORT, move)
+        return WholePush(target, choice_id, epoch, NUM_LAYERS, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Let the bytes take their time, then hand the request over.
@@ -155,14 +155,14 @@ class TimedKvTransport:
             KvTransferError: unreachable, refused or timed out; the text says which and why.
             ValueError: no blocks, or more than the target reserved.
         """
-        push = self.open_push(target, handoff.request_id, handoff.epoch, source_block_ids)
+        push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, NUM_LAYERS, len(source_block_ids), handoff)
 
     async def _move(self, target: KvTarget, handoff: KvHandoff, num_blocks: int) -> int:
         payload = encode_handoff(handoff)
         frame = KvFrame(
             kind=FrameKind.COMMIT,
-            request_id=handoff.request_id,
+            choice_id=handoff.choice_id,
             epoch=handoff.epoch,
             push_id=next(self._push_ids),
             sender_incarnation=self._incarnation,
@@ -214,7 +214,7 @@ class TimedKvTransport:
         if message.respond is not None:
             answer = KvFrame(
                 kind=FrameKind.ACK if reason is None else FrameKind.NACK,
-                request_id=frame.request_id,
+                choice_id=frame.choice_id,
                 epoch=frame.epoch,
                 push_id=frame.push_id,
                 sender_incarnation=self._incarnation,
@@ -227,12 +227,12 @@ class TimedKvTransport:
         """Check a push against its window and announce it; `None` where it was taken."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
-        epoch = self._windows.get(frame.request_id)
+        epoch = self._windows.get(frame.choice_id)
         if epoch is None or frame.epoch > epoch:
             return NackReason.NO_RESERVATION
         if frame.epoch < epoch:
             return NackReason.STALE_EPOCH
-        del self._windows[frame.request_id]
+        del self._windows[frame.choice_id]
         report = TransferReport(frame.num_blocks * self._block_bytes, 0.0, _TRANSPORT)
         try:
             self._on_handoff(handoff, report)

@@ -38,7 +38,7 @@ def running(name: str, tokens: int, remaining: int = 10_000) -> RunningRequest:
 
 
 def fates(arranged: tuple[Arrangement, ...]) -> dict[str, Disposition]:
-    return {each.request_id: each.disposition for each in arranged}
+    return {each.choice_id: each.disposition for each in arranged}
 
 
 class TestChoice:
@@ -130,7 +130,7 @@ class TestJustInTime:
         """In whatever order requests are given."""
         found = arrange(NOW, NOTICE, [running("large", 3_000), running("small", 1_000), running("middle", 2_000)])
         by_start = sorted(found, key=lambda each: each.copy_start_s or 0.0)
-        assert [each.request_id for each in by_start] == ["small", "middle", "large"]
+        assert [each.choice_id for each in by_start] == ["small", "middle", "large"]
         for one, next_one in pairwise(by_start):
             assert one.copy_end_s is not None and next_one.copy_start_s is not None
             assert one.copy_end_s <= next_one.copy_start_s
@@ -239,7 +239,7 @@ class TestAgain:
         """Like all others."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, NOTICE, before, [running("new", 100), *self.REQUESTS])
-        assert [each.request_id for each in after] == ["new", "small", "large"]
+        assert [each.choice_id for each in after] == ["new", "small", "large"]
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -20,9 +20,9 @@ TARGET = KvTarget("t", 7, "t:2", (4, 5, 6))
 HERE = KvTarget("w", 9, "w:2", ())
 
 
-def stream_of(request_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRef:
+def stream_of(choice_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRef:
     """Streams are numbered by what is in the name, so that tests can tell them."""
-    return m.StreamRef(gateway, ord(request_id[0]) * 10 + epoch)
+    return m.StreamRef(gateway, ord(choice_id[0]) * 10 + epoch)
 
 
 class WorkerBench:
@@ -58,14 +58,14 @@ class WorkerBench:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, request_id: str, epoch: int = 1, *, tokens: int = 40, new: int = 10, number: int = 1, gateway: str = "g"
+        self, choice_id: str, epoch: int = 1, *, tokens: int = 40, new: int = 10, number: int = 1, gateway: str = "g"
     ) -> list[c.WorkerCommand]:
-        stream = stream_of(request_id, epoch, gateway)
-        return self.feed(m.ReserveKv(request_id, epoch, stream, "s", number, tokens, new, LEASE_S))
+        stream = stream_of(choice_id, epoch, gateway)
+        return self.feed(m.ReserveKv(choice_id, epoch, stream, "s", number, tokens, new, LEASE_S))
 
     def start(
         self,
-        request_id: str,
+        choice_id: str,
         epoch: int = 1,
         *,
         prompt: int = 30,
@@ -75,13 +75,13 @@ class WorkerBench:
         gateway: str = "g",
         lease_s: float = LEASE_S,
     ) -> list[c.WorkerCommand]:
-        stream = stream_of(request_id, epoch, gateway)
-        self.prompt_tokens[request_id] = prompt
-        return self.feed(m.StartPrefill(request_id, epoch, stream, "s", number, prompt, target, lease_s, new))
+        stream = stream_of(choice_id, epoch, gateway)
+        self.prompt_tokens[choice_id] = prompt
+        return self.feed(m.StartPrefill(choice_id, epoch, stream, "s", number, prompt, target, lease_s, new))
 
     def load(
         self,
-        request_id: str,
+        choice_id: str,
         epoch: int = 1,
         *,
         committed: tuple[int, ...] = (),
@@ -90,10 +90,10 @@ class WorkerBench:
         sampling: SamplingParams | None = None,
     ) -> list[c.WorkerCommand]:
         """The engine has the record; no two requests' prompts begin alike, unless the test says how they begin."""
-        others = (ord(request_id[0]) + 128 * position for position in range(self.prompt_tokens.get(request_id, 30)))
+        others = (ord(choice_id[0]) + 128 * position for position in range(self.prompt_tokens.get(choice_id, 30)))
         known = prompt or tuple(others)
         record = RequestRecord(
-            request_id,
+            choice_id,
             epoch,
             "g",
             1,
@@ -109,45 +109,43 @@ class WorkerBench:
     # --- whole phases -------------------------------------------------------------------------------------------------
 
     def prefill(
-        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
+        self, choice_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
     ) -> list[c.WorkerCommand]:
         """A prompt for another worker, known to the engine."""
-        return self.start(request_id, epoch, prompt=prompt, gateway=gateway) + self.load(
-            request_id, epoch, max_new=max_new
+        return self.start(choice_id, epoch, prompt=prompt, gateway=gateway) + self.load(
+            choice_id, epoch, max_new=max_new
         )
 
     def decode(
-        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
+        self, choice_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10, gateway: str = "g"
     ) -> list[c.WorkerCommand]:
         """A sequence handed off to this worker, known to the engine."""
-        commands = self.reserve(request_id, epoch, tokens=prompt + max_new, new=max_new, gateway=gateway)
-        commands += self.load(request_id, epoch, max_new=max_new)
-        return commands + self.arrive(request_id, epoch, tokens=prompt)
+        commands = self.reserve(choice_id, epoch, tokens=prompt + max_new, new=max_new, gateway=gateway)
+        commands += self.load(choice_id, epoch, max_new=max_new)
+        return commands + self.arrive(choice_id, epoch, tokens=prompt)
 
-    def in_place(
-        self, request_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10
-    ) -> list[c.WorkerCommand]:
+    def in_place(self, choice_id: str, epoch: int = 1, *, prompt: int = 30, max_new: int = 10) -> list[c.WorkerCommand]:
         """Both phases here, known to the engine."""
-        commands = self.start(request_id, epoch, prompt=prompt, new=max_new, target=HERE)
-        return commands + self.load(request_id, epoch, max_new=max_new)
+        commands = self.start(choice_id, epoch, prompt=prompt, new=max_new, target=HERE)
+        return commands + self.load(choice_id, epoch, max_new=max_new)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
     def iterate(self, after_s: float = 0.0, **tokens: int) -> list[c.WorkerCommand]:
         """The iteration ends with these tokens, by request, first attempts all."""
-        sampled = tuple(SampledToken(sequence_id(request_id, 1), token) for request_id, token in tokens.items())
+        sampled = tuple(SampledToken(sequence_id(choice_id, 1), token) for choice_id, token in tokens.items())
         return self.feed(c.IterationFinished(sampled), after_s)
 
     def arrive(
-        self, request_id: str, epoch: int = 1, *, tokens: int = 30, first: int = 50, after_s: float = 0.0
+        self, choice_id: str, epoch: int = 1, *, tokens: int = 30, first: int = 50, after_s: float = 0.0
     ) -> list[c.WorkerCommand]:
-        return self.feed(c.KvArrived(KvHandoff(request_id, epoch, tokens, first), 4096, 0.25, "shm"), after_s)
+        return self.feed(c.KvArrived(KvHandoff(choice_id, epoch, tokens, first), 4096, 0.25, "shm"), after_s)
 
-    def swapped(self, request_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
-        return self.feed(c.Swapped(sequence_id(request_id, epoch)), after_s)
+    def swapped(self, choice_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
+        return self.feed(c.Swapped(sequence_id(choice_id, epoch)), after_s)
 
-    def delivered(self, request_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
-        return self.feed(c.HandoffDelivered(request_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
+    def delivered(self, choice_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
+        return self.feed(c.HandoffDelivered(choice_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
 
     def assert_empty(self) -> None:
         """Nothing is held: blocks, counts."""
@@ -164,13 +162,13 @@ def rows(commands: list[c.WorkerCommand]) -> list[str]:
     return [row.sequence_id for order in only(commands, c.RunIteration) for row in order.batch.rows]
 
 
-def row_of(commands: list[c.WorkerCommand], request_id: str) -> tuple[int, int]:
+def row_of(commands: list[c.WorkerCommand], choice_id: str) -> tuple[int, int]:
     """Where the row of a request's first attempt begins in the iteration ordered, and how many tokens it has."""
     ((first, tokens),) = [
         (row.first_position, row.num_tokens)
         for order in only(commands, c.RunIteration)
         for row in order.batch.rows
-        if row.sequence_id == f"{request_id}@1"
+        if row.sequence_id == f"{choice_id}@1"
     ]
     return first, tokens
 

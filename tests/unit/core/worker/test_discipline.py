@@ -49,7 +49,7 @@ class Floor:
         return sequence
 
     def names(self, now: float = 0.0) -> list[str]:
-        return [sequence.request_id for sequence in self.order.order(list(self.table), now)]
+        return [sequence.choice_id for sequence in self.order.order(list(self.table), now)]
 
     def run(self, now: float, *sequences: Sequence) -> None:
         """An iteration of whole prompts, or of decodes, ends."""
@@ -196,7 +196,7 @@ class TestInOrder:
         floor = Floor()
         sequences = [floor.add("a", 5, priority=1), floor.add("b", 5), floor.add("c", 5, priority=1)]
         ordered = KeyedPolicy(by_priority).order(sequences, 0.0)
-        assert [sequence.request_id for sequence in ordered] == ["b", "a", "c"]
+        assert [sequence.choice_id for sequence in ordered] == ["b", "a", "c"]
 
     def test_whoever_has_least_to_compute_first(self) -> None:
         """Prompt and answer together."""
@@ -220,7 +220,7 @@ class TestInOrder:
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         policy = WorkerPolicy(discipline=Discipline(discipline), mlfq=QUEUES, cost=COST)
-        assert scheduling_policy_of(policy, floor.table, floor.prefixes).order(sequences, 0.0)[0].request_id == first
+        assert scheduling_policy_of(policy, floor.table, floor.prefixes).order(sequences, 0.0)[0].choice_id == first
 
 
 def test_queues_follow_from_what_a_decode_costs() -> None:

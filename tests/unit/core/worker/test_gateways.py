@@ -15,13 +15,13 @@ def batches(commands: list[c.WorkerCommand], gateway: str = "g") -> list[m.Token
     return [message for message in sent(commands, gateway) if isinstance(message, m.TokenBatch)]
 
 
-def decoding(*request_ids: str, gateway: str = "g") -> WorkerBench:
+def decoding(*choice_ids: str, gateway: str = "g") -> WorkerBench:
     """Requests whose prompts were computed here."""
     bench = WorkerBench()
-    for request_id in request_ids:
-        bench.start(request_id, target=HERE, gateway=gateway)
-        bench.load(request_id)
-        bench.iterate(**{request_id: 50})
+    for choice_id in choice_ids:
+        bench.start(choice_id, target=HERE, gateway=gateway)
+        bench.load(choice_id)
+        bench.iterate(**{choice_id: 50})
     return bench
 
 

@@ -36,8 +36,8 @@ class TestScheduling:
         """2,048 prompt tokens by default; the next one waits for the next batch, and nobody passes it."""
         bench = WorkerBench(blocks=1000)
         bench.decode("d")
-        for request_id, prompt in (("a", 2000), ("b", 48), ("c", 1), ("e", 1)):
-            bench.prefill(request_id, prompt=prompt)
+        for choice_id, prompt in (("a", 2000), ("b", 48), ("c", 1), ("e", 1)):
+            bench.prefill(choice_id, prompt=prompt)
         assert rows(bench.iterate(d=51)) == ["d@1", "a@1", "b@1"]
         assert rows(bench.iterate(d=51, a=50, b=50)) == ["d@1", "c@1", "e@1"]
 
@@ -45,8 +45,8 @@ class TestScheduling:
         """Decodes go on beside it."""
         bench = WorkerBench(blocks=1000)
         bench.decode("d")
-        for request_id, prompt in (("a", 10), ("b", 3000), ("c", 10)):
-            bench.prefill(request_id, prompt=prompt)
+        for choice_id, prompt in (("a", 10), ("b", 3000), ("c", 10)):
+            bench.prefill(choice_id, prompt=prompt)
         assert rows(bench.iterate(d=51)) == ["d@1", "a@1"]
         assert rows(bench.iterate(d=51, a=50)) == ["d@1", "b@1"]
         assert rows(bench.iterate(d=51, b=50)) == ["d@1", "c@1"]

@@ -44,18 +44,18 @@ def handoff(commands: list[c.WorkerCommand]) -> KvHandoff:
     return push.handoff
 
 
-def reserve(worker: WorkerBench, *request_ids: str) -> None:
+def reserve(worker: WorkerBench, *choice_ids: str) -> None:
     """Room and records for hand-offs."""
-    for number, request_id in enumerate(request_ids, start=1):
-        worker.reserve(request_id, tokens=40, number=number)
-        worker.load(request_id)
+    for number, choice_id in enumerate(choice_ids, start=1):
+        worker.reserve(choice_id, tokens=40, number=number)
+        worker.load(choice_id)
 
 
 def arrive(
-    worker: WorkerBench, request_id: str, level: QueueLevel | None, *, num_tokens: int = 30, after_s: float = 0.0
+    worker: WorkerBench, choice_id: str, level: QueueLevel | None, *, num_tokens: int = 30, after_s: float = 0.0
 ) -> list[c.WorkerCommand]:
     """A hand-off from a worker where the sequence arrived_level so."""
-    return worker.feed(c.KvArrived(KvHandoff(request_id, 1, num_tokens, 50, level), 4096, 0.25, "shm"), after_s)
+    return worker.feed(c.KvArrived(KvHandoff(choice_id, 1, num_tokens, 50, level), 4096, 0.25, "shm"), after_s)
 
 
 class TestHandOff:
@@ -103,10 +103,10 @@ class TestHandOff:
         }
         reserve(worker, *levels, "busy")
         arrive(worker, "busy", QueueLevel(1, 0.0))
-        for request_id, level in levels.items():
-            arrive(worker, request_id, level)
+        for choice_id, level in levels.items():
+            arrive(worker, choice_id, level)
         order = [
-            rows(worker.iterate(**{request_id: STOP_TOKEN})) for request_id in ("busy", "first", "second", "unknown")
+            rows(worker.iterate(**{choice_id: STOP_TOKEN})) for choice_id in ("busy", "first", "second", "unknown")
         ]
         assert order == [["first@1"], ["second@1"], ["unknown@1"], ["third@1"]]
 
@@ -152,11 +152,11 @@ class TestLaterAttempts:
         assert rows(worker.iterate(new=50)) == ["r@2"]
 
 
-def record(request_id: str, priority: int = 0, tenant: str = "") -> RequestRecord:
+def record(choice_id: str, priority: int = 0, tenant: str = "") -> RequestRecord:
     """Of a prompt of four tokens."""
     criteria = StopCriteria(10, (STOP_TOKEN,))
     return RequestRecord(
-        request_id, 1, "g", 1, "model", (1, 2, 3, 4), (), SamplingParams(), criteria, 0.0, priority, tenant
+        choice_id, 1, "g", 1, "model", (1, 2, 3, 4), (), SamplingParams(), criteria, 0.0, priority, tenant
     )
 
 
@@ -174,8 +174,8 @@ class TestRecords:
         """Of prompts that wait."""
         worker = bench(Discipline.PRIORITY)
         worker.prefill("busy", prompt=20)
-        for request_id, priority in (("later", 1), ("plain", 0), ("first", -1)):
-            worker.start(request_id, prompt=4)
-            worker.feed(c.RecordLoaded(record(request_id, priority)))
-        order = [rows(worker.iterate(**{request_id: STOP_TOKEN})) for request_id in ("busy", "first", "plain")]
+        for choice_id, priority in (("later", 1), ("plain", 0), ("first", -1)):
+            worker.start(choice_id, prompt=4)
+            worker.feed(c.RecordLoaded(record(choice_id, priority)))
+        order = [rows(worker.iterate(**{choice_id: STOP_TOKEN})) for choice_id in ("busy", "first", "plain")]
         assert order == [["first@1"], ["plain@1"], ["later@1"]]

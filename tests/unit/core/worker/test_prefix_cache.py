@@ -18,18 +18,18 @@ def bench_of(blocks: int = 20, policy: WorkerPolicy = POLICY) -> WorkerBench:
 
 
 def prompt(
-    bench: WorkerBench, request_id: str, tokens: tuple[int, ...], sampling: SamplingParams | None = None
+    bench: WorkerBench, choice_id: str, tokens: tuple[int, ...], sampling: SamplingParams | None = None
 ) -> tuple[int, int, tuple[int, ...]]:
     """Compute a prompt for another worker, whole; returns first position, tokens and blocks of its row."""
-    commands = bench.start(request_id, prompt=len(tokens)) + bench.load(request_id, prompt=tokens, sampling=sampling)
+    commands = bench.start(choice_id, prompt=len(tokens)) + bench.load(choice_id, prompt=tokens, sampling=sampling)
     (order,) = only(commands, c.RunIteration)
     (row,) = order.batch.rows
     return row.first_position, row.num_tokens, row.block_ids
 
 
-def hand_off(bench: WorkerBench, request_id: str) -> list[c.WorkerCommand]:
-    commands = bench.iterate(**{request_id: 50})
-    bench.delivered(request_id)
+def hand_off(bench: WorkerBench, choice_id: str) -> list[c.WorkerCommand]:
+    commands = bench.iterate(**{choice_id: 50})
+    bench.delivered(choice_id)
     return commands
 
 
@@ -118,9 +118,9 @@ class TestReuse:
 class TestInPlace:
     """On a worker that does both phases."""
 
-    def begin(self, bench: WorkerBench, request_id: str, tokens: tuple[int, ...], max_new: int = 20) -> c.RunIteration:
-        bench.start(request_id, prompt=len(tokens), new=max_new, target=HERE)
-        (order,) = only(bench.load(request_id, prompt=tokens, max_new=max_new), c.RunIteration)
+    def begin(self, bench: WorkerBench, choice_id: str, tokens: tuple[int, ...], max_new: int = 20) -> c.RunIteration:
+        bench.start(choice_id, prompt=len(tokens), new=max_new, target=HERE)
+        (order,) = only(bench.load(choice_id, prompt=tokens, max_new=max_new), c.RunIteration)
         return order
 
     def test_a_prompt_begins_with_what_an_answer_left(self) -> None:

@@ -207,9 +207,9 @@ class TestRenewal:
     def test_what_is_over_is_not_renewed(self) -> None:
         """Handed off, or pending_free in the middle of a push."""
         bench = WorkerBench()
-        for request_id in ("a", "b"):
-            bench.prefill(request_id)
-            bench.iterate(**{request_id: 50})
+        for choice_id in ("a", "b"):
+            bench.prefill(choice_id)
+            bench.iterate(**{choice_id: 50})
         bench.delivered("a")
         bench.feed(m.CancelRequest("b", 1))
         assert bench.tick(after_s=1.0) == []

@@ -136,10 +136,10 @@ async def test_pushes_share_the_senders_link() -> None:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await asyncio.gather(
-        *(sender.transport.push(receiver.target(), replace(HANDOFF, request_id=name), (0,)) for name in ("a", "b"))
+        *(sender.transport.push(receiver.target(), replace(HANDOFF, choice_id=name), (0,)) for name in ("a", "b"))
     )
     assert loop.time() - began_s >= 0.1
-    assert {handoff.request_id for handoff in receiver.handoffs} == {"a", "b"}
+    assert {handoff.choice_id for handoff in receiver.handoffs} == {"a", "b"}
     await receiver.transport.close()
     await sender.bus.close()
     await receiver.bus.close()

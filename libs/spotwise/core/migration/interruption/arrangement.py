@@ -43,7 +43,7 @@ class Arrangement:
     """What one request does.
 
     Attributes:
-        request_id: whose.
+        choice_id: whose.
         disposition: what becomes of it.
         steps: tokens that it still decodes here.
         stop_s: when it stops here, absolute.
@@ -51,7 +51,7 @@ class Arrangement:
         wait_s: from its stop until it goes on remote, as is expected; what this costs its user.
     """
 
-    request_id: str
+    choice_id: str
     disposition: Disposition
     steps: int
     stop_s: float
@@ -175,7 +175,7 @@ def rearrange(
         arranged: what was arranged.
         requests: those of the instance that have not ended, as they are now.
     """
-    before = {arrangement.request_id: arrangement for arrangement in arranged}
+    before = {arrangement.choice_id: arrangement for arrangement in arranged}
     settled: dict[str, Arrangement] = {}
     link_free_s = now_s
     for request in requests:
@@ -192,7 +192,7 @@ def rearrange(
                 wait_s = now_s - old.stop_s + _recompute_s(notice, request.tokens, now_s)
                 settled[request.id] = Arrangement(request.id, Disposition.RECOMPUTE, 0, old.stop_s, wait_s=wait_s)
     open_requests = [request for request in requests if request.id not in settled]
-    anew = {each.request_id: each for each in arrange(now_s, notice, open_requests, link_free_s)}
+    anew = {each.choice_id: each for each in arrange(now_s, notice, open_requests, link_free_s)}
     return tuple(settled.get(request.id) or anew[request.id] for request in requests)
 
 
