@@ -131,7 +131,7 @@ class LiveMesh:
                     load.running,
                     load.preempted,
                     load.migrating,
-                    load.owed_tokens,
+                    load.remaining_tokens,
                     load.kv_blocks_used,
                     load.kv_host_blocks_total - load.kv_host_blocks_free,
                     load.swapped,

@@ -82,7 +82,7 @@ class Reconciliation(RuleBasedStateMachine):
         self.reports.append(
             WorkerLoad(
                 pending_prompt_tokens=sum(a.prompt_tokens for a in self.held),
-                owed_tokens=sum(a.owed_tokens for a in self.held),
+                remaining_tokens=sum(a.remaining_tokens for a in self.held),
                 kv_blocks_total=self.BLOCKS,
                 kv_blocks_free=self.BLOCKS - sum(a.kv_blocks for a in self.held),
                 assignments_seen=(("other", 10_000), ("s", self.seen)),
@@ -112,7 +112,7 @@ class Reconciliation(RuleBasedStateMachine):
         assert (
             self.view.pending_prompt_tokens == load.pending_prompt_tokens + sum(a.prompt_tokens for a in orders) + meant
         )
-        assert self.view.owed_tokens == load.owed_tokens + sum(a.owed_tokens for a in orders)
+        assert self.view.remaining_tokens == load.remaining_tokens + sum(a.remaining_tokens for a in orders)
         assert self.view.free_tokens == load.kv_block_size * (load.kv_blocks_free - sum(a.kv_blocks for a in orders))
         has_prompts = bool(self.intended) or any(a.prompt_tokens for a in orders)
         assert self.view.is_away is has_prompts
@@ -125,7 +125,7 @@ class Reconciliation(RuleBasedStateMachine):
     @invariant()
     def nothing_is_counted_below_zero(self) -> None:
         assert self.view.pending_prompt_tokens >= 0
-        assert self.view.owed_tokens >= 0
+        assert self.view.remaining_tokens >= 0
         assert self.view.free_tokens <= self.view.kv_tokens
 
     def teardown(self) -> None:
@@ -141,7 +141,7 @@ class Reconciliation(RuleBasedStateMachine):
             self.hear(report)
         assert self.counted == []
         assert self.view.pending_prompt_tokens == sum(a.prompt_tokens for a in self.held)
-        assert self.view.owed_tokens == sum(a.owed_tokens for a in self.held)
+        assert self.view.remaining_tokens == sum(a.remaining_tokens for a in self.held)
         assert self.view.free_tokens == self.view.kv_tokens - self.view.load.kv_block_size * sum(
             a.kv_blocks for a in self.held
         )

@@ -27,7 +27,7 @@ TARGETS = st.builds(KvTarget, TEXT, U64, TEXT, IDS)
 LOADS = st.builds(
     m.WorkerLoad,
     pending_prompt_tokens=U64,
-    owed_tokens=U64,
+    remaining_tokens=U64,
     kv_blocks_total=U32,
     kv_blocks_free=U32,
     kv_blocks_kept=U32,

@@ -116,7 +116,7 @@ def assert_nothing_held(world: MeshWorld) -> None:
         assert worker.host is None or worker.host.free_blocks == worker.host.num_blocks
         assert worker.engine == {}
         assert worker.windows == worker.pushes == {}
-        assert (load.pending_prompt_tokens, load.owed_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
+        assert (load.pending_prompt_tokens, load.remaining_tokens, load.running, load.waiting_for_kv) == (0, 0, 0, 0)
 
 
 def watch_engines(world: MeshWorld) -> None:

@@ -22,7 +22,7 @@ def loads(draw: st.DrawFn) -> WorkerLoad:
     total = draw(st.sampled_from([0, 4, 20, 20, 20]))
     return WorkerLoad(
         pending_prompt_tokens=draw(st.sampled_from([0, 0, 10, 60, 95, 200])),
-        owed_tokens=draw(st.sampled_from([0, 0, 20, 45, 300])),
+        remaining_tokens=draw(st.sampled_from([0, 0, 20, 45, 300])),
         kv_blocks_total=total,
         kv_blocks_free=draw(st.integers(0, total)),
         kv_blocks_kept=draw(st.sampled_from([0, 0, 2])),
@@ -137,7 +137,7 @@ def test_pools_that_are_within_their_thresholds_do_their_own_work(
     if not fit_prompt or not fit_tokens:
         return
     assert found.by in (PlacedBy.HOME, PlacedBy.BREAK_EVEN)
-    assert found.token_worker is min(fit_tokens, key=lambda view: (view.owed_tokens, view.id))
+    assert found.token_worker is min(fit_tokens, key=lambda view: (view.remaining_tokens, view.id))
     if found.by is PlacedBy.HOME:
         assert found.prompt_worker is min(
             fit_prompt, key=lambda view: (view.pending_prompt_tokens + demand.uncomputed(view), view.id)
@@ -154,7 +154,7 @@ def is_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
 
 def owes_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
     """A scan's word for a token queue within its threshold."""
-    owed, bound = view.owed_tokens, policy.max_owed_tokens
+    owed, bound = view.remaining_tokens, policy.max_owed_tokens
     is_short = bound is None or owed == 0 or owed + demand.max_new_tokens <= bound
     return view.is_ready and is_short and view.has_room(demand.prompt_tokens, demand.max_new_tokens)
 
@@ -196,7 +196,7 @@ NEEDS = st.builds(
 def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> None:
     """After any entries, changes and departures, over many runs."""
     rng = random.Random(seed)
-    ranking = Ranking(lambda view: view.owed_tokens)
+    ranking = Ranking(lambda view: view.remaining_tokens)
     here: dict[str, WorkerView] = {}
     for _ in range(changes):
         worker_id = f"w{rng.randrange(4 * RUN_LENGTH)}"
@@ -206,7 +206,7 @@ def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> N
         else:
             here[worker_id] = view_of(worker_id, rng)
             ranking.put(here[worker_id])
-    in_order = sorted(here.values(), key=lambda view: (view.owed_tokens, view.id))
+    in_order = sorted(here.values(), key=lambda view: (view.remaining_tokens, view.id))
     assert list(ranking) == in_order
     assert ranking.first(need) is next((view for view in in_order if need.is_met_by(view)), None)
     assert ranking.most_capacity() == max((view.kv_tokens for view in in_order), default=0)
@@ -218,7 +218,7 @@ def view_of(worker_id: str, rng: random.Random) -> WorkerView:
     load = WorkerLoad(
         pending_prompt_tokens=rng.choice([0, 10, 100, 200]),
         waiting=rng.choice([0, 1, 1]),
-        owed_tokens=rng.randrange(300),
+        remaining_tokens=rng.randrange(300),
         kv_blocks_total=total,
         kv_blocks_free=rng.randint(0, total),
         kv_block_size=BLOCK,

@@ -151,7 +151,7 @@ def test_who_runs_has_its_own_kv_and_all_end(
     assert timeline.live == {}
     assert (timeline.pool.free_blocks, host.free_blocks) == (blocks, host_blocks)
     load = timeline.role.load()
-    assert (load.pending_prompt_tokens, load.owed_tokens, load.preempted, load.running) == (0, 0, 0, 0)
+    assert (load.pending_prompt_tokens, load.remaining_tokens, load.preempted, load.running) == (0, 0, 0, 0)
     stages = [said.entry.stage for _, said in timeline.said if isinstance(said, m.RecordLedger)]
     came = stages.count("swapped_in") + stages.count("prefix_fetched")
     assert (stages.count("swapped_out"), came) == (kv.moves[c.SwapOut], kv.moves[c.SwapIn])

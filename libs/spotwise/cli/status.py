@@ -219,7 +219,7 @@ def _row(status_: MemberStatus, *, swaps: bool = False, is_stray: bool = False) 
         *cells,
         f"{load.waiting + load.preempted} / {load.waiting_for_kv} / {load.running} / {load.migrating}",
         f"{load.pending_prompt_tokens:,}",
-        f"{load.owed_tokens:,}",
+        f"{load.remaining_tokens:,}",
         _share(load.kv_blocks_used, load.kv_blocks_total),
         *([_on_host(load)] if swaps else []),
         f"{status_.engine.resident_bytes / 2**20:,.0f} MiB",

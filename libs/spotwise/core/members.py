@@ -63,7 +63,7 @@ class WorkerLoad:
 
     Attributes:
         pending_prompt_tokens: tokens of prompts, and of preempted sequences, that are not computed yet.
-        owed_tokens: new tokens that sequences whose token phase is here, or will be, may still produce at most.
+        remaining_tokens: new tokens that sequences whose token phase is here, or will be, may still produce at most.
         kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each; where KV is swapped those are free too that a newcomer
             would get by that.
         kv_blocks_used: that sequences own now.
@@ -84,7 +84,7 @@ class WorkerLoad:
     """
 
     pending_prompt_tokens: int = 0
-    owed_tokens: int = 0
+    remaining_tokens: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv_blocks_kept: int = 0

@@ -148,7 +148,7 @@ class ReserveKv:
         scheduler_id: who asks, and gets `KvReserved` or `KvRefused`.
         assignment: the scheduler's running number; heartbeats echo the last one seen, so that its view can be reconciled.
         kv_tokens: tokens to hold at most: prompt and all new ones; for how many blocks are held at once, the worker decides.
-        owed_tokens: new tokens at most.
+        max_new_tokens: new tokens at most.
         lease_s: the reservation is dropped that long after its last renewal.
     """
 
@@ -158,7 +158,7 @@ class ReserveKv:
     scheduler_id: str
     assignment: int
     kv_tokens: int
-    owed_tokens: int
+    max_new_tokens: int
     lease_s: float
 
 
@@ -170,7 +170,7 @@ class StartPrefill:
         scheduler_id: who asks. Where both phases are on one worker, it gets `PrefillAccepted` or `KvRefused`.
         target: the reservation; where both phases are on the addressed worker, itself, with no blocks: nothing is reserved, the
             prompt waits there for its first blocks and may preempt for them.
-        owed_tokens: new tokens at most.
+        max_new_tokens: new tokens at most.
     """
 
     choice_id: str
@@ -181,7 +181,7 @@ class StartPrefill:
     prompt_tokens: int
     target: KvTarget
     lease_s: float
-    owed_tokens: int
+    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def _load_from(proto: cluster.WorkerLoad) -> m.WorkerLoad:
 
 _LOAD_COUNTS = (
     "pending_prompt_tokens",
-    "owed_tokens",
+    "remaining_tokens",
     "kv_blocks_total",
     "kv_blocks_free",
     "kv_blocks_kept",
@@ -310,11 +310,15 @@ _ROWS: tuple[_Row, ...] = (
         "request_assigned",
         *_plain(m.RequestAssigned, cluster.RequestAssigned, *_ATTEMPT, "prompt_worker", "token_worker"),
     ),
-    (m.ReserveKv, "reserve_kv", *_nested(m.ReserveKv, worker.ReserveKv, "stream", *_ORDER, "kv_tokens", "owed_tokens")),
+    (
+        m.ReserveKv,
+        "reserve_kv",
+        *_nested(m.ReserveKv, worker.ReserveKv, "stream", *_ORDER, "kv_tokens", "max_new_tokens"),
+    ),
     (
         m.StartPrefill,
         "start_prefill",
-        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens", "owed_tokens"),
+        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens", "max_new_tokens"),
     ),
     (
         m.PrefillAccepted,

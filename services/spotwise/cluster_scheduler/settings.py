@@ -31,8 +31,8 @@ class SchedulerSettings(ServiceSettings):
         description="a token queue that is not empty spills over if it would be longer; None: memory decides",
     )
     decode_queue: DecodeQueue = Field(
-        DecodeQueue.OWED_TOKENS,
-        description="what a decode adds to the queue of a worker for both phases: owed_tokens, or one of sequences",
+        DecodeQueue.REMAINING_TOKENS,
+        description="what a decode adds to the queue of a worker for both phases: remaining_tokens, or one of sequences",
     )
     break_even: bool = Field(True, description="both phases on one worker where splitting costs more than it saves")
     repurpose_share: float = Field(

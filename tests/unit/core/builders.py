@@ -33,7 +33,7 @@ def worker_member(
     load_fields.setdefault("waiting", 1 if pending else 0)
     load = m.WorkerLoad(
         pending_prompt_tokens=pending,
-        owed_tokens=owed,
+        remaining_tokens=owed,
         kv_blocks_total=blocks,
         kv_blocks_free=blocks if free is None else free,
         kv_blocks_kept=kept,

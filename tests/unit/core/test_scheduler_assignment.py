@@ -30,7 +30,9 @@ class TestConversation:
         commands = SchedulerBench().feed(submission())
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
         assert sent(commands, "t") == [
-            m.ReserveKv("r", 1, m.StreamRef("g", 101, 1), "s", assignment=1, kv_tokens=40, owed_tokens=10, lease_s=3.0)
+            m.ReserveKv(
+                "r", 1, m.StreamRef("g", 101, 1), "s", assignment=1, kv_tokens=40, remaining_tokens=10, lease_s=3.0
+            )
         ]
         assert sent(commands, "p") == []
 
@@ -42,7 +44,15 @@ class TestConversation:
         target = reserved().target
         assert sent(commands, "p") == [
             m.StartPrefill(
-                "r", 1, m.StreamRef("g", 101, 1), "s", 2, prompt_tokens=30, target=target, lease_s=3.0, owed_tokens=10
+                "r",
+                1,
+                m.StreamRef("g", 101, 1),
+                "s",
+                2,
+                prompt_tokens=30,
+                target=target,
+                lease_s=3.0,
+                remaining_tokens=10,
             )
         ]
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
@@ -56,7 +66,15 @@ class TestConversation:
         here = KvTarget("t", 1, "t:2", ())
         assert sent(commands, "t") == [
             m.StartPrefill(
-                "r", 1, m.StreamRef("g", 101, 1), "s", 1, prompt_tokens=30, target=here, lease_s=3.0, owed_tokens=10
+                "r",
+                1,
+                m.StreamRef("g", 101, 1),
+                "s",
+                1,
+                prompt_tokens=30,
+                target=here,
+                lease_s=3.0,
+                remaining_tokens=10,
             )
         ]
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
@@ -71,11 +89,11 @@ class TestConversation:
         bench = SchedulerBench(TOKEN)
         bench.feed(submission())
         view = bench.role.pools["t"]
-        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) == (30, 10, 16 * 97)
+        assert (view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) == (30, 10, 16 * 97)
         bench.feed(accepted())
-        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) == (30, 10, 16 * 97)
+        assert (view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) == (30, 10, 16 * 97)
         bench.feed(worker_member("t", pending=20, owed=10, free=98, seen=(("s", 1),)))
-        assert (view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) == (20, 10, 16 * 98)
+        assert (view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) == (20, 10, 16 * 98)
 
     def test_an_order_accepted_twice_is_not_assigned_twice(self) -> None:
         """The second word changes nothing."""

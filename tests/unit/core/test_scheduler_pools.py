@@ -143,7 +143,7 @@ class TestRestart:
                 "t": (Pool.TOKEN, True),
                 "u": (Pool.PROMPT, True),
             }
-            counts = [(view.pending_prompt_tokens, view.owed_tokens, view.free_tokens) for view in role.pools]
+            counts = [(view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) for view in role.pools]
             assert counts == [(30, 0, 16 * 100), (5, 9, 16 * 50), (0, 20, 16 * 100)]
         after = submission("after", prompt=5)
         assert old.asked(after) == new.asked(after) == [("after", "t")]

@@ -32,7 +32,7 @@ class _Held:
     """A worker's part of a request."""
 
     prompt_tokens: int = 0
-    owed_tokens: int = 0
+    remaining_tokens: int = 0
     blocks: int = 0
     in_place: bool = False
 
@@ -53,12 +53,12 @@ class CountingWorker:
         prompts = [part for part in parts if part.prompt_tokens]
         load = m.WorkerLoad(
             pending_prompt_tokens=sum(part.prompt_tokens for part in prompts),
-            owed_tokens=sum(part.owed_tokens for part in parts),
+            remaining_tokens=sum(part.remaining_tokens for part in parts),
             kv_blocks_total=self.blocks,
             kv_blocks_free=self.blocks - sum(part.blocks for part in parts),
             kv_block_size=KV_BLOCK,
             reserved_new_tokens=1,
-            decoding=sum(part.owed_tokens > 0 and not part.prompt_tokens for part in parts),
+            decoding=sum(part.remaining_tokens > 0 and not part.prompt_tokens for part in parts),
             prompts_in_place=sum(part.in_place for part in prompts),
             prompts_to_hand_off=sum(not part.in_place for part in prompts),
             prompt_token_s=1e-4,
@@ -121,8 +121,8 @@ class CountingFleet:
                 continue
             if isinstance(order, m.ReserveKv):
                 worker.seen = order.assignment
-                blocks = _blocks_at_first(order.kv_tokens - order.owed_tokens)
-                worker.held[order.choice_id] = _Held(owed_tokens=order.owed_tokens, blocks=blocks)
+                blocks = _blocks_at_first(order.kv_tokens - order.max_new_tokens)
+                worker.held[order.choice_id] = _Held(remaining_tokens=order.max_new_tokens, blocks=blocks)
                 target = KvTarget(worker.id, 1, "", ())
                 answers.append(m.KvReserved(order.choice_id, 1, order.assignment, target))
             elif isinstance(order, m.StartPrefill):
@@ -130,7 +130,7 @@ class CountingFleet:
                 token_id = order.target.worker_id
                 part = worker.held[order.choice_id] = _Held(prompt_tokens=order.prompt_tokens)
                 if token_id == worker.id:
-                    part.in_place, part.owed_tokens = True, order.owed_tokens
+                    part.in_place, part.remaining_tokens = True, order.max_new_tokens
                     part.blocks = _blocks_at_first(order.prompt_tokens)
                     answers.append(m.PrefillAccepted(order.choice_id, 1, order.assignment, worker.id))
                 self._prompts.append((order.choice_id, worker.id, token_id))

@@ -137,7 +137,7 @@ class Assigner:
             scheduler_id=self._scheduler_id,
             assignment=assignment,
             kv_tokens=order.prompt_tokens + order.max_new_tokens,
-            owed_tokens=order.max_new_tokens,
+            max_new_tokens=order.max_new_tokens,
             lease_s=self._lease_s,
         )
         self._say(m.Send(token_id, reservation))
@@ -154,7 +154,7 @@ class Assigner:
             prompt_tokens=order.prompt_tokens,
             target=target,
             lease_s=self._lease_s,
-            owed_tokens=order.max_new_tokens,
+            max_new_tokens=order.max_new_tokens,
         )
         self._say(m.Send(entry.prompt_worker, start))
 

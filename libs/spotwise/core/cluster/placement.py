@@ -151,7 +151,7 @@ class Placer:
         if here := self._in_place(demand, (PROMPT_AWAY,), PlacedBy.MIXED_POOL, short):
             plans.append(here)
         if plans:
-            return min(plans, key=lambda plan: (plan.token_worker.owed_tokens, plan.token_worker.id))
+            return min(plans, key=lambda plan: (plan.token_worker.remaining_tokens, plan.token_worker.id))
         converted = self._in_place(demand, (PROMPT_AT_HOME,), PlacedBy.CONVERSION, short)
         return converted or self._all_over(demand, short)
 
@@ -180,7 +180,7 @@ class Placer:
         prompt_worker = self._shortest(demand, prompt_workers)
         token_workers = [self._token_worker(demand, group, bounded=False) for group in (TOKEN_AT_HOME, TOKEN_AWAY)]
         found = [view for view in token_workers if view is not None]
-        token_worker = min(found, key=lambda view: (view.owed_tokens, view.id), default=None)
+        token_worker = min(found, key=lambda view: (view.remaining_tokens, view.id), default=None)
         token_worker = token_worker or self._token_worker(demand, MIXED, bounded=False)
         if prompt_worker is not None and token_worker is not None:
             return Placement(prompt_worker, token_worker, PlacedBy.ALL_OVER, tuple(short))

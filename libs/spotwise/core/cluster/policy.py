@@ -15,7 +15,7 @@ from enum import StrEnum
 class DecodeQueue(StrEnum):
     """What a sequence that decodes adds to the queue of a worker that is to serve a request in place."""
 
-    OWED_TOKENS = "owed_tokens"  #: all that it may still bring: long answers are kept apart
+    REMAINING_TOKENS = "remaining_tokens"  #: all that it may still bring: long answers are kept apart
     SEQUENCES = (
         "sequences"  #: one, as to each iteration: the shortest queue is that of prompts (the reference simulator)
     )
@@ -42,7 +42,7 @@ class PoolPolicy:
     repurpose_share: float = 0.8
     repurpose_window_s: float | None = 120.0
     prefix_spans: int = 32_768
-    decode_queue: DecodeQueue = DecodeQueue.OWED_TOKENS
+    decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS
 
     def __post_init__(self) -> None:
         if self.max_pending_prompt_tokens < 0:

@@ -63,7 +63,7 @@ def _pending(view: WorkerView) -> int:
 
 
 def _owed(view: WorkerView) -> int:
-    return view.owed_tokens
+    return view.remaining_tokens
 
 
 def _decoding(view: WorkerView) -> int:
@@ -71,7 +71,7 @@ def _decoding(view: WorkerView) -> int:
 
 
 def _pending_and_owed(view: WorkerView) -> int:
-    return view.pending_prompt_tokens + view.owed_tokens
+    return view.pending_prompt_tokens + view.remaining_tokens
 
 
 def _pending_and_decoding(view: WorkerView) -> int:
@@ -89,8 +89,8 @@ class Pools:
         served_model: the weights that a worker must have.
     """
 
-    def __init__(self, decode_queue: DecodeQueue = DecodeQueue.OWED_TOKENS) -> None:
-        by_tokens = decode_queue is DecodeQueue.OWED_TOKENS
+    def __init__(self, decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS) -> None:
+        by_tokens = decode_queue is DecodeQueue.REMAINING_TOKENS
         self.decode_length: Callable[[WorkerView], int] = _owed if by_tokens else _decoding
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
@@ -195,7 +195,7 @@ class Pools:
             view.kv_tokens,
             view.pending_prompt_tokens,
             view.tokens_to_wait_behind,
-            view.owed_tokens,
+            view.remaining_tokens,
             self.decode_length(view),
             view.free_tokens,
             view.reserves_ahead,

@@ -51,7 +51,7 @@ class Need:
 
     def is_met_by(self, view: WorkerView) -> bool:
         """Tell whether the worker has all of it."""
-        if view.tokens_to_wait_behind > _bound(self.max_pending) or view.owed_tokens > _bound(self.max_owed):
+        if view.tokens_to_wait_behind > _bound(self.max_pending) or view.remaining_tokens > _bound(self.max_owed):
             return False
         if self.without and view.id in self.without:
             return False
@@ -95,7 +95,7 @@ class _Run:
         self._capacity.insert(at, view.kv_tokens)
         self.free.insert(at, view.free_tokens)
         self._pending.insert(at, view.tokens_to_wait_behind)
-        self._owed.insert(at, view.owed_tokens)
+        self._owed.insert(at, view.remaining_tokens)
         self._ahead.insert(at, view.reserves_ahead)
         self.most = None
 
@@ -105,7 +105,7 @@ class _Run:
         self._capacity[at] = view.kv_tokens
         self.free[at] = view.free_tokens
         self._pending[at] = view.tokens_to_wait_behind
-        self._owed[at] = view.owed_tokens
+        self._owed[at] = view.remaining_tokens
         self._ahead[at] = view.reserves_ahead
         self.most = None
 

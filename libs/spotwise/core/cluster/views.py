@@ -31,7 +31,7 @@ class Assignment:
     number: int
     sent_s: float
     prompt_tokens: int = 0
-    owed_tokens: int = 0
+    remaining_tokens: int = 0
     kv_blocks: int = 0
 
 
@@ -51,7 +51,7 @@ class WorkerView:
         member: the last report.
         load: its load.
         pending_prompt_tokens: length of its prompt queue.
-        owed_tokens: length of its token queue.
+        remaining_tokens: length of its token queue.
         free_tokens: tokens of KV that a newcomer may have and that nobody has been promised; whole blocks of them.
         kv_tokens: tokens that its whole KV cache holds.
         reserves_ahead: of a request's new tokens, for how many it reserves blocks at most.
@@ -69,8 +69,8 @@ class WorkerView:
         "kv_tokens",
         "load",
         "member",
-        "owed_tokens",
         "pending_prompt_tokens",
+        "remaining_tokens",
         "reserves_ahead",
         "unseen_decodes",
         "unseen_prompts",
@@ -117,7 +117,7 @@ class WorkerView:
     def _recount(self) -> None:
         load = self.load
         self.pending_prompt_tokens = load.pending_prompt_tokens + sum(self._intended.values())
-        self.owed_tokens = load.owed_tokens
+        self.remaining_tokens = load.remaining_tokens
         self.decoding = load.decoding
         self.unseen_prompts, self.unseen_decodes = len(self._intended), 0
         self.kv_tokens = load.kv_blocks_total * load.kv_block_size
@@ -129,11 +129,11 @@ class WorkerView:
 
     def _count(self, assignment: Assignment) -> None:
         self.pending_prompt_tokens += assignment.prompt_tokens
-        self.owed_tokens += assignment.owed_tokens
+        self.remaining_tokens += assignment.remaining_tokens
         self.free_tokens -= assignment.kv_blocks * self.load.kv_block_size
         if assignment.prompt_tokens:
             self.unseen_prompts += 1
-        if assignment.owed_tokens:
+        if assignment.remaining_tokens:
             self.unseen_decodes += 1
             self.decoding += 1
 

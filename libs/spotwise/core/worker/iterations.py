@@ -188,7 +188,7 @@ class Iterations:
             members = self._table.end_iteration()
             self._examination.succeeded(members)
             for sequence, _ in members:
-                if sequence.tokens_to_length <= 0:
+                if sequence.remaining_tokens <= 0:
                     self._token_counted(sequence, now)
             return
         members, prefixes = self._table.end_iteration(), self._allocator.prefixes
@@ -201,7 +201,7 @@ class Iterations:
         for sequence, _ in members:
             if sequence.computed_tokens == sequence.known_tokens:
                 sequence.count_tokens(1)
-                if sequence.produced_here == 1 or sequence.tokens_to_length <= 0:
+                if sequence.produced_here == 1 or sequence.remaining_tokens <= 0:
                     self._token_counted(sequence, now)
 
     def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
@@ -238,7 +238,7 @@ class Iterations:
 
     def _token_counted(self, sequence: Sequence, now: float) -> None:
         """Publish the first or the last of a sequence's counted tokens, and do what follows from it."""
-        finish_reason = FinishReason.LENGTH if sequence.tokens_to_length <= 0 else None
+        finish_reason = FinishReason.LENGTH if sequence.remaining_tokens <= 0 else None
         self._publish(sequence, finish_reason, None)
         self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
 

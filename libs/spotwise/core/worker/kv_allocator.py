@@ -41,17 +41,17 @@ class KvAllocator(abc.ABC):
 
     # --- newcomers ----------------------------------------------------------------------------------------------------
 
-    def reservation_tokens(self, kv_tokens: int, owed_tokens: int) -> int:
-        """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `owed_tokens` of them new."""
+    def reservation_tokens(self, kv_tokens: int, max_new_tokens: int) -> int:
+        """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `max_new_tokens` of them new."""
         ahead = self._policy.reserved_new_tokens
-        return kv_tokens if ahead is None else kv_tokens - owed_tokens + min(owed_tokens, ahead)
+        return kv_tokens if ahead is None else kv_tokens - max_new_tokens + min(max_new_tokens, ahead)
 
-    def reservation_refusal(self, kv_tokens: int, owed_tokens: int, now: float) -> str | None:
+    def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
         """Say why there is no room for a reservation now, or return `None`."""
         pool = self._pool
         if reason := pool.never_fits(kv_tokens):
             return reason
-        asked, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, owed_tokens)), self.kept_blocks()
+        asked, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens)), self.kept_blocks()
         if asked + kept > pool.free_blocks:
             return f"{asked} blocks asked, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
         return None
@@ -119,7 +119,7 @@ class KvAllocator(abc.ABC):
     def _entry_tokens(self, sequence: Sequence) -> int:
         """Tokens for which a sequence has blocks from its start on."""
         ever = self._policy.reserve is Reserve.MAX_TOKENS or sequence.preemptions >= self._policy.max_preemptions
-        return sequence.known_tokens + (sequence.tokens_to_come if ever else 0)
+        return sequence.known_tokens + (sequence.remaining_tokens_here if ever else 0)
 
     def _entry_blocks(self, sequence: Sequence) -> int:
         return self._pool.blocks_for(self._entry_tokens(sequence))

@@ -75,10 +75,10 @@ class PreemptiveKvAllocator(KvAllocator):
 
     # --- newcomers ----------------------------------------------------------------------------------------------------
 
-    def reservation_refusal(self, kv_tokens: int, owed_tokens: int, now: float) -> str | None:
+    def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
         """Say why there is no room for a reservation now, and make some, or return `None`."""
-        refusal = super().reservation_refusal(kv_tokens, owed_tokens, now)
-        blocks = self._pool.blocks_for(self.reservation_tokens(kv_tokens, owed_tokens))
+        refusal = super().reservation_refusal(kv_tokens, max_new_tokens, now)
+        blocks = self._pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens))
         if refusal is None:
             self._asked_blocks = 0
             self._note_newcomer(blocks)

@@ -61,7 +61,7 @@ class PromptSide:
             table.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
             return
         sequence = self._add(order, now)
-        sequence.owed_tokens = order.owed_tokens
+        sequence.max_new_tokens_here = order.max_new_tokens
         table.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
         table.load_record(sequence)
 
@@ -70,7 +70,7 @@ class PromptSide:
             return "draining"
         if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier order is still being undone"
-        return self._table.pool.never_fits(order.prompt_tokens + order.owed_tokens)
+        return self._table.pool.never_fits(order.prompt_tokens + order.max_new_tokens)
 
     def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
         table = self._table

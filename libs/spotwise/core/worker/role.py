@@ -136,14 +136,14 @@ class WorkerRole:
             if not sequence.decodes_here:
                 to_hand_off += 1
             elif not sequence.pending_free:
-                owed += sequence.tokens_to_come
+                owed += sequence.remaining_tokens_here
                 if sequence.in_prompt_phase:
                     in_place += 1
                 elif sequence.state is not RequestState.WAITING_FOR_KV:
                     decoding += 1
         return m.WorkerLoad(
             pending_prompt_tokens=pending,
-            owed_tokens=owed,
+            remaining_tokens=owed,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=self._allocator.blocks_for_newcomers(),
             kv_blocks_kept=self._allocator.kept_blocks(),

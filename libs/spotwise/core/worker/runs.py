@@ -57,7 +57,7 @@ class CountedRuns:
         for sequence, _ in members:
             if not sequence.produced_here or sequence.known_tokens - sequence.computed_tokens != 1:
                 return 1
-            left = sequence.max_output_tokens - sequence.output_tokens
+            left = sequence.max_new_tokens - sequence.output_tokens
             if left < steps:
                 steps = left
         self._members = [sequence for sequence, _ in members]

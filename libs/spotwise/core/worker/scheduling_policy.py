@@ -109,7 +109,7 @@ def by_priority(sequence: Sequence) -> int:
 
 def by_tokens_left(sequence: Sequence) -> int:
     """Return the tokens that are still to be computed."""
-    return sequence.uncomputed_tokens + sequence.tokens_to_length
+    return sequence.uncomputed_tokens + sequence.remaining_tokens
 
 
 class MlfqSchedulingPolicy:

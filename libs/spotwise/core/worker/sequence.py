@@ -31,9 +31,9 @@ class Sequence:
         known_tokens: prompt and output tokens whose ids exist.
         computed_tokens: of those, how many have their KV in `block_ids`.
         output_tokens: output tokens so far, earlier attempts included; counts from the record on.
-        max_output_tokens: of those, how many there may be; from the record.
+        max_new_tokens: of those, how many there may be; from the record.
         produced_here: output tokens sampled by this worker in this attempt.
-        owed_tokens: new tokens that this worker may sample for it at most, those of `produced_here` included.
+        max_new_tokens_here: new tokens that this worker may sample for it at most, those of `produced_here` included.
         target: where the prompt worker delivers the KV; `None` where this worker decodes.
         lease_expires_s: when a reservation ends unless renewed; `None` once the sequence is this worker's own.
         stop: from the record; `None` until the engine knows the sequence.
@@ -71,9 +71,9 @@ class Sequence:
     known_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
-    max_output_tokens: int = 0
+    max_new_tokens: int = 0
     produced_here: int = 0
-    owed_tokens: int = 0
+    max_new_tokens_here: int = 0
     target: KvTarget | None = None
     lease_s: float = 0.0
     lease_expires_s: float | None = None
@@ -113,14 +113,14 @@ class Sequence:
         return self.known_tokens - self.computed_tokens
 
     @property
-    def tokens_to_come(self) -> int:
+    def remaining_tokens_here(self) -> int:
         """New tokens that this worker may still sample for it at most."""
-        return max(0, self.owed_tokens - self.produced_here)
+        return max(0, self.max_new_tokens_here - self.produced_here)
 
     @property
-    def tokens_to_length(self) -> int:
+    def remaining_tokens(self) -> int:
         """New tokens after which it ends by length; of a sequence whose record is known."""
-        return self.max_output_tokens - self.output_tokens
+        return self.max_new_tokens - self.output_tokens
 
     @property
     def decodes_here(self) -> bool:
@@ -176,7 +176,7 @@ class Sequence:
         """Take over what the record says."""
         self.stop, self.model = record.stop, record.model
         self.priority, self.tenant = record.priority, record.tenant
-        self.max_output_tokens = record.stop.max_new_tokens
+        self.max_new_tokens = record.stop.max_new_tokens
         self.token_ids = [*record.prompt_token_ids, *record.output_token_ids]
         self.may_reuse = record.sampling.prompt_logprobs is None
         self.output_tokens += len(record.output_token_ids)

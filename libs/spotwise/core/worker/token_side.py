@@ -40,9 +40,9 @@ class TokenSide:
             return
         table.fence(order.choice_id, order.epoch - 1)
         sequence = table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
-        sequence.owed_tokens = order.owed_tokens
+        sequence.max_new_tokens_here = order.max_new_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
-        table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.owed_tokens))
+        table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens))
         table.say(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
         target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
@@ -56,7 +56,7 @@ class TokenSide:
             return "reserved already"
         if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier reservation is still being undone"
-        return self._allocator.reservation_refusal(order.kv_tokens, order.owed_tokens, now)
+        return self._allocator.reservation_refusal(order.kv_tokens, order.max_new_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
         """Extend the reservations that their prompt workers still work on."""
@@ -88,7 +88,7 @@ class TokenSide:
         sequence.computed_tokens = event.handoff.num_tokens
         sequence.known_tokens = event.handoff.num_tokens + 1
         sequence.output_tokens += 1
-        sequence.owed_tokens -= 1  # the first token, which the prompt worker sampled
+        sequence.max_new_tokens_here -= 1  # the first token, which the prompt worker sampled
         sequence.handed_token_id = event.handoff.first_token_id
         sequence.arrived_level = event.handoff.level
         sequence.started_s = now

@@ -51,5 +51,5 @@ class FrontDoor:
             prompt_tokens=request.prompt_tokens,
             target=self._target,
             lease_s=math.inf,
-            owed_tokens=request.max_new_tokens,
+            max_new_tokens=request.max_new_tokens,
         )

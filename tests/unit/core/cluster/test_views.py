@@ -12,7 +12,7 @@ SENT_S = 1000.0
 
 
 def counts(view: WorkerView) -> tuple[int, int, int]:
-    return view.pending_prompt_tokens, view.owed_tokens, view.free_tokens
+    return view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens
 
 
 class TestCounts:
@@ -22,7 +22,7 @@ class TestCounts:
         """They are matched by number, for this scheduler alone."""
         view = WorkerView(worker_member("w", blocks=50, free=40, pending=7, owed=9))
         view.assign(Assignment(3, SENT_S, prompt_tokens=10))
-        view.assign(Assignment(4, SENT_S, owed_tokens=20, kv_blocks=5))
+        view.assign(Assignment(4, SENT_S, remaining_tokens=20, kv_blocks=5))
         assert counts(view) == (17, 29, 16 * 35)
 
         report = worker_member("w", blocks=50, free=40, pending=16, owed=9, seen=(("other", 9), ("s", 3)))
@@ -74,7 +74,7 @@ class TestCounts:
     def test_reservations_under_way_count_as_sequences_that_decode(self) -> None:
         """They will."""
         view = WorkerView(worker_member("w", decoding=2))
-        view.assign(Assignment(1, SENT_S, owed_tokens=20, kv_blocks=5))
+        view.assign(Assignment(1, SENT_S, remaining_tokens=20, kv_blocks=5))
         assert view.decoding == 3
 
 
@@ -120,7 +120,7 @@ class TestPool:
         view.intend("r", 10)
         view.assign(Assignment(1, SENT_S, prompt_tokens=10))
         assert not view.is_away
-        view.assign(Assignment(2, SENT_S, owed_tokens=10, kv_blocks=2))
+        view.assign(Assignment(2, SENT_S, remaining_tokens=10, kv_blocks=2))
         assert view.is_away
         view.heard(worker_member("w", Pool.PROMPT, seen=(("s", 2),)), "s", SENT_S)
         assert not view.is_away

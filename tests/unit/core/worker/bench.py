@@ -153,7 +153,7 @@ class WorkerBench:
         assert self.pool.free_blocks == self.pool.num_blocks
         assert self.pool.owners == 0
         assert (self.host.free_blocks, self.host.owners) == (self.host.num_blocks, 0)
-        counts = (load.pending_prompt_tokens, load.owed_tokens, load.waiting, load.waiting_for_kv)
+        counts = (load.pending_prompt_tokens, load.remaining_tokens, load.waiting, load.waiting_for_kv)
         assert (*counts, load.running, load.migrating) == (0, 0, 0, 0, 0, 0)
 
 

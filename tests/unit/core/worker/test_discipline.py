@@ -42,7 +42,7 @@ class Floor:
 
     def add(self, name: str, prompt: int, now: float = 0.0, tenant: str = "", priority: int = 0) -> Sequence:
         sequence = self.table.add(name, 1, StreamRef("g", 1), RequestState.WAITING, now)
-        sequence.stop, sequence.max_output_tokens = StopCriteria(1000), 1000
+        sequence.stop, sequence.max_new_tokens = StopCriteria(1000), 1000
         sequence.token_ids = list(range(prompt))
         sequence.known_tokens = prompt
         sequence.tenant, sequence.priority, sequence.may_reuse = tenant, priority, True
@@ -202,7 +202,7 @@ class TestInOrder:
         """Prompt and answer together."""
         floor = Floor()
         a, b = floor.add("a", 50), floor.add("b", 5)
-        b.max_output_tokens = 1046
+        b.max_new_tokens = 1046
         assert KeyedPolicy(by_tokens_left).order([b, a], 0.0) == [a, b]
 
     def test_without_a_key_they_stay_as_they_came(self) -> None:

@@ -231,7 +231,7 @@ class TestCondemned:
         bench.decode("r")
         assert bench.feed(m.CancelRequest("r", 1)) == []
         assert bench.pool.used_blocks == 3
-        assert bench.role.load().owed_tokens == 0
+        assert bench.role.load().remaining_tokens == 0
         commands = bench.iterate(r=51) if ends == "finished" else bench.feed(c.IterationFailed("broken"))
         assert commands == [c.DropSequence("r@1")]
         bench.assert_empty()
@@ -299,9 +299,9 @@ def test_load_counts_by_state_and_back_to_zero() -> None:
     assert (load.migrating, load.running, load.waiting_for_kv, load.waiting) == (1, 1, 1, 1)
     assert (load.pending_prompt_tokens, load.kv_blocks_total, load.kv_block_size) == (25, 20, 16)
     assert load.kv_blocks_free == 20 - 2 - 3 - 3
-    owed = load.owed_tokens
+    owed = load.remaining_tokens
     bench.iterate(running=51)
-    assert bench.role.load().owed_tokens == owed - 1
+    assert bench.role.load().remaining_tokens == owed - 1
     bench.iterate(running=STOP_TOKEN)
     bench.delivered("pushed")
     bench.feed(m.CancelRequest("waiting", 1))

@@ -19,7 +19,7 @@ class TestStart:
         bench = WorkerBench()
         assert bench.start("r", prompt=30) == [c.LoadRecord("r", 1)]
         load = bench.role.load()
-        assert (load.pending_prompt_tokens, load.owed_tokens, load.waiting, load.kv_blocks_free) == (30, 0, 1, 20)
+        assert (load.pending_prompt_tokens, load.remaining_tokens, load.waiting, load.kv_blocks_free) == (30, 0, 1, 20)
 
     def test_once_loaded_it_runs_whole(self) -> None:
         """All its tokens in one row, from position 0; blocks for the prompt alone."""
@@ -260,7 +260,7 @@ class TestInPlace:
         bench = WorkerBench()
         bench.start("r", prompt=30, new=10, target=HERE)
         load = bench.role.load()
-        assert (load.pending_prompt_tokens, load.owed_tokens, load.prompts_in_place) == (30, 10, 1)
+        assert (load.pending_prompt_tokens, load.remaining_tokens, load.prompts_in_place) == (30, 10, 1)
         assert (load.kv_blocks_free, load.kv_blocks_kept) == (20, 3)
 
     def test_it_has_no_lease(self) -> None:

@@ -196,7 +196,7 @@ class TestInPlace:
         """Then it decodes here, up to its own length."""
         bench = full()
         bench.in_place("p", prompt=30, max_new=2)
-        assert bench.role.load().owed_tokens == 8 + 9 + 2
+        assert bench.role.load().remaining_tokens == 8 + 9 + 2
         assert rows(bench.iterate(after_s=1.0, a=52, b=51)) == ["a@1", "p@1"]
         assert rows(bench.iterate(a=53, p=50)) == ["a@1", "p@1"]
         assert [delta.token_id for delta in deltas(bench.iterate(a=54, p=51))] == [54, 51]

@@ -89,7 +89,7 @@ def test_what_was_counted_in_mid_order_counts() -> None:
     assert bench.pool.used_blocks == 2
     assert counted(bench, 1, ended=False) == []
     assert bench.pool.used_blocks == 3  # for the 33rd token, which is being computed
-    assert bench.role.load().owed_tokens == 47
+    assert bench.role.load().remaining_tokens == 47
     assert bench.role.iterations == 3
 
 

@@ -24,7 +24,7 @@ class TestReservation:
             c.LoadRecord("r", 1),
         ]
         load = bench.role.load()
-        assert (load.kv_blocks_free, load.owed_tokens, load.waiting_for_kv) == (17, 10, 1)
+        assert (load.kv_blocks_free, load.remaining_tokens, load.waiting_for_kv) == (17, 10, 1)
 
     def test_without_room_it_is_refused_and_nothing_is_held(self) -> None:
         """The reason gives both numbers."""
@@ -130,12 +130,12 @@ class TestArrival:
         """The prompt worker sampled it; ten new tokens at most leave nine to be produced here."""
         bench = WorkerBench()
         bench.reserve("r", new=10)
-        assert bench.role.load().owed_tokens == 10
+        assert bench.role.load().remaining_tokens == 10
         bench.load("r")
         bench.arrive("r")
-        assert bench.role.load().owed_tokens == 9
+        assert bench.role.load().remaining_tokens == 9
         bench.iterate(r=51)
-        assert bench.role.load().owed_tokens == 8
+        assert bench.role.load().remaining_tokens == 8
 
     def test_its_tokens_are_numbered_after_the_first(self) -> None:
         """Index 0 was the prompt worker's."""
