@@ -392,7 +392,7 @@ class MeshWorld:
             match command:
                 case m.Send():
                     self._send(worker.member.id, command)
-                case c.TakeHome(pool):
+                case c.TakeHomePool(pool):
                     self.homes_changed += 1
                     worker.member = replace(worker.member, pool=pool)
                 case c.Leave(failure):

@@ -42,8 +42,8 @@ def test_what_failed_is_avoided_and_nobody_waits_for_it(
     assert found.token_worker.is_ready
     assert found.token_worker.has_room(demand.prompt_tokens, demand.max_new_tokens)
     if found.prompt_worker is not found.token_worker:
-        assert found.prompt_worker.home is Pool.PROMPT
-        assert found.token_worker.home in (Pool.TOKEN, Pool.MIXED)
+        assert found.prompt_worker.home_pool is Pool.PROMPT
+        assert found.token_worker.home_pool in (Pool.TOKEN, Pool.MIXED)
         assert (found.prompt_worker.id, found.token_worker.id) not in failed | resting
         assert len(failed) < MAX_FAILED_HANDOFFS
     roomy = [view for view in pools if view.is_ready and view.has_room(demand.prompt_tokens, demand.max_new_tokens)]

@@ -110,7 +110,7 @@ MESSAGES: dict[type, st.SearchStrategy[m.Message]] = {
     m.StartPrefill: st.builds(m.StartPrefill, TEXT, EPOCHS, STREAMS, TEXT, U64, U32, TARGETS, NUMBERS, U32),
     m.PrefillAccepted: st.builds(m.PrefillAccepted, TEXT, EPOCHS, U64, TEXT),
     m.CancelRequest: st.builds(m.CancelRequest, TEXT, EPOCHS),
-    m.ChangeHome: st.builds(m.ChangeHome, TEXT, st.sampled_from(m.Pool)),
+    m.ChangeHomePool: st.builds(m.ChangeHomePool, TEXT, st.sampled_from(m.Pool)),
     m.ForgetGateway: st.builds(m.ForgetGateway, TEXT, U64),
     m.Drain: st.builds(m.Drain, TEXT, NUMBERS, TEXT),
     m.InterruptionReported: st.builds(

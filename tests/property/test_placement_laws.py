@@ -92,8 +92,8 @@ def test_who_is_chosen_can_serve(members: list[Member], demand: Demand, policy: 
     assert token_worker.has_room(demand.prompt_tokens, demand.max_new_tokens)
     assert prompt_worker.could_ever_hold(demand.prompt_tokens)
     if prompt_worker is not token_worker:
-        assert prompt_worker.home is Pool.PROMPT
-        assert token_worker.home in (Pool.TOKEN, Pool.MIXED)
+        assert prompt_worker.home_pool is Pool.PROMPT
+        assert token_worker.home_pool in (Pool.TOKEN, Pool.MIXED)
 
 
 @settings(max_examples=500, deadline=None)
@@ -129,10 +129,12 @@ def test_pools_that_are_within_their_thresholds_do_their_own_work(
     if found is None:
         return
     fit_prompt = [
-        view for view in pools if view.home is Pool.PROMPT and not view.is_away and is_within(view, demand, policy)
+        view for view in pools if view.home_pool is Pool.PROMPT and not view.is_away and is_within(view, demand, policy)
     ]
     fit_tokens = [
-        view for view in pools if view.home is Pool.TOKEN and not view.is_away and owes_within(view, demand, policy)
+        view
+        for view in pools
+        if view.home_pool is Pool.TOKEN and not view.is_away and owes_within(view, demand, policy)
     ]
     if not fit_prompt or not fit_tokens:
         return

@@ -16,7 +16,7 @@ from rich.table import Table
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.mesh_access import find_store, open_store, running_state
-from spotwise.core.cluster.views import holds_foreign_work
+from spotwise.core.cluster.views import has_off_pool_work
 from spotwise.core.messages import Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
@@ -43,7 +43,7 @@ class MemberStatus:
     def pool_now(self) -> Pool | None:
         """The pool that a worker is in: its home, or the mixed pool while it holds foreign work."""
         member = self.member_now
-        away = member.load is not None and holds_foreign_work(member.pool, member.load)
+        away = member.load is not None and has_off_pool_work(member.pool, member.load)
         return Pool.MIXED if away else member.pool
 
 

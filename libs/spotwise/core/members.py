@@ -133,7 +133,7 @@ class Member:
     Attributes:
         incarnation: grows each time a member of this id starts.
         grpc_address: `host:port` of health and engine control.
-        pool: of workers only: the home pool, which a scheduler's `ChangeHome` may change.
+        pool: of workers only: the home pool, which a scheduler's `ChangeHomePool` may change.
         transfer_address: a worker's KV listener.
         load: of workers only.
         model_digest: of a worker, the digest of the weights that it computes with, once they are loaded; of a scheduler, the

@@ -193,7 +193,7 @@ class CancelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeHome:
+class ChangeHomePool:
     """Be of that pool from now on: what is here stays, and only what comes later differs."""
 
     worker_id: str
@@ -388,7 +388,7 @@ Message = (
     | ReserveKv
     | StartPrefill
     | CancelRequest
-    | ChangeHome
+    | ChangeHomePool
     | ForgetGateway
     | Drain
     | DrainReply

@@ -283,12 +283,12 @@ def _columns(attempts: tuple[m.Attempt, ...]) -> tuple[list[str], list[int]]:
     return [choice_id for choice_id, _ in attempts], [epoch for _, epoch in attempts]
 
 
-def _home_to(message: m.ChangeHome) -> worker.ChangeHome:
-    return worker.ChangeHome(worker_id=message.worker_id, pool=message.pool)
+def _home_to(message: m.ChangeHomePool) -> worker.ChangeHomePool:
+    return worker.ChangeHomePool(worker_id=message.worker_id, pool=message.pool)
 
 
-def _home_from(proto: worker.ChangeHome) -> m.ChangeHome:
-    return m.ChangeHome(proto.worker_id, m.Pool(proto.pool))
+def _home_from(proto: worker.ChangeHomePool) -> m.ChangeHomePool:
+    return m.ChangeHomePool(proto.worker_id, m.Pool(proto.pool))
 
 
 _GATEWAY_TO, _GATEWAY_FROM = _plain(
@@ -329,7 +329,7 @@ _ROWS: tuple[_Row, ...] = (
     (m.KvReserved, "kv_reserved", *_nested(m.KvReserved, worker.KvReserved, "target", *_ATTEMPT, "assignment")),
     (m.KvRefused, "kv_refused", *_plain(m.KvRefused, worker.KvRefused, *_ATTEMPT, "assignment", "worker_id", "reason")),
     (m.RenewLeases, "renew_leases", _leases_to, _leases_from),
-    (m.ChangeHome, "change_home", _home_to, _home_from),
+    (m.ChangeHomePool, "change_home_pool", _home_to, _home_from),
     (m.ForgetGateway, "forget_gateway", *_plain(m.ForgetGateway, worker.ForgetGateway, "gateway_id", "incarnation")),
     (m.Member, "member", member_to, member_from),
     (m.Drain, "drain", codec_spot.drain_to, codec_spot.drain_from),

@@ -75,7 +75,7 @@ class WorkerRuntime:
                 c.AbortPush: self._pushes.abort,
                 c.SwapOut: swaps.swap_out,
                 c.SwapIn: swaps.swap_in,
-                c.TakeHome: lambda command: host.introduce(pool=command.pool),
+                c.TakeHomePool: lambda command: host.introduce(pool=command.pool),
                 c.Leave: lambda command: host.fail(command.failure) if command.failure else host.stop(),
             },
             journal,

@@ -52,7 +52,7 @@ def test_the_cluster_is_what_its_roles_were_made_with(tmp_path: Path) -> None:
     """Homes in order of ids, as the scheduler first heard of them; memory and policies."""
     record(tmp_path, worker("b", m.Pool.TOKEN), worker("a", m.Pool.PROMPT), worker("b", m.Pool.TOKEN))
     cluster = recorded_cluster(find_journals(tmp_path))
-    assert cluster.homes == (m.Pool.PROMPT, m.Pool.TOKEN)
+    assert cluster.home_pools == (m.Pool.PROMPT, m.Pool.TOKEN)
     assert (cluster.kv_blocks, cluster.kv_block_size) == (64, 16)
     assert (cluster.worker_policy, cluster.pool_policy) == (POLICY, POOLS)
 

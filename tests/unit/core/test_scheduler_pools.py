@@ -111,15 +111,15 @@ class TestHomes:
         for _ in range(9):
             for member in (FULL, away, worker_member("t2")):
                 bench.feed(member)
-            assert only(bench.feed(m.Tick(), after_s=1.0), m.ChangeHome) == []
+            assert only(bench.feed(m.Tick(), after_s=1.0), m.ChangeHomePool) == []
         for member in (FULL, away, worker_member("t2")):
             bench.feed(member)
         commands = bench.feed(m.Tick(), after_s=1.0)
-        assert sent(commands, "t")[-1] == m.ChangeHome("t", Pool.PROMPT)
-        assert only(bench.feed(m.Tick()), m.ChangeHome) == []
-        assert bench.role.pools["t"].home is Pool.TOKEN
+        assert sent(commands, "t")[-1] == m.ChangeHomePool("t", Pool.PROMPT)
+        assert only(bench.feed(m.Tick()), m.ChangeHomePool) == []
+        assert bench.role.pools["t"].home_pool is Pool.TOKEN
         bench.feed(worker_member("t", Pool.PROMPT))
-        assert (bench.role.pools["t"].home, bench.role.pools.ready_at(Pool.PROMPT)) == (Pool.PROMPT, 2)
+        assert (bench.role.pools["t"].home_pool, bench.role.pools.ready_at(Pool.PROMPT)) == (Pool.PROMPT, 2)
 
 
 class TestRestart:
@@ -138,7 +138,7 @@ class TestRestart:
             old.feed(member)
         new = SchedulerBench(*told, policy=TIGHT)
         for role in (old.role, new.role):
-            assert {view.id: (view.home, view.is_away) for view in role.pools} == {
+            assert {view.id: (view.home_pool, view.is_away) for view in role.pools} == {
                 "p": (Pool.PROMPT, False),
                 "t": (Pool.TOKEN, True),
                 "u": (Pool.PROMPT, True),

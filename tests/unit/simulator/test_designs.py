@@ -27,7 +27,7 @@ class TestDesigns:
     def test_a_split_cluster_has_both_pools(self) -> None:
         """Prompt machines first."""
         cluster = SPLITWISE_HA.cluster(Split(2, 1), COSTS)
-        assert [(machine.machine_type.name, machine.home) for machine in cluster] == [
+        assert [(machine.machine_type.name, machine.home_pool) for machine in cluster] == [
             ("dgx-h100", Pool.PROMPT),
             ("dgx-h100", Pool.PROMPT),
             ("dgx-a100", Pool.TOKEN),
@@ -35,7 +35,7 @@ class TestDesigns:
 
     def test_a_baseline_is_all_mixed(self) -> None:
         """Every machine does both."""
-        assert [machine.home for machine in BASELINE_A100.cluster(Split(3), COSTS)] == [Pool.MIXED] * 3
+        assert [machine.home_pool for machine in BASELINE_A100.cluster(Split(3), COSTS)] == [Pool.MIXED] * 3
 
     @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
     def test_a_split_that_is_not_the_designs_is_refused(self, design: Design, split: Split) -> None:

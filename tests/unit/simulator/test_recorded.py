@@ -16,9 +16,9 @@ from spotwise.simulator.runs.recorded import RecordedCluster, arrivals_of, simul
 PROFILE = CostProfile("tiny", LinearIterationCost(0.01, 0.001, 0.0, 0.002, 0.0), LinkCost(0.05, 1e6), 1000, 4096, 0.003)
 
 
-def cluster(*homes: Pool, break_even: bool = False) -> RecordedCluster:
-    """Workers of those homes."""
-    return RecordedCluster(homes, 256, 16, WorkerPolicy(), PoolPolicy(break_even=break_even))
+def cluster(*home_pools: Pool, break_even: bool = False) -> RecordedCluster:
+    """Workers of those home_pools."""
+    return RecordedCluster(home_pools, 256, 16, WorkerPolicy(), PoolPolicy(break_even=break_even))
 
 
 def test_one_worker_takes_what_its_profile_says_and_its_messages_take() -> None:

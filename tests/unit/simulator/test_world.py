@@ -50,7 +50,7 @@ class TestOneRequest:
         """Time and bytes."""
         result, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 100, 3)])
         prompt, token = result.machines
-        assert (prompt.home, token.home) == (Pool.PROMPT, Pool.TOKEN)
+        assert (prompt.home_pool, token.home_pool) == (Pool.PROMPT, Pool.TOKEN)
         assert (prompt.sent, token.sent) == (1, 0)
         assert prompt.sent_bytes == pytest.approx(100_000)
         assert diary.busy_s(prompt.machine_id) == pytest.approx(prefill_s(100))
@@ -146,9 +146,9 @@ class TestManyRequests:
             settings(max_new_tokens=128, pools=replace(pools, repurpose_window_s=None)),
         )
         moves, _ = serve(machines(prompt=3, token=1, kind=kind), arrivals, settings(max_new_tokens=128, pools=pools))
-        homes = [machine.home for machine in stays.machines]
-        assert homes == [Pool.PROMPT, Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]
-        assert [machine.home for machine in moves.machines].count(Pool.TOKEN) > 1
+        home_pools = [machine.home_pool for machine in stays.machines]
+        assert home_pools == [Pool.PROMPT, Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]
+        assert [machine.home_pool for machine in moves.machines].count(Pool.TOKEN) > 1
 
     def test_what_no_machine_could_hold_is_refused(self) -> None:
         """And said to the observer, not raised."""

@@ -105,7 +105,7 @@ async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> 
 async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker: TwinWorker) -> None:
     """And in the registration, so that a scheduler that starts anew knows it; the worker serves on."""
     assert worker.host.member.pool is m.Pool.MIXED
-    await mesh.order("w", m.ChangeHome("w", m.Pool.PROMPT))
+    await mesh.order("w", m.ChangeHomePool("w", m.Pool.PROMPT))
     await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)

@@ -105,7 +105,7 @@ def simulator(
         quick=quick,
         profile=profile_as_dict(profile),
         fit=fit,
-        workers=[home.value for home in cluster.homes],
+        workers=[home.value for home in cluster.home_pools],
     )
     console.print("ours: simulated, ms; reference: live, ms", style="dim")
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")

@@ -35,10 +35,10 @@ def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:
         (each.parameters["pool"], each.parameters["policy"]) != (first["pool"], first["policy"]) for each in workers
     ):
         raise CommandError("the workers differ in memory or policy: only a cluster of equals can be simulated")
-    homes = _homes(scheduler)
+    home_pools = _home_pools(scheduler)
     try:
         return RecordedCluster(
-            tuple(homes[worker.member_id] for worker in workers),
+            tuple(home_pools[worker.member_id] for worker in workers),
             first["pool"]["num_blocks"],
             first["pool"]["block_size"],
             TypeAdapter(WorkerPolicy).validate_python(first["policy"] or {}),
@@ -53,10 +53,10 @@ def times_of(requests: Sequence[RecordedRequest]) -> list[RequestTimes]:
     return [RequestTimes(request.ttft_s, request.tpot_s, request.e2e_s) for request in requests]
 
 
-def _homes(scheduler: RecordedRole) -> dict[str, Pool]:
+def _home_pools(scheduler: RecordedRole) -> dict[str, Pool]:
     """Return the pool that each worker was in when the scheduler first heard of it."""
-    homes: dict[str, Pool] = {}
+    home_pools: dict[str, Pool] = {}
     for entry in scheduler.entries():
         if entry.event_type == "Member" and entry.event.get("pool") is not None:
-            homes.setdefault(entry.event["id"], Pool(entry.event["pool"]))
-    return homes
+            home_pools.setdefault(entry.event["id"], Pool(entry.event["pool"]))
+    return home_pools

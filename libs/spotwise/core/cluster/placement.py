@@ -7,8 +7,8 @@ counts the tokens still owed, among workers with room for the request's KV.
 
 1. *At home*: the best worker of the prompt pool and the best of the token pool, if both are within their thresholds.
 2. *Mixed pool*: where a side is over, the best of the mixed pool for it: workers at home there, and those of either pool that
-   hold foreign work at this moment.
-3. *Conversion*: where that is over too, the best of the opposite pool. It then holds foreign work, and so is in the mixed pool
+   hold off-pool work at this moment.
+3. *Conversion*: where that is over too, the best of the opposite pool. It then holds off-pool work, and so is in the mixed pool
    until that work is done.
 4. *All over*: the shortest queues of the home pools, whatever their length; and wherever there is room, else.
 

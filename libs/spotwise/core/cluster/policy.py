@@ -1,7 +1,7 @@
 """When a pool is full, when two workers are one too many, and when a worker is better off in another pool.
 
 Law: choices only, made once at the scheduler's start. What they mean is decided in one place each: thresholds and the
-break-even in `placement.py`, homes in `repurposing.py`, the memory of prefixes in `prefix_memory.py`.
+break-even in `placement.py`, home_pools in `repurposing.py`, the memory of prefixes in `prefix_memory.py`.
 
 Source: Splitwise, section 4.2; the figures are those of its reference simulator where it has any.
 """

@@ -27,7 +27,7 @@ from spotwise.core.members import Member, Pool
 class Group:
     """Workers of one home that are in one pool; there are five of them."""
 
-    home: Pool
+    home_pool: Pool
     pool: Pool
 
 
@@ -95,9 +95,9 @@ class Pools:
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[int, ...]]] = {}
-        self._homes: Counter[Pool] = Counter()
+        self._home_pools: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
-        self._by_home = {group: Ranking(_pending if group.home is Pool.PROMPT else _owed) for group in ALL_GROUPS}
+        self._by_home = {group: Ranking(_pending if group.home_pool is Pool.PROMPT else _owed) for group in ALL_GROUPS}
         self._by_both = {
             group: Ranking(_pending_and_owed if by_tokens else _pending_and_decoding) for group in ALL_GROUPS
         }
@@ -116,11 +116,11 @@ class Pools:
     @property
     def ready(self) -> int:
         """Workers that take requests."""
-        return self._homes.total()
+        return self._home_pools.total()
 
-    def ready_at(self, *homes: Pool) -> int:
-        """Workers of these homes that take requests, wherever they are at this moment."""
-        return sum(self._homes[home] for home in homes)
+    def ready_at(self, *home_pools: Pool) -> int:
+        """Workers of these home_pools that take requests, wherever they are at this moment."""
+        return sum(self._home_pools[home] for home in home_pools)
 
     def group_of(self, worker_id: str) -> Group | None:
         """Return where a worker stands, or `None` where it takes no requests."""
@@ -207,7 +207,7 @@ class Pools:
             self._most_kv_tokens = None
         if known_group is not group:
             self._displace(view.id)
-            self._homes[group.home] += 1
+            self._home_pools[group.home_pool] += 1
         self._places[view.id] = (group, ranked_by)
         self._by_home[group].put(view)
         self._by_both[group].put(view)
@@ -216,7 +216,7 @@ class Pools:
         place = self._places.pop(worker_id, None)
         if place is not None:
             group, _ = place
-            self._homes[group.home] -= 1
+            self._home_pools[group.home_pool] -= 1
             self._by_home[group].remove(worker_id)
             self._by_both[group].remove(worker_id)
 

@@ -1,11 +1,11 @@
 """When a worker changes its home.
 
-Law: the mixed pool takes up what load does from second to second; homes follow what it does for minutes. A worker that held
-foreign work for most of a window, while its own pool could do without it and the other one was short, is given to that pool.
+Law: the mixed pool takes up what load does from second to second; home_pools follow what it does for minutes. A worker that held
+off-pool work for most of a window, while its own pool could do without it and the other one was short, is given to that pool.
 One worker a window at most, and never the last of a pool: where the split of the machines is right, nothing moves, and where it
 is wrong, it is put right step by step (re-purposing: Splitwise, section 4.2; its reference simulator has none).
 
-A change needs no drain: the worker goes on with what it has, which then is the foreign work. Only one worker at a time may
+A change needs no drain: the worker goes on with what it has, which then is the off-pool work. Only one worker at a time may
 stand between two pools like that, with KV to come or to go against the direction that its home has: the next change waits
 until it has settled, because two such workers could wait for one another's blocks.
 
@@ -21,7 +21,7 @@ from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import PROMPT_AWAY, TOKEN_AWAY, Pools
 from spotwise.core.cluster.views import WorkerView
 from spotwise.core.members import Pool
-from spotwise.core.messages import ChangeHome
+from spotwise.core.messages import ChangeHomePool
 
 _OPPOSITE = {Pool.PROMPT: Pool.TOKEN, Pool.TOKEN: Pool.PROMPT}
 
@@ -43,7 +43,7 @@ class Repurposing:
         self._placed += 1
         self._short.update(short)
 
-    def look(self, pools: Pools, now: float) -> ChangeHome | None:
+    def look(self, pools: Pools, now: float) -> ChangeHomePool | None:
         """Take note of who is away from home; at the end of a window, return who changes its home, if anybody does."""
         if self._window_s is None:
             return None
@@ -61,21 +61,21 @@ class Repurposing:
         self._short.clear()
         return change
 
-    def _change(self, pools: Pools, window_s: float) -> ChangeHome | None:
+    def _change(self, pools: Pools, window_s: float) -> ChangeHomePool | None:
         if any(_stands_between(view) for view in pools):
             return None
         away = [(self._away_s.get(view.id, 0.0), view) for view in pools.members(PROMPT_AWAY, TOKEN_AWAY)]
         for away_s, view in sorted(away, key=lambda pair: (-pair[0], pair[1].id)):
-            other = _OPPOSITE[view.home]
+            other = _OPPOSITE[view.home_pool]
             was_away = away_s >= self._share * window_s
-            had_slack = self._short[view.home] + self._share * self._placed <= self._placed
-            if was_away and had_slack and self._short[other] > 0 and pools.ready_at(view.home) > 1:
-                return ChangeHome(view.id, other)
+            had_slack = self._short[view.home_pool] + self._share * self._placed <= self._placed
+            if was_away and had_slack and self._short[other] > 0 and pools.ready_at(view.home_pool) > 1:
+                return ChangeHomePool(view.id, other)
         return None
 
 
 def _stands_between(view: WorkerView) -> bool:
     """Tell whether KV is to come or to go there against the direction that the worker's home has."""
-    if view.home is Pool.PROMPT:
+    if view.home_pool is Pool.PROMPT:
         return view.load.waiting_for_kv > 0
     return view.load.prompts_to_hand_off > 0

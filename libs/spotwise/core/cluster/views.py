@@ -35,7 +35,7 @@ class Assignment:
     kv_blocks: int = 0
 
 
-def holds_foreign_work(home: Pool | None, load: WorkerLoad) -> bool:
+def has_off_pool_work(home: Pool | None, load: WorkerLoad) -> bool:
     """Tell whether a worker of that home reports work of the opposite pool."""
     if home is Pool.PROMPT:
         return load.decoding + load.prompts_in_place + load.waiting_for_kv > 0
@@ -123,7 +123,7 @@ class WorkerView:
         self.kv_tokens = load.kv_blocks_total * load.kv_block_size
         self.free_tokens = (load.kv_blocks_free - load.kv_blocks_kept) * load.kv_block_size
         self.reserves_ahead = self.kv_tokens if load.reserved_new_tokens is None else load.reserved_new_tokens
-        self._reports_foreign_work = holds_foreign_work(self.member.pool, load)
+        self._reports_foreign_work = has_off_pool_work(self.member.pool, load)
         for assignment in self._unseen:
             self._count(assignment)
 

@@ -11,7 +11,7 @@ from spotwise.core.batching import Batch
 from spotwise.core.messages import (
     AttemptsConfirmed,
     CancelRequest,
-    ChangeHome,
+    ChangeHomePool,
     Drain,
     ForgetGateway,
     Pool,
@@ -140,7 +140,7 @@ WorkerEvent = (
     | CancelRequest
     | AttemptsConfirmed
     | RenewLeases
-    | ChangeHome
+    | ChangeHomePool
     | ForgetGateway
     | Drain
     | RecordLoaded
@@ -226,7 +226,7 @@ class PushKv:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeHome:
+class TakeHomePool:
     """Say from now on that the worker belongs to this pool."""
 
     pool: Pool
@@ -307,7 +307,7 @@ WorkerCommand = (
     | OpenPush
     | CommitPush
     | AbortPush
-    | TakeHome
+    | TakeHomePool
     | SwapOut
     | SwapIn
     | Leave

@@ -88,7 +88,7 @@ class WorkerRole:
             m.CancelRequest: lambda order, now: self._table.fence(order.choice_id, order.epoch),
             m.AttemptsConfirmed: self._attempts_confirmed,
             m.RenewLeases: self._token_side.renew_leases,
-            m.ChangeHome: self._change_home,
+            m.ChangeHomePool: self._change_home_pool,
             m.ForgetGateway: table.forget_gateway,
             m.Drain: self._start_drain,
             m.Tick: self._tick,
@@ -188,10 +188,10 @@ class WorkerRole:
         for question in self._confirmations.ask(held, now):
             self._table.say(question)
 
-    def _change_home(self, order: m.ChangeHome, now: float) -> None:
+    def _change_home_pool(self, order: m.ChangeHomePool, now: float) -> None:
         """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
         if order.worker_id == self.worker_id:
-            self._table.say(c.TakeHome(order.pool))
+            self._table.say(c.TakeHomePool(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
         sequence = self._table.load_answered(event.record.choice_id, event.record.epoch)

@@ -179,9 +179,9 @@ def simulate(case: Case) -> RunSummary:
     policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
     setup = _paper_setup(case, policy) if case.recorded is None else _recorded_setup(case.recorded, case, policy)
     cluster = setup.design.cluster(case.split, setup.costs)
-    homes = dict(zip(machine_ids(len(cluster)), (machine.home.value for machine in cluster), strict=True))
+    home_pools = dict(zip(machine_ids(len(cluster)), (machine.home_pool.value for machine in cluster), strict=True))
     requests = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed)) if case.verdict_only else 0
-    metrics = RunMetrics(setup.reference, homes, LostObjectives(requests) if case.verdict_only else None)
+    metrics = RunMetrics(setup.reference, home_pools, LostObjectives(requests) if case.verdict_only else None)
     world = World(cluster, setup.settings, metrics)
     began_s = time.perf_counter()
     with _collecting_rarely():
@@ -190,7 +190,7 @@ def simulate(case: Case) -> RunSummary:
         except ObjectivesLostError:
             metrics.failed = requests - metrics.finishes.count
             result = replace(world.result(), failed=metrics.failed)
-    return _summary(case, setup.design, metrics, result, homes, time.perf_counter() - began_s)
+    return _summary(case, setup.design, metrics, result, home_pools, time.perf_counter() - began_s)
 
 
 def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
@@ -259,10 +259,10 @@ def _summary(
     design: Design,
     metrics: RunMetrics,
     result: WorldResult,
-    homes: Mapping[str, str],
+    home_pools: Mapping[str, str],
     wall_s: float,
 ) -> RunSummary:
-    machines = list(homes.values())
+    machines = list(home_pools.values())
     ended_s = result.ended_s
     requests_per_s = metrics.steady_requests_per_s or (result.completed / ended_s if ended_s else 0.0)
     return RunSummary(

@@ -33,13 +33,13 @@ class RecordedCluster:
     """What served a recorded run.
 
     Attributes:
-        homes: the pool of each worker, in order of their ids.
+        home_pools: the pool of each worker, in order of their ids.
         kv_blocks, kv_block_size: of every worker.
         worker_policy: of every worker.
         pool_policy: of the scheduler.
     """
 
-    homes: tuple[Pool, ...]
+    home_pools: tuple[Pool, ...]
     kv_blocks: int
     kv_block_size: int
     worker_policy: WorkerPolicy
@@ -71,7 +71,7 @@ def simulate_recorded(
     Raises:
         ValueError: workers of several pools hand KV over, and the profile does not say what that costs; or a request fails.
     """
-    if len(set(cluster.homes)) > 1:
+    if len(set(cluster.home_pools)) > 1:
         _ = profile.known_link
     kv_tokens = cluster.kv_blocks * cluster.kv_block_size
     kind = recorded_hardware(replace(profile, kv_tokens=kv_tokens)).serving(profile.iteration)
@@ -83,7 +83,7 @@ def simulate_recorded(
         kv_block_size=cluster.kv_block_size,
     )
     times = _Times()
-    World([SimulatedMachine(kind, home) for home in cluster.homes], settings, times).run(arrivals)
+    World([SimulatedMachine(kind, home) for home in cluster.home_pools], settings, times).run(arrivals)
     return times.completed
 
 

@@ -53,7 +53,7 @@ class Machine:
         block_bytes = block_tokens * settings.model.kv_token_bytes
         host_blocks = machine_type.host_memory_bytes // block_bytes
         self.id = machine_id
-        self.home = kind.home
+        self.home_pool = kind.home_pool
         self.send_link = Link(machine_type.link_bytes_per_s)
         self.receive_link = Link(machine_type.link_bytes_per_s)
         self.pool = CountedBlockPool(kv_tokens // block_tokens, block_tokens)
@@ -87,7 +87,7 @@ class Machine:
             c.ForgetKv: _nothing,
             c.PushKv: self._hand_offs.push,
             c.AbortPush: self._hand_offs.abort,
-            c.TakeHome: self._take_home,
+            c.TakeHomePool: self._take_home_pool,
             c.SwapOut: self._host_link.swap_out,
             c.SwapIn: self._host_link.swap_in,
         }
@@ -105,7 +105,7 @@ class Machine:
         """Return what the machine did."""
         return MachineResult(
             self.id,
-            self.home,
+            self.home_pool,
             self._hand_offs.sent,
             self.send_link.carried_bytes,
             self.role.load().preemptions,
@@ -131,10 +131,10 @@ class Machine:
         self._beaten_s = self._queue.now
         self._sequence_left = False
         load = self.role.load()
-        if (self.home, load) != self._told:
-            self._told = (self.home, load)
-            kind = m.MemberKind.PROMPT_WORKER if self.home is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
-            member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home, load=load)
+        if (self.home_pool, load) != self._told:
+            self._told = (self.home_pool, load)
+            kind = m.MemberKind.PROMPT_WORKER if self.home_pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+            member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home_pool, load=load)
             self._around.control.send(self._around.scheduler_id, member)
 
     def _beat_in_turn(self, _: None) -> None:
@@ -167,8 +167,8 @@ class Machine:
                 beats += 1
             self._queue.at(self._phase_s + beats * period_s, self._beat_in_turn)
 
-    def _take_home(self, command: c.TakeHome) -> None:
-        self.home = command.pool
+    def _take_home_pool(self, command: c.TakeHomePool) -> None:
+        self.home_pool = command.pool
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 

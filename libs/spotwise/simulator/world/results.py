@@ -17,7 +17,7 @@ class MachineResult:
 
     Attributes:
         machine_id: its id.
-        home: the pool that it belonged to at the end.
+        home_pool: the pool that it belonged to at the end.
         sent: KV hand-offs that it made.
         sent_bytes: theirs, those that were called off included as far as they got.
         preemptions: sequences that lost their blocks.
@@ -26,7 +26,7 @@ class MachineResult:
     """
 
     machine_id: str
-    home: Pool
+    home_pool: Pool
     sent: int
     sent_bytes: float
     preemptions: int

@@ -34,7 +34,7 @@ class SimulatedMachine:
     """A machine to be, and the pool that it starts in."""
 
     machine_type: MachineType
-    home: Pool
+    home_pool: Pool
 
 
 @dataclass(frozen=True, slots=True)

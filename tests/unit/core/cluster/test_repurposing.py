@@ -6,7 +6,7 @@ from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.repurposing import Repurposing
 from spotwise.core.members import Member, Pool
-from spotwise.core.messages import ChangeHome
+from spotwise.core.messages import ChangeHomePool
 from tests.unit.core.builders import worker_member
 
 WINDOW_S = 100.0
@@ -27,7 +27,7 @@ class Watch:
         self.repurposing = Repurposing(policy or PoolPolicy(repurpose_window_s=WINDOW_S))
         assert self.look() is None
 
-    def look(self, after_s: float = 0.0) -> ChangeHome | None:
+    def look(self, after_s: float = 0.0) -> ChangeHomePool | None:
         self.now += after_s
         return self.repurposing.look(self.pools, self.now)
 
@@ -35,7 +35,7 @@ class Watch:
         for member in members:
             self.pools.heard(member, "s", self.now)
 
-    def window(self, away: Member, back: Member, looks_away: int, *short: tuple[Pool, ...]) -> ChangeHome | None:
+    def window(self, away: Member, back: Member, looks_away: int, *short: tuple[Pool, ...]) -> ChangeHomePool | None:
         """A worker is away for some looks and then back, but away again when the window ends; requests are placed."""
         for pools in short:
             self.repurposing.placed(pools)
@@ -50,18 +50,18 @@ class Watch:
 
 def test_a_token_worker_that_computed_prompts_for_most_of_a_window_becomes_a_prompt_worker() -> None:
     """While the prompt pool was short and its own was not."""
-    assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) == ChangeHome("t1", Pool.PROMPT)
+    assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
 
 
 def test_a_prompt_worker_that_decoded_for_most_of_a_window_becomes_a_token_worker() -> None:
     """The other way round."""
     busy = worker_member("p1", Pool.PROMPT, decoding=3)
-    assert Watch(P1, P2, T1).window(busy, P1, 9, (Pool.TOKEN,)) == ChangeHome("p1", Pool.TOKEN)
+    assert Watch(P1, P2, T1).window(busy, P1, 9, (Pool.TOKEN,)) == ChangeHomePool("p1", Pool.TOKEN)
 
 
 def test_too_small_a_share_of_the_window_changes_nothing() -> None:
     """Seven of ten looks and the last are 80 %, six are not."""
-    assert Watch(P1, T1, T2).window(BUSY_T1, T1, 7, (Pool.PROMPT,)) == ChangeHome("t1", Pool.PROMPT)
+    assert Watch(P1, T1, T2).window(BUSY_T1, T1, 7, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 6, (Pool.PROMPT,)) is None
 
 
@@ -75,7 +75,7 @@ def test_a_pool_that_is_short_itself_gives_nobody_away() -> None:
     """Short for more than a fifth of the requests."""
     both, prompt = (Pool.PROMPT, Pool.TOKEN), (Pool.PROMPT,)
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 3) is None
-    assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 4) == ChangeHome("t1", Pool.PROMPT)
+    assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 4) == ChangeHomePool("t1", Pool.PROMPT)
 
 
 def test_without_need_in_the_other_pool_nothing_changes() -> None:
@@ -87,8 +87,8 @@ def test_one_worker_a_window() -> None:
     """The one that was away for longest; a new window begins with nothing."""
     watch = Watch(P1, T1, T2, worker_member("t3"))
     watch.hear(BUSY_T2)
-    assert watch.window(BUSY_T1, T1, 8, (Pool.PROMPT,)) == ChangeHome("t2", Pool.PROMPT)
-    assert watch.window(BUSY_T1, T1, 2, (Pool.PROMPT,)) == ChangeHome("t2", Pool.PROMPT)
+    assert watch.window(BUSY_T1, T1, 8, (Pool.PROMPT,)) == ChangeHomePool("t2", Pool.PROMPT)
+    assert watch.window(BUSY_T1, T1, 2, (Pool.PROMPT,)) == ChangeHomePool("t2", Pool.PROMPT)
     assert watch.window(T1, T1, 9) is None
 
 
@@ -96,7 +96,7 @@ def test_of_two_that_were_away_alike_the_smaller_id_goes() -> None:
     """Here as everywhere."""
     watch = Watch(P1, T2, T1, worker_member("t3"))
     watch.hear(BUSY_T2)
-    assert watch.window(BUSY_T1, BUSY_T1, 9, (Pool.PROMPT,)) == ChangeHome("t1", Pool.PROMPT)
+    assert watch.window(BUSY_T1, BUSY_T1, 9, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
 
 
 def test_the_next_change_waits_until_the_last_worker_has_settled() -> None:

@@ -98,7 +98,7 @@ class TestPool:
         view = WorkerView(worker_member("w", home, **native))
         assert not view.is_away
         view.heard(worker_member("w", home, **native, **foreign), "s", SENT_S)
-        assert (view.home, view.is_away) == (home, True)
+        assert (view.home_pool, view.is_away) == (home, True)
         view.heard(worker_member("w", home, **native), "s", SENT_S)
         assert not view.is_away
 
@@ -131,4 +131,4 @@ class TestPool:
         homeless = Member("w", member.kind, 1, member.state, "host", 1, "", load=member.load)
         for of_both in (member, homeless):
             view = WorkerView(of_both)
-            assert (view.home, view.is_away) == (Pool.MIXED, False)
+            assert (view.home_pool, view.is_away) == (Pool.MIXED, False)

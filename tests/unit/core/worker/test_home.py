@@ -12,12 +12,12 @@ def test_an_order_to_change_home_is_passed_on_to_who_speaks_for_the_worker() -> 
     """It may come again."""
     bench = WorkerBench()
     for pool in (m.Pool.PROMPT, m.Pool.PROMPT, m.Pool.TOKEN):
-        assert bench.feed(m.ChangeHome("w", pool)) == [c.TakeHome(pool)]
+        assert bench.feed(m.ChangeHomePool("w", pool)) == [c.TakeHomePool(pool)]
 
 
 def test_an_order_to_another_worker_is_none() -> None:
     """Even in this one's inbox."""
-    assert WorkerBench().feed(m.ChangeHome("w2", m.Pool.PROMPT)) == []
+    assert WorkerBench().feed(m.ChangeHomePool("w2", m.Pool.PROMPT)) == []
 
 
 def test_what_is_here_goes_on_over_a_change_of_home() -> None:
@@ -26,7 +26,7 @@ def test_what_is_here_goes_on_over_a_change_of_home() -> None:
     bench.decode("d")
     bench.prefill("h")
     bench.in_place("p")
-    bench.feed(m.ChangeHome("w", m.Pool.PROMPT))
+    bench.feed(m.ChangeHomePool("w", m.Pool.PROMPT))
     ordered = rows(bench.iterate(d=50))
     bench.decode("e")
     ordered += rows(bench.iterate(d=50, h=50, p=50))
