@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS, AvoidingPlacer
-from spotwise.core.cluster.placement import Demand, Placer
+from spotwise.core.cluster.placement import Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.quarantine import Pair, Quarantine
@@ -21,7 +21,12 @@ NOW = 100.0
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES, st.sets(WORKERS, max_size=3), PAIRS, PAIRS)
 def test_what_failed_is_avoided_and_nobody_waits_for_it(
-    members: list[Member], demand: Demand, policy: PoolPolicy, workers: set[str], failed: set[Pair], resting: set[Pair]
+    members: list[Member],
+    demand: RequestDemand,
+    policy: PoolPolicy,
+    workers: set[str],
+    failed: set[Pair],
+    resting: set[Pair],
 ) -> None:
     """Placed if and only if the rules place it; with nothing to avoid, as they do; never between a bad pair."""
     pools, quarantine = Pools(policy.decode_queue), Quarantine()

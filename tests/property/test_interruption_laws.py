@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
+from spotwise.core.migration.interruption import link_share
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
     DecodePace,
@@ -18,7 +19,6 @@ from spotwise.core.migration.interruption.arrangement import (
     Notice,
     RemoteHolder,
     arrange,
-    link_share,
     rearrange,
 )
 from spotwise.core.migration.interruption.link_share import Copy, Window, choose, greedily, saved_s

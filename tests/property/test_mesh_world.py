@@ -16,7 +16,7 @@ from spotwise.core.messages import Drain, Pool
 from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(
@@ -46,7 +46,7 @@ POLICIES = st.builds(
     max_in_flight=st.sampled_from([1, 1, 3]),
     prompts_first=st.booleans(),
     preempt_after_s=st.sampled_from([0.0, 0.2, 1.0]),
-    kv_push=st.sampled_from(KvPush),
+    kv_push=st.sampled_from(ConfiguredPushMode),
     discipline=st.sampled_from([Discipline.FCFS, Discipline.FCFS, Discipline.PRIORITY, Discipline.MLFQ]),
     mlfq=QUEUES,
     cost=st.just(COST),
@@ -58,7 +58,7 @@ SWAPPING = st.builds(
     st.builds(BatchLimits, st.sampled_from([2, 4]), st.just(12), st.none() | st.integers(4, 16)),
     watermark=st.just(0.0),
     prefix_caching=st.booleans(),
-    kv_push=st.sampled_from(KvPush),
+    kv_push=st.sampled_from(ConfiguredPushMode),
     discipline=st.sampled_from([Discipline.MLFQ, Discipline.MLFQ, Discipline.PRIORITY]),
     mlfq=QUEUES,
     cost=st.just(COST),

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
@@ -58,7 +58,7 @@ def meshes(draw: st.DrawFn) -> list[Member]:
 
 
 DEMANDS = st.builds(
-    Demand,
+    RequestDemand,
     st.integers(1, 120),
     st.integers(1, 120),
     st.dictionaries(st.sampled_from([f"w{number}" for number in range(8)]), st.integers(1, 128), max_size=3),
@@ -72,7 +72,7 @@ POLICIES = st.builds(
 )
 
 
-def placed(members: list[Member], demand: Demand, policy: PoolPolicy) -> tuple[Pools, Placement | None]:
+def placed(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> tuple[Pools, Placement | None]:
     pools = Pools(policy.decode_queue)
     for member in members:
         pools.join(member)
@@ -81,7 +81,7 @@ def placed(members: list[Member], demand: Demand, policy: PoolPolicy) -> tuple[P
 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
-def test_who_is_chosen_can_serve(members: list[Member], demand: Demand, policy: PoolPolicy) -> None:
+def test_who_is_chosen_can_serve(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> None:
     """READY, with room now and a cache that could hold everything ever; KV flows from the prompt pool only."""
     _, found = placed(members, demand, policy)
     if found is None:
@@ -98,7 +98,9 @@ def test_who_is_chosen_can_serve(members: list[Member], demand: Demand, policy: 
 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
-def test_a_request_waits_only_while_nobody_has_room(members: list[Member], demand: Demand, policy: PoolPolicy) -> None:
+def test_a_request_waits_only_while_nobody_has_room(
+    members: list[Member], demand: RequestDemand, policy: PoolPolicy
+) -> None:
     """Thresholds say who, and never whether."""
     pools, found = placed(members, demand, policy)
     anybody = any(view.is_ready and view.has_room(demand.prompt_tokens, demand.max_new_tokens) for view in pools)
@@ -108,7 +110,7 @@ def test_a_request_waits_only_while_nobody_has_room(members: list[Member], deman
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
 def test_the_order_in_which_workers_are_heard_of_changes_nothing(
-    members: list[Member], demand: Demand, policy: PoolPolicy
+    members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
     """Ties go to the smaller id."""
 
@@ -122,7 +124,7 @@ def test_the_order_in_which_workers_are_heard_of_changes_nothing(
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
 def test_pools_that_are_within_their_thresholds_do_their_own_work(
-    members: list[Member], demand: Demand, policy: PoolPolicy
+    members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
     """Then each side gets the shortest queue of its home pool: no other that qualifies has a shorter one."""
     pools, found = placed(members, demand, policy)
@@ -146,7 +148,7 @@ def test_pools_that_are_within_their_thresholds_do_their_own_work(
         )
 
 
-def is_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
+def is_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> bool:
     """A scan's word for a prompt queue within its threshold."""
     somebody_waits = view.load.waiting or view.load.preempted
     queue = view.pending_prompt_tokens + demand.uncomputed(view)
@@ -154,7 +156,7 @@ def is_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
     return view.is_ready and is_short and view.could_ever_hold(demand.prompt_tokens)
 
 
-def owes_within(view: WorkerView, demand: Demand, policy: PoolPolicy) -> bool:
+def owes_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> bool:
     """A scan's word for a token queue within its threshold."""
     owed, bound = view.remaining_tokens, policy.max_owed_tokens
     is_short = bound is None or owed == 0 or owed + demand.max_new_tokens <= bound

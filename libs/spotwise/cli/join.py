@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.plan import Machine, plan_joining_worker
+from spotwise.cli.launch.plan import LocalHost, plan_joining_worker
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import open_store, running_state
 from spotwise.cli.options import parse_size, require_worker_id
@@ -44,7 +44,7 @@ def join(
     state = running_state(name)
     asyncio.run(_require_free(state.redis_url, worker_id))
     plan = plan_joining_worker(
-        state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, Machine.this()
+        state.options.model_copy(update=changes), state.nats_url, state.redis_url, pool, worker_id, LocalHost.this()
     )
     typer.echo(f"{worker_id} joins mesh {name!r}", err=True)
     os.execve(plan.argv[0], plan.argv, {**os.environ, **plan.env})

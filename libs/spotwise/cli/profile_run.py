@@ -30,7 +30,7 @@ _IN_PLACE_MESSAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileStep:
+class RequestWave:
     """Some requests at once, all of one size.
 
     Attributes:
@@ -72,17 +72,17 @@ class Measurements:
         )
 
 
-def profile_steps(longest_prompt: int, widest: int, repeats: int) -> list[ProfileStep]:
+def profile_steps(longest_prompt: int, widest: int, repeats: int) -> list[RequestWave]:
     """Prompts alone, doubling in length; then decodes, doubling in number, over short and over long contexts."""
     lengths = _doubling(16, longest_prompt)
-    prompts = [ProfileStep(1, length, 2) for length in lengths for _ in range(repeats)]
+    prompts = [RequestWave(1, length, 2) for length in lengths for _ in range(repeats)]
     contexts = sorted({min(32, longest_prompt), max(32, longest_prompt // 4), max(32, longest_prompt // 2)})
-    decodes = [ProfileStep(width, context, 16) for width in _doubling(1, widest) for context in contexts]
+    decodes = [RequestWave(width, context, 16) for width in _doubling(1, widest) for context in contexts]
     return prompts + decodes
 
 
 async def measure_costs(
-    endpoint: MeshEndpoint, steps: Sequence[ProfileStep], seed: int, done: Callable[[], Any]
+    endpoint: MeshEndpoint, steps: Sequence[RequestWave], seed: int, done: Callable[[], Any]
 ) -> Measurements:
     """Take all steps, one after the other; what ran before does not count.
 

@@ -24,7 +24,7 @@ from spotwise.core.cluster.assigner import Assigner
 from spotwise.core.cluster.gateways import GoneGateways
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.requests import Entry, Requests
+from spotwise.core.cluster.requests import AcceptedRequest, Requests
 from spotwise.core.cluster.tombstones import Tombstones
 from spotwise.core.confirmation import Confirmations
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
@@ -204,7 +204,7 @@ class SchedulerRole:
             for worker in self.pools:
                 self._assigner.cancel(worker.id, order.choice_id, order.epoch)
 
-    def _note_success(self, entry: Entry) -> None:
+    def _note_success(self, entry: AcceptedRequest) -> None:
         """Learn of a hand-off that went well, where the request could not end with its first token."""
         prompt_worker, token_worker, asked_s = entry.prompt_worker, entry.token_worker, entry.asked_s
         if prompt_worker and token_worker and asked_s is not None and entry.order.max_new_tokens > 1:

@@ -22,7 +22,7 @@ from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.flashinfer_attention import FlashInferAttention, FlashInferLayout, refusal
 from spotwise.engine.iteration import BatchLayout, SequenceRow
 from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.sequences import Sequence
+from spotwise.engine.sequences import EngineSequence
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +125,7 @@ def _trial_rows(cache: PagedKvCache) -> list[SequenceRow]:
     for first, count in ((_TRIAL_DECODE, 1), (_TRIAL_PROMPT // 2, _TRIAL_PROMPT)):
         blocks = tuple(block for block, _ in zip(free, range(-(-(first + count) // size)), strict=False))
         if len(blocks) * size >= first + count:
-            rows.append((BatchRow("trial", first, count, blocks), Sequence.of_tokens([0] * (first + count))))
+            rows.append((BatchRow("trial", first, count, blocks), EngineSequence.of_tokens([0] * (first + count))))
     if not rows:
         raise ValueError("the KV cache is too small to try it")
     return rows

@@ -36,7 +36,7 @@ from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import SamplingRow, logprobs_where_asked, sample
-from spotwise.engine.sequences import Sequence
+from spotwise.engine.sequences import EngineSequence
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
@@ -73,7 +73,7 @@ class Engine:
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._sequences: dict[str, Sequence] = {}
+        self._sequences: dict[str, EngineSequence] = {}
         #: The paged KV cache; the transfer reads and writes its blocks.
         self.kv = cache
         #: Decoder layers that one native call computes.
@@ -102,7 +102,7 @@ class Engine:
     ) -> None:
         """Try native layers on a prompt of some tokens, in the cache's first blocks, which are nobody's yet."""
         length = min(_PROBE_TOKENS, self.context_length, self.num_blocks * self.block_size)
-        probe = Sequence.of_tokens([index % self.vocab_size for index in range(length)])
+        probe = EngineSequence.of_tokens([index % self.vocab_size for index in range(length)])
         row = BatchRow("probe", 0, length, tuple(range(-(-length // self.block_size))))
         self.fused_layers = rewrite(self._model, self._facts.layers, kernels, attention, layout, (row, probe), memory)
 
@@ -210,7 +210,7 @@ class Engine:
             )
         if min(known) < 0 or max(known) >= self.vocab_size:
             raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{self.vocab_size - 1}")
-        self._sequences[record.sequence_id] = Sequence(record)
+        self._sequences[record.sequence_id] = EngineSequence(record)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Add an output token that was sampled elsewhere (the first token of a hand-off).
@@ -317,13 +317,13 @@ class Engine:
         ]
         note_prompt_logprobs(self._forward(flat, positions), rows)
 
-    def _sequence(self, sequence_id: str) -> Sequence:
+    def _sequence(self, sequence_id: str) -> EngineSequence:
         try:
             return self._sequences[sequence_id]
         except KeyError:
             raise ValueError(f"sequence {sequence_id} is not here") from None
 
-    def _checked(self, row: BatchRow) -> Sequence:
+    def _checked(self, row: BatchRow) -> EngineSequence:
         sequence = self._sequence(row.sequence_id)
         end = row.first_position + row.num_tokens
         if row.first_position < 0 or row.num_tokens < 1 or end > sequence.num_tokens:

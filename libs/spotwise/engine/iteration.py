@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from spotwise.core.batching import BatchRow
 from spotwise.engine.attention import AttentionPlan, DecodeGroup, PrefillSpan
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
-from spotwise.engine.sequences import Sequence
+from spotwise.engine.sequences import EngineSequence
 
 Plan = TypeVar("Plan")
 
@@ -25,7 +25,7 @@ Plan = TypeVar("Plan")
 _SMALLEST_GROUP_BLOCKS = 32
 
 
-SequenceRow = tuple[BatchRow, Sequence]
+SequenceRow = tuple[BatchRow, EngineSequence]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
 
 
-class Sequence:
+class EngineSequence:
     """One sequence's tokens, parameters and block table, kept in arrays so that a row costs no Python loop."""
 
     def __init__(self, record: RequestRecord) -> None:

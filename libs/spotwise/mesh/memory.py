@@ -54,22 +54,22 @@ class MemoryBroker:
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.max_payload_bytes = max_payload_bytes
-        self._subscriptions: list[_Subscription] = []
+        self._subscriptions: list[_MemorySubscription] = []
         self._turns: defaultdict[tuple[str, str], itertools.count[int]] = defaultdict(itertools.count)
 
-    def add(self, subscription: _Subscription) -> None:
+    def add(self, subscription: _MemorySubscription) -> None:
         """Let a subscription hear what is published from now on."""
         self._subscriptions.append(subscription)
 
-    def remove(self, subscription: _Subscription) -> None:
+    def remove(self, subscription: _MemorySubscription) -> None:
         """Let it hear no more; idempotent."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
     def route(self, message: BusMessage) -> int:
         """Queue a message for every listener, and one of each queue group in turn; return for how many."""
-        receivers: list[_Subscription] = []
-        groups: defaultdict[tuple[str, str], list[_Subscription]] = defaultdict(list)
+        receivers: list[_MemorySubscription] = []
+        groups: defaultdict[tuple[str, str], list[_MemorySubscription]] = defaultdict(list)
         for subscription in self._subscriptions:
             if not _matches(subscription.subject, message.subject):
                 continue
@@ -83,7 +83,7 @@ class MemoryBroker:
         return len(receivers)
 
 
-class _Subscription:
+class _MemorySubscription:
     def __init__(self, broker: MemoryBroker, subject: str, handler: _Handler, queue: str) -> None:
         self.subject = subject
         self.queue = queue
@@ -128,7 +128,7 @@ class MemoryBus:
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
-        self._subscriptions: list[_Subscription] = []
+        self._subscriptions: list[_MemorySubscription] = []
         self._closed = False
 
     @property
@@ -157,7 +157,7 @@ class MemoryBus:
         except TimeoutError:
             raise ReplyTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
 
-    async def subscribe(self, subject: str, handler: _Handler, queue: str = "") -> _Subscription:
+    async def subscribe(self, subject: str, handler: _Handler, queue: str = "") -> _MemorySubscription:
         """Call `handler` for each message, one at a time, in order; `*` in `subject` stands for one token.
 
         Raises:
@@ -166,7 +166,7 @@ class MemoryBus:
         if ">" in subject:
             raise ValueError(f"{subject}: the in-memory bus knows the wildcard * only")
         self._check(subject)
-        subscription = _Subscription(self._broker, subject, handler, queue)
+        subscription = _MemorySubscription(self._broker, subject, handler, queue)
         self._subscriptions.append(subscription)
         return subscription
 

@@ -25,7 +25,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
 
 #: What a member does as long as it is in the mesh, given its host.
-Member = Callable[[ServiceHost], AbstractAsyncContextManager[None]]
+ServiceMember = Callable[[ServiceHost], AbstractAsyncContextManager[None]]
 
 
 class ServiceGroup:
@@ -51,7 +51,7 @@ class ServiceGroup:
         async with bus_and_store(settings) as (bus, store), control_server(settings, engines) as control:
             yield cls(settings, bus, store, control)
 
-    async def run(self, member_ids: Sequence[str], kind: MemberKind, member: Member) -> None:
+    async def run(self, member_ids: Sequence[str], kind: MemberKind, member: ServiceMember) -> None:
         """Serve as all of these members until each has left.
 
         Args:
@@ -76,7 +76,7 @@ class ServiceGroup:
         for host in self._hosts.values():
             host.stop()
 
-    async def _serve(self, member_id: str, kind: MemberKind, member: Member) -> None:
+    async def _serve(self, member_id: str, kind: MemberKind, member: ServiceMember) -> None:
         structlog.contextvars.bind_contextvars(member=member_id)
         settings = self._settings.model_copy(update={"service_id": member_id})
         await wait_until_free(self._store, member_id, registration_ttl_s(settings), settings.heartbeat_s)

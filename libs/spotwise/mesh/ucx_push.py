@@ -39,7 +39,7 @@ _REFUSALS = {
 }
 
 
-class Links(Protocol):
+class PushLinks(Protocol):
     """Where a push finds its link, and where it hears of the answer."""
 
     async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
@@ -63,7 +63,7 @@ class UcxPush:
     def __init__(
         self,
         exports: KvExports,
-        links: Links,
+        links: PushLinks,
         abort: KvFrame,
         target: KvTarget,
         block_ids: tuple[int, ...],

@@ -41,7 +41,7 @@ class IterationFit:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkFit:
+class LinkCostFit:
     """What hand-offs cost, and how well that says what was measured."""
 
     cost: LinkCost
@@ -79,7 +79,7 @@ def fit_iterations(times: Sequence[IterationTime]) -> IterationFit:
     return IterationFit(cost, len(times), float(errors.mean()), by_kind)
 
 
-def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
+def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkCostFit:
     """Fit latency and bandwidth of hand-offs, given as (bytes, seconds).
 
     Raises:
@@ -101,7 +101,7 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkFit:
     bytes_per_s = min(float(1 / second_per_byte), FLAT_BYTES_PER_S) if second_per_byte > 0 else FLAT_BYTES_PER_S
     cost = LinkCost(float(latency_s), bytes_per_s)
     errors = [abs(cost.transfer_s(size) / taken - 1) for size, taken in transfers]
-    return LinkFit(cost, len(transfers), float(np.mean(errors)))
+    return LinkCostFit(cost, len(transfers), float(np.mean(errors)))
 
 
 def least_share_error(

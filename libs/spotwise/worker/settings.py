@@ -15,7 +15,7 @@ from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.messages import Pool
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.mesh.settings import ModelServiceSettings
 
@@ -124,8 +124,8 @@ class WorkerSettings(ModelServiceSettings):
     push_timeout_s: float = Field(
         10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
     )
-    kv_push: KvPush = Field(
-        KvPush.AUTO,
+    kv_push: ConfiguredPushMode = Field(
+        ConfiguredPushMode.AUTO,
         description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
     )
 

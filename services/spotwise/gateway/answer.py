@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from spotwise.gateway.choice import Choice, Piece, ScoredToken
+from spotwise.gateway.choice import Choice, ChoiceText, ScoredToken
 from spotwise.gateway.errors import describe
 from spotwise.gateway.generation import Generation, GenerationError
 from spotwise.gateway.metrics import GatewayMetrics
@@ -38,7 +38,7 @@ class WholeChoice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: ChoiceText) -> None:
         """Append the next piece."""
         self.texts.append(piece.text)
         self.token_ids.extend(piece.token_ids)
@@ -58,7 +58,7 @@ class ResponseFormat(Protocol):
     def opening(self) -> bytes:
         """Return the events that begin a stream, before there is text."""
 
-    def delta(self, index: int, piece: Piece) -> bytes:
+    def delta(self, index: int, piece: ChoiceText) -> bytes:
         """Return the event of a piece of choice `index`."""
 
     def usage(self, usage: Usage) -> bytes:
@@ -109,7 +109,7 @@ class GenerationResponse(Response):
             interleave([self._run(*pair) for pair in zip(self._plan.sequences, self._choices, strict=True)])
         )
 
-    async def _run(self, sequence: PlannedSequence, choice: Choice) -> AsyncGenerator[Piece, None]:
+    async def _run(self, sequence: PlannedSequence, choice: Choice) -> AsyncGenerator[ChoiceText, None]:
         timeline = self._metrics.sequence(self._arrived_s, sequence.spec)
         ended = "error"
         try:
@@ -159,7 +159,7 @@ class GenerationResponse(Response):
                     await _send_part(send, self._format.usage(self._usage()))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
-    async def _send_piece(self, send: Send, index: int, piece: Piece) -> None:
+    async def _send_piece(self, send: Send, index: int, piece: ChoiceText) -> None:
         if not piece.is_silent or (self._plan.return_token_ids and piece.token_ids):
             await send({"type": "http.response.body", "body": self._format.delta(index, piece), "more_body": True})
 

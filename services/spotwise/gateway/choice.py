@@ -33,7 +33,7 @@ class ScoredToken:
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoiceText:
     """What one item of the mesh adds to a choice.
 
     Attributes:
@@ -99,7 +99,7 @@ class Choice:
         self._decoded_characters = 0
         self._started = False
 
-    def advance(self, batch: GeneratedTokens) -> Piece:
+    def advance(self, batch: GeneratedTokens) -> ChoiceText:
         """Take what the mesh generated; nothing may follow a piece with a finish reason.
 
         Raises:
@@ -108,7 +108,7 @@ class Choice:
         reason = batch.finish_reason
         if reason is FinishReason.ERROR or reason is FinishReason.ABORT:
             raise GenerationError(500, "generation_failed", f"The mesh ended this sequence early ({reason.value}).")
-        piece = Piece("", scored=[] if self._with_logprobs else None)
+        piece = ChoiceText("", scored=[] if self._with_logprobs else None)
         if batch.tokens and not self._started:
             self._begin(piece, batch)
         if self._rules.score_only:
@@ -117,7 +117,7 @@ class Choice:
             self._add_output(piece, batch)
         return piece
 
-    def _begin(self, piece: Piece, batch: GeneratedTokens) -> None:
+    def _begin(self, piece: ChoiceText, batch: GeneratedTokens) -> None:
         self._started = piece.is_first = True
         self.cached_tokens = batch.cached_tokens
         if self.prompt.echo is None:
@@ -133,7 +133,7 @@ class Choice:
                 offset += len(decoder.push(token_id))
         self._decoded_characters = len(self.prompt.echo)
 
-    def _add_output(self, piece: Piece, batch: GeneratedTokens) -> None:
+    def _add_output(self, piece: ChoiceText, batch: GeneratedTokens) -> None:
         rules, scanner = self._rules, self._scanner
         parts = [piece.text] if piece.text else []
         stopped_by_token = batch.finish_reason is FinishReason.STOP

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from spotwise.gateway.answer import Usage, WholeChoice
-from spotwise.gateway.choice import Piece, ScoredToken
+from spotwise.gateway.choice import ChoiceText, ScoredToken
 from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.gateway.errors import bad_request
 from spotwise.gateway.plan import (
@@ -106,7 +106,7 @@ class CompletionFormat:
         """Return nothing: a completion's stream begins with text."""
         return b""
 
-    def delta(self, index: int, piece: Piece) -> bytes:
+    def delta(self, index: int, piece: ChoiceText) -> bytes:
         """Return a chunk with the piece's text; the last one has the finish reason."""
         if piece.finish_reason is None and piece.scored is None and not self._plan.return_token_ids:
             return self._fronts[index] + orjson.dumps(piece.text) + self._tail

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from spotwise.gateway.choice_ids import HEADER as REQUEST_ID_HEADER
-from spotwise.gateway.choice_ids import new_request_id
+from spotwise.gateway.request_ids import HEADER as REQUEST_ID_HEADER
+from spotwise.gateway.request_ids import new_request_id
 from spotwise.gateway.errors import ApiError
 
 

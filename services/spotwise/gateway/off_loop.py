@@ -28,7 +28,7 @@ def is_small(size_bytes: int) -> bool:
     return size_bytes <= INLINE_BYTES
 
 
-class _Lane:
+class _ThreadLane:
     def __init__(self, threads: int, max_waiting: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="plan")
         self._free = asyncio.Semaphore(threads)
@@ -56,8 +56,8 @@ class OffLoop:
     """Runs functions by the size of what they look at: at once, in one of a few threads, or in the thread for large ones."""
 
     def __init__(self) -> None:
-        self._small = _Lane(threads=2, max_waiting=512)
-        self._large = _Lane(threads=1, max_waiting=16)
+        self._small = _ThreadLane(threads=2, max_waiting=512)
+        self._large = _ThreadLane(threads=1, max_waiting=16)
 
     async def run(
         self, size_bytes: int, work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs

@@ -68,7 +68,7 @@ class ToolCall(StrictBody):
     function: FunctionCall
 
 
-class Message(StrictBody):
+class ChatRequestMessage(StrictBody):
     """One message of a chat. Fields that only some templates know (`name`, `tool_call_id`, ...) reach the template."""
 
     model_config = ConfigDict(extra="allow")
@@ -79,7 +79,7 @@ class Message(StrictBody):
     function_call: FunctionCall | None = None
 
     @model_validator(mode="after")
-    def _has_content(self) -> Message:
+    def _has_content(self) -> ChatRequestMessage:
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.function_call)):
             raise ValueError("a message needs 'content'")
         return self
@@ -97,7 +97,7 @@ class ChatRequest(GenerationRequest):
 
     endpoint: ClassVar = Endpoint.CHAT
 
-    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[ChatRequestMessage], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)

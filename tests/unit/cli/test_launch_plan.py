@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.cli.launch.plan import Machine, ServiceProcess, StopOrder, plan_joining_worker, plan_services
+from spotwise.cli.launch.plan import LocalHost, ServiceProcess, StopOrder, plan_joining_worker, plan_services
 from spotwise.cli.options import EngineKind, MeshOptions
 
 GIB = 1024**3
@@ -22,7 +22,7 @@ def plan(
     mesh = MeshOptions(
         **{"name": "default", "model_folder": Path("/models/tiny"), "model_name": "tiny", **options}  # type: ignore[arg-type]
     )
-    services = plan_services(mesh, NATS, REDIS, Machine(tuple(range(cores)), memory_bytes, native))
+    services = plan_services(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), memory_bytes, native))
     assert len({service.service_id for service in services}) == len(services)
     return {service.service_id: service for service in services}
 
@@ -227,7 +227,7 @@ def test_options_reach_simulated_workers() -> None:
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
     """Alone in its process."""
     mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
-    joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", Machine((0,), GIB, False))
+    joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), GIB, False))
     assert joining.argv[-1] == "spotwise.worker.simulated"
     assert (joining.service_id, joining.members, joining.env["SPOTWISE_POOL"]) == ("extra", ("extra",), "mixed")
 

@@ -31,7 +31,7 @@ class TestConversation:
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
         assert sent(commands, "t") == [
             m.ReserveKv(
-                "r", 1, m.StreamRef("g", 101, 1), "s", assignment=1, kv_tokens=40, remaining_tokens=10, lease_s=3.0
+                "r", 1, m.StreamRef("g", 101, 1), "s", assignment=1, kv_tokens=40, max_new_tokens=10, lease_s=3.0
             )
         ]
         assert sent(commands, "p") == []
@@ -52,7 +52,7 @@ class TestConversation:
                 prompt_tokens=30,
                 target=target,
                 lease_s=3.0,
-                remaining_tokens=10,
+                max_new_tokens=10,
             )
         ]
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
@@ -74,7 +74,7 @@ class TestConversation:
                 prompt_tokens=30,
                 target=here,
                 lease_s=3.0,
-                remaining_tokens=10,
+                max_new_tokens=10,
             )
         ]
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]

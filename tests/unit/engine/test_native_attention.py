@@ -20,7 +20,7 @@ from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
-from spotwise.engine.sequences import Sequence
+from spotwise.engine.sequences import EngineSequence
 
 CPU = torch.device("cpu")
 LAYER = 1
@@ -72,7 +72,7 @@ class Rows:
         made = cls(cache, [], [], [], [])
         for index, ((first, count), blocks) in enumerate(zip(shapes, needed, strict=True)):
             table = tuple(free.pop() for _ in range(blocks))
-            sequence = Sequence.of_tokens(range(first + count))
+            sequence = EngineSequence.of_tokens(range(first + count))
             made.rows.append((BatchRow(str(index), first, count, table), sequence))
             made.queries.append(torch.randn(HEADS, count, geometry.key_dim, generator=generator).to(dtype))
             made.keys.append(

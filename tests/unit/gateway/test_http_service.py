@@ -136,4 +136,4 @@ async def test_unforeseen_failure_tells_nothing(client: httpx.AsyncClient, mesh:
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
     assert "secret" not in response.text
     assert [str(entry["exc_info"]) for entry in logs] == ["secret detail"]
-    assert [entry["choice_id"] for entry in logs] == [response.headers["x-request-id"]]
+    assert [entry["request_id"] for entry in logs] == [response.headers["x-request-id"]]

@@ -33,7 +33,7 @@ VLLM_BOTH = """
     spaces_between_special_tokens truncate_prompt_tokens truncation_side allowed_token_ids prompt_logprobs bad_words
     logprob_token_ids use_beam_search length_penalty early_stopping best_of watermarking add_special_tokens
     response_format guided_json guided_regex guided_choice guided_grammar guided_json_object structural_tag
-    guided_decoding_backend guided_whitespace_pattern structured_outputs priority choice_id session_id
+    guided_decoding_backend guided_whitespace_pattern structured_outputs priority request_id session_id
     logits_processors return_tokens_as_token_ids return_token_ids return_token_offsets return_mm_kwargs cache_salt
     kv_transfer_params ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval
     routed_experts_prompt_start echo

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import DecodePace, Job, Pipeline
+from spotwise.simulator.spotserve.batches import BatchTimes, Job, Pipeline
 from spotwise.simulator.spotserve.fleet import Fleet, Market, Stage, fleet_events
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SPOTSERVE, Batching, SpotSurroundings
 from tests.unit.simulator import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
-PACE = DecodePace(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
+PACE = BatchTimes(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
 ALONE = replace(SPOTSERVE, adapts=False, shape=ONE)
 STAYS = tiny.trace((0.0, "add", "a b"), end_s=50.0)
 

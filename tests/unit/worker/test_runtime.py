@@ -12,7 +12,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SamplingParams
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.mesh.ports import MeshError
 from spotwise.wire import subjects
@@ -43,7 +43,7 @@ async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: Tw
 @pytest.mark.parametrize("limits", [BatchLimits(), BatchLimits(4, 12, 5)], ids=["whole", "in parts"])
 async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: BatchLimits) -> None:
     """Prompts whole or in parts, several at once, two of which begin alike: the same tokens; the ledger names the way."""
-    mesh.policy = WorkerPolicy(limits, kv_push=KvPush.LAYERWISE)
+    mesh.policy = WorkerPolicy(limits, kv_push=ConfiguredPushMode.LAYERWISE)
     prompts = {1: PROMPT * 3, 2: PROMPT * 2, 3: (7, 7), 4: tuple(range(40, 48))}
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         for number, prompt in prompts.items():
@@ -65,7 +65,7 @@ async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: Batc
 
 async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMesh) -> None:
     """In the middle of its iteration: the push is called off, and both workers hold nothing."""
-    mesh.policy = WorkerPolicy(kv_push=KvPush.LAYERWISE)
+    mesh.policy = WorkerPolicy(kv_push=ConfiguredPushMode.LAYERWISE)
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         worker.engine.gate.clear()
         await mesh.write("r", PROMPT, 5, attempt_id=1)

@@ -12,7 +12,7 @@ from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.worker.settings import WorkerSettings
 
@@ -29,14 +29,14 @@ def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None
     They leave for other workers in the cheaper way.
     """
     assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(
-        max_stall_s=0.06, kv_push=KvPush.AUTO, confirm_every_s=CONFIRM_EVERY_S
+        max_stall_s=0.06, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
 
 
 def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
     """Prompts then run whole."""
     assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
-        kv_push=KvPush.AUTO, confirm_every_s=CONFIRM_EVERY_S
+        kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
     )
 
 
@@ -68,7 +68,7 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
         0.08,
         prompts_first=False,
         preempt_after_s=0.25,
-        kv_push=KvPush.LAYERWISE,
+        kv_push=ConfiguredPushMode.LAYERWISE,
         confirm_every_s=CONFIRM_EVERY_S,
     )
     assert settings.worker_policy() == expected

@@ -28,7 +28,7 @@ from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import RealMemory
-from spotwise.core.parallel.optimizer import Demand, Phases, Policy, choose
+from spotwise.core.parallel.optimizer import Phases, Policy, ServiceDemand, choose
 from spotwise.core.parallel.scaled_cost import ScaledCost
 
 #: A decision about 1,024 devices takes less than this.
@@ -84,7 +84,7 @@ def _chosen(devices: int, names: tuple[str, ...], phases: Phases, rounds: int) -
         type_ = InstanceType(name, 8, _MEMORY[name], spot, on_demand, cost)
         supplies.append(Supply(type_, spot=count - count // 4, on_demand=count // 4))
     memory = RealMemory(shape, _PROMPT_TOKENS + _NEW_TOKENS, buffer_bytes=2 * _GIB, prompt_tokens=_PROMPT_TOKENS)
-    demand = Demand(devices / 512, 2.0, _PROMPT_TOKENS, _NEW_TOKENS)
+    demand = ServiceDemand(devices / 512, 2.0, _PROMPT_TOKENS, _NEW_TOKENS)
     policy = Policy(phases=phases)
     seconds, choice = _median(rounds, lambda: choose(demand, supplies, memory, policy))
     kinds = "one type" if len(names) == 1 else f"{len(names)} types"

@@ -30,7 +30,7 @@ from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh, up_arguments
 from spotwise.cli.bench.transfer_visible import MODE_VARIABLE, HandOff, measure_hand_offs, medians
 from spotwise.cli.errors import CommandError
 from spotwise.cli.number_lists import ascending
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 
 _QUICK_LENGTHS = "128,512"
 #: From this length on a hand-off is to cost a prompt no more than that share of its time, and a request no more than that.
@@ -61,11 +61,11 @@ def transfer(
     require_writable(json)
     console = report_console()
     rows: list[Row] = []
-    found: dict[KvPush, list[list[HandOff]]] = {mode: [] for mode in KvPush}
+    found: dict[ConfiguredPushMode, list[list[HandOff]]] = {mode: [] for mode in ConfiguredPushMode}
     with progress_bar(console) as progress:
         if visible:
             for number in range(1, rounds + 1):
-                for mode in in_order_of_round(number, tuple(KvPush)):
+                for mode in in_order_of_round(number, tuple(ConfiguredPushMode)):
                     task = progress.add_task(f"round {number}, {mode}", total=len(sizes) * (requests + 1))
                     with running_mesh(mesh_arguments, {**SPLIT_ALWAYS, MODE_VARIABLE: mode.value}) as mesh:
                         measured = asyncio.run(
@@ -106,25 +106,25 @@ def parse_lengths(text: str) -> list[int]:
     return ascending(text, int, "--lengths", "prompt tokens like 128,512,2048")
 
 
-def require_mode(told: KvPush, measured: list[HandOff]) -> None:
+def require_mode(told: ConfiguredPushMode, measured: list[HandOff]) -> None:
     """Check that hand-offs went as they were told to.
 
     Raises:
         CommandError: one did not.
     """
     for each in measured:
-        if told is not KvPush.AUTO and each.mode != told.value:
+        if told is not ConfiguredPushMode.AUTO and each.mode != told.value:
             raise CommandError(f"{MODE_VARIABLE}={told.value} has no effect on this mesh: a prompt left {each.mode}")
 
 
-def visible_rows(found: dict[KvPush, list[list[HandOff]]], lengths: list[int]) -> list[Row]:
+def visible_rows(found: dict[ConfiguredPushMode, list[list[HandOff]]], lengths: list[int]) -> list[Row]:
     """By length and mode: visible time beside prompt and request; prompt with hand-off beside that of serial pushes."""
     rows = []
     for length in lengths:
         is_long = length >= _LONG_TOKENS
         by_round = {mode: [medians(measured, length) for measured in own] for mode, own in found.items()}
         for mode, own in by_round.items():
-            at, is_default = f"{length} tokens, {mode.value}", mode is KvPush.AUTO
+            at, is_default = f"{length} tokens, {mode.value}", mode is ConfiguredPushMode.AUTO
             visible_ms = [1000 * each.visible_s for each in own]
             prompt_ms, request_ms = [1000 * each.prefill_s for each in own], [1000 * each.e2e_s for each in own]
             target = Target(at_most=_PROMPT_SHARE) if is_long and is_default else None
@@ -132,9 +132,9 @@ def visible_rows(found: dict[KvPush, list[list[HandOff]]], lengths: list[int]) -
             target = Target(at_most=_E2E_SHARE) if is_default else None
             rows.append(row_of_rounds(f"{at}: KV visible beside request, ms", visible_ms, request_ms, target))
         until_there_ms = {mode: [1000 * each.until_there_s for each in own] for mode, own in by_round.items()}
-        for mode in (KvPush.LAYERWISE, KvPush.AUTO):
+        for mode in (ConfiguredPushMode.LAYERWISE, ConfiguredPushMode.AUTO):
             name = f"{length} tokens: prompt and hand-off, {mode.value} beside serial, ms"
-            rows.append(row_of_rounds(name, until_there_ms[mode], until_there_ms[KvPush.SERIAL]))
+            rows.append(row_of_rounds(name, until_there_ms[mode], until_there_ms[ConfiguredPushMode.SERIAL]))
     return rows
 
 

@@ -41,7 +41,7 @@ class StopOrder(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LocalHost:
     """What there is to share.
 
     Attributes:
@@ -91,7 +91,9 @@ class ServiceProcess:
         return self.member_ids or (self.service_id,)
 
 
-def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: Machine) -> tuple[ServiceProcess, ...]:
+def plan_services(
+    options: MeshOptions, nats_url: str, redis_url: str, machine: LocalHost
+) -> tuple[ServiceProcess, ...]:
     """All services: gateway, scheduler, planner, watcher and every worker."""
     common = _common(options, nats_url, redis_url)
     single_threaded = common | {"OMP_NUM_THREADS": "1"}
@@ -110,7 +112,7 @@ def plan_services(options: MeshOptions, nats_url: str, redis_url: str, machine: 
 
 
 def plan_joining_worker(
-    options: MeshOptions, nats_url: str, redis_url: str, pool: str, worker_id: str, machine: Machine
+    options: MeshOptions, nats_url: str, redis_url: str, pool: str, worker_id: str, machine: LocalHost
 ) -> ServiceProcess:
     """One more worker for a running mesh: it shares the cores with those that are there, and has none of its own."""
     if options.engine is EngineKind.SIMULATED:
@@ -131,7 +133,7 @@ def _common(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, st
     }
 
 
-def _shares(options: MeshOptions, num_workers: int, machine: Machine) -> tuple[int, int]:
+def _shares(options: MeshOptions, num_workers: int, machine: LocalHost) -> tuple[int, int]:
     """Threads and bytes of KV cache of each of `num_workers` workers."""
     share = max(1, len(machine.cores) // num_workers)
     threads = options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
@@ -142,12 +144,12 @@ def _shares(options: MeshOptions, num_workers: int, machine: Machine) -> tuple[i
     return threads, kv_cache_bytes
 
 
-def _sleeps(options: MeshOptions, machine: Machine) -> bool:
+def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
     """Whether the workers' compute threads sleep while they wait."""
     return machine.native_kernels and options.device in ("auto", "cpu") and options.dtype != "float16"
 
 
-def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: Machine) -> tuple[ServiceProcess, ...]:
+def _plan_workers(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
     share = len(machine.cores) // options.num_workers
     threads, kv_cache_bytes = _shares(options, options.num_workers, machine)
     workers = []

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.down import end_recorded
-from spotwise.cli.launch.plan import Machine, ServiceProcess, StopOrder, plan_services
+from spotwise.cli.launch.plan import LocalHost, ServiceProcess, StopOrder, plan_services
 from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
 from spotwise.cli.launch.run_state import RunState, read_state
@@ -47,7 +47,7 @@ def supervise(
                 *map(_supervised_server, servers),
                 *(
                     _supervised_service(service, folder, readiness)
-                    for service in plan_services(options, nats_url, redis_url, Machine.this())
+                    for service in plan_services(options, nats_url, redis_url, LocalHost.this())
                 ),
             ]
             state = RunState(

@@ -20,14 +20,14 @@ from collections.abc import Callable
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.avoidance import AvoidingPlacer
-from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.prefix_memory import PrefixMemory
 from spotwise.core.cluster.quarantine import Quarantine
 from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.repurposing import Repurposing
-from spotwise.core.cluster.requests import Entry, Requests
+from spotwise.core.cluster.requests import AcceptedRequest, Requests
 from spotwise.core.cluster.views import Assignment, WorkerView
 from spotwise.core.record import KvTarget
 from spotwise.core.request import FinishReason
@@ -65,7 +65,7 @@ class Assigner:
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
-        self._without_room: Entry | None = None  #: the head of the queue, if it was looked at and stayed
+        self._without_room: AcceptedRequest | None = None  #: the head of the queue, if it was looked at and stayed
         self._say = say
 
     # --- asking -------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class Assigner:
             if may_be_full and not self._pools.have_room(need):  # asked first, it costs less than to be told so at last
                 break
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
-            demand = Demand(order.prompt_tokens, order.max_new_tokens, held)
+            demand = RequestDemand(order.prompt_tokens, order.max_new_tokens, held)
             placement = self._placer.place(demand, order.avoid, now)
             if placement is None:
                 break
@@ -102,7 +102,7 @@ class Assigner:
     def _incarnation_of(self, worker_id: str) -> int | None:
         return self._pools[worker_id].member.incarnation if worker_id in self._pools else None
 
-    def _ask(self, entry: Entry, demand: Demand, placement: Placement, now: float) -> None:
+    def _ask(self, entry: AcceptedRequest, demand: RequestDemand, placement: Placement, now: float) -> None:
         prompt_worker, token_worker = placement.prompt_worker, placement.token_worker
         entry.prompt_worker, entry.token_worker = prompt_worker.id, token_worker.id
         entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by.value
@@ -120,7 +120,7 @@ class Assigner:
             self._count(entry, token_worker, 0, now)
             self._reserve(entry, self._assignments, token_worker.id)
 
-    def _count(self, entry: Entry, worker: WorkerView, prompt_tokens: int, now: float) -> None:
+    def _count(self, entry: AcceptedRequest, worker: WorkerView, prompt_tokens: int, now: float) -> None:
         """Count for a worker what it was just asked to take."""
         order = entry.order
         kv_blocks = worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
@@ -128,7 +128,7 @@ class Assigner:
             worker.id, Assignment(self._assignments, now, prompt_tokens, order.max_new_tokens, kv_blocks)
         )
 
-    def _reserve(self, entry: Entry, assignment: int, token_id: str) -> None:
+    def _reserve(self, entry: AcceptedRequest, assignment: int, token_id: str) -> None:
         order = entry.order
         reservation = m.ReserveKv(
             choice_id=order.choice_id,
@@ -142,7 +142,7 @@ class Assigner:
         )
         self._say(m.Send(token_id, reservation))
 
-    def _start_prefill(self, entry: Entry, assignment: int, target: KvTarget) -> None:
+    def _start_prefill(self, entry: AcceptedRequest, assignment: int, target: KvTarget) -> None:
         order = entry.order
         assert entry.prompt_worker is not None
         start = m.StartPrefill(
@@ -160,7 +160,7 @@ class Assigner:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered_entry(self, choice_id: str, epoch: int, worker_id: str, assignment: int) -> Entry | None:
+    def _answered_entry(self, choice_id: str, epoch: int, worker_id: str, assignment: int) -> AcceptedRequest | None:
         """Return the entry whose current order a worker answers.
 
         An answer to an order that was given up is ignored where the same worker was asked again: the cancellation that
@@ -192,7 +192,7 @@ class Assigner:
         if entry is not None:
             self._assigned(entry, worker_id, worker_id, now)
 
-    def _assigned(self, entry: Entry, prompt_id: str, token_id: str, now: float) -> None:
+    def _assigned(self, entry: AcceptedRequest, prompt_id: str, token_id: str, now: float) -> None:
         """Tell the gateway and the ledger, and remember who has the prompt's beginning."""
         order = entry.order
         self._requests.assigned(entry)
@@ -214,7 +214,7 @@ class Assigner:
 
     # --- ways back ----------------------------------------------------------------------------------------------------
 
-    def give_back(self, is_affected: Callable[[Entry], bool]) -> None:
+    def give_back(self, is_affected: Callable[[AcceptedRequest], bool]) -> None:
         """Give up what a worker was asked to take that is gone or silent.
 
         The cancellation goes to a lost worker too: one that was only silent still has the order in its inbox.
@@ -233,11 +233,11 @@ class Assigner:
         delta = m.TokenDelta(stream.attempt_id, 0, None, FinishReason.ERROR, error, retryable=True)
         self._say(m.to_gateway(stream, m.TokenBatch(self._scheduler_id, (delta,))))
 
-    def _requeue(self, entry: Entry) -> None:
+    def _requeue(self, entry: AcceptedRequest) -> None:
         self._forget_intent(entry)
         self._requests.requeue(entry)
 
-    def drop(self, entry: Entry, *, cancel: bool) -> None:
+    def drop(self, entry: AcceptedRequest, *, cancel: bool) -> None:
         """Forget a request; with `cancel` its workers are told."""
         self._forget_intent(entry)
         self._requests.drop(entry)
@@ -246,7 +246,7 @@ class Assigner:
                 if worker_id is not None:
                     self.cancel(worker_id, entry.choice_id, entry.order.epoch)
 
-    def _forget_intent(self, entry: Entry) -> None:
+    def _forget_intent(self, entry: AcceptedRequest) -> None:
         if entry.prompt_worker is not None:
             self._pools.intend_no_more(entry.prompt_worker, entry.choice_id)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
 from spotwise.core.cluster.quarantine import Pair, Quarantine
 from spotwise.core.messages import Suspects
 
@@ -34,7 +34,7 @@ class AvoidingPlacer:
         self._placer = placer
         self._quarantine = quarantine
 
-    def place(self, demand: Demand, avoid: tuple[Suspects, ...], now: float) -> Placement | None:
+    def place(self, demand: RequestDemand, avoid: tuple[Suspects, ...], now: float) -> Placement | None:
         """Return the workers of a request whose earlier attempts failed of `avoid`; `None` where nobody has room for it."""
         plan = self._placer.place(demand)
         if plan is None or not (avoid or self._quarantine):
@@ -52,7 +52,7 @@ class AvoidingPlacer:
             other = plan if _pair(plan) not in pairs else self._another_pair(demand, plan, pairs)
         return other or Placement(plan.token_worker, plan.token_worker, PlacedBy.BAD_PAIR, plan.short)
 
-    def _another_pair(self, demand: Demand, plan: Placement, pairs: Iterable[Pair]) -> Placement | None:
+    def _another_pair(self, demand: RequestDemand, plan: Placement, pairs: Iterable[Pair]) -> Placement | None:
         prompt_id, token_id = _pair(plan)
         for without in (
             frozenset(token for prompt, token in pairs if prompt == prompt_id),

@@ -52,7 +52,7 @@ from spotwise.core.members import Pool
 
 
 @dataclass(slots=True)
-class Demand:
+class RequestDemand:
     """What a request asks for; never changed.
 
     Attributes:
@@ -112,7 +112,7 @@ class Placer:
         self._pools = pools
         self._policy = policy
 
-    def place(self, demand: Demand) -> Placement | None:
+    def place(self, demand: RequestDemand) -> Placement | None:
         """Return the workers of a request, or `None` where nobody has room for it."""
         token_worker = self._token_worker(demand, TOKEN_AT_HOME)
         prompt_worker = self._prompt_worker(demand, PROMPT_AT_HOME) if token_worker is not None else None
@@ -134,7 +134,7 @@ class Placer:
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
-    def _without_prompt_pool(self, demand: Demand) -> Placement | None:
+    def _without_prompt_pool(self, demand: RequestDemand) -> Placement | None:
         """Everything is served in place: by the mixed pool, then by whoever is there."""
         return (
             self._in_place(demand, (MIXED,), PlacedBy.HOME)
@@ -142,7 +142,7 @@ class Placer:
             or self._all_over(demand)
         )
 
-    def _spill_tokens(self, demand: Demand, prompt_worker: WorkerView) -> Placement | None:
+    def _spill_tokens(self, demand: RequestDemand, prompt_worker: WorkerView) -> Placement | None:
         """The token pool is over: the mixed pool, then a converted prompt worker."""
         away = self._token_worker(demand, TOKEN_AWAY)
         short = () if away is not None else (Pool.TOKEN,)
@@ -155,7 +155,7 @@ class Placer:
         converted = self._in_place(demand, (PROMPT_AT_HOME,), PlacedBy.CONVERSION, short)
         return converted or self._all_over(demand, short)
 
-    def _spill_prompt(self, demand: Demand, token_worker: WorkerView | None) -> Placement | None:
+    def _spill_prompt(self, demand: RequestDemand, token_worker: WorkerView | None) -> Placement | None:
         """The prompt pool is over, and the token pool too where there is no `token_worker`."""
         away = self._prompt_worker(demand, PROMPT_AWAY)
         short = [] if away is not None else [Pool.PROMPT]
@@ -174,7 +174,7 @@ class Placer:
         converted = self._in_place(demand, (TOKEN_AT_HOME,), PlacedBy.CONVERSION, short)
         return converted or self._all_over(demand, short)
 
-    def _all_over(self, demand: Demand, short: Iterable[Pool] = ()) -> Placement | None:
+    def _all_over(self, demand: RequestDemand, short: Iterable[Pool] = ()) -> Placement | None:
         """No threshold holds: the shortest queues of the home pools, and wherever there is room, else."""
         prompt_workers = [self._prompt_worker(demand, group, bounded=False) for group in (PROMPT_AT_HOME, PROMPT_AWAY)]
         prompt_worker = self._shortest(demand, prompt_workers)
@@ -190,7 +190,7 @@ class Placer:
 
     def _split(
         self,
-        demand: Demand,
+        demand: RequestDemand,
         prompt_worker: WorkerView,
         token_worker: WorkerView,
         by: PlacedBy,
@@ -201,7 +201,9 @@ class Placer:
             return Placement(token_worker, token_worker, PlacedBy.BREAK_EVEN, tuple(short))
         return Placement(prompt_worker, token_worker, by, tuple(short))
 
-    def _costs_more_than_in_place(self, demand: Demand, prompt_worker: WorkerView, token_worker: WorkerView) -> bool:
+    def _costs_more_than_in_place(
+        self, demand: RequestDemand, prompt_worker: WorkerView, token_worker: WorkerView
+    ) -> bool:
         push_s, prompt_s = prompt_worker.load.kv_push_token_s, prompt_worker.load.prompt_token_s
         if push_s is None or prompt_s is None:
             return False
@@ -219,7 +221,7 @@ class Placer:
 
     def _in_place(
         self,
-        demand: Demand,
+        demand: RequestDemand,
         groups: tuple[Group, ...],
         by: PlacedBy,
         short: Iterable[Pool] = (),
@@ -236,27 +238,27 @@ class Placer:
 
     # --- the shortest queue of a group --------------------------------------------------------------------------------
 
-    def _prompt_queue(self, demand: Demand, worker: WorkerView) -> int:
+    def _prompt_queue(self, demand: RequestDemand, worker: WorkerView) -> int:
         """Tokens to compute there until this prompt is done."""
         return worker.pending_prompt_tokens + demand.uncomputed(worker)
 
-    def _prompt_worker(self, demand: Demand, group: Group, *, bounded: bool = True) -> WorkerView | None:
+    def _prompt_worker(self, demand: RequestDemand, group: Group, *, bounded: bool = True) -> WorkerView | None:
         return self._shortest(demand, self._first(Queue.HOME, demand, (group,), reserves=False, bounded=bounded))
 
-    def _shortest(self, demand: Demand, workers: Iterable[WorkerView | None]) -> WorkerView | None:
+    def _shortest(self, demand: RequestDemand, workers: Iterable[WorkerView | None]) -> WorkerView | None:
         found = [view for view in workers if view is not None]
         if len(found) < 2:
             return found[0] if found else None
         return min(found, key=lambda view: (self._prompt_queue(demand, view), view.id))
 
-    def _token_worker(self, demand: Demand, group: Group, *, bounded: bool = True) -> WorkerView | None:
+    def _token_worker(self, demand: RequestDemand, group: Group, *, bounded: bool = True) -> WorkerView | None:
         max_owed = self._policy.max_owed_tokens
         spare = max_owed - demand.max_new_tokens if bounded and max_owed is not None else None
         need = Need(demand.prompt_tokens, demand.max_new_tokens, reserves=True, max_owed=spare, without=demand.without)
         return next(iter(self._pools.first_of(Queue.HOME, (group,), need)), None)
 
     def _first(
-        self, queue: Queue, demand: Demand, groups: tuple[Group, ...], *, reserves: bool, bounded: bool
+        self, queue: Queue, demand: RequestDemand, groups: tuple[Group, ...], *, reserves: bool, bounded: bool
     ) -> list[WorkerView]:
         """Return those of some groups that may have the shortest queue: of each the first, and who holds a prefix."""
         max_owed = self._policy.max_owed_tokens if bounded and reserves else None

@@ -16,9 +16,13 @@ class DecodeQueue(StrEnum):
     """What a sequence that decodes adds to the queue of a worker that is to serve a request in place."""
 
     REMAINING_TOKENS = "remaining_tokens"  #: all that it may still bring: long answers are kept apart
-    SEQUENCES = (
-        "sequences"  #: one, as to each iteration: the shortest queue is that of prompts (the reference simulator)
-    )
+    #: One, as to each iteration: the shortest queue is that of prompts (the reference simulator).
+    SEQUENCES = "sequences"
+
+    @classmethod
+    def _missing_(cls, value: object) -> DecodeQueue | None:
+        """Accept the value's former name."""
+        return cls.REMAINING_TOKENS if value == "owed_tokens" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """When a worker changes its home.
 
-Law: the mixed pool takes up what load does from second to second; home_pools follow what it does for minutes. A worker that held
+Law: the mixed pool absorbs load that changes by the second, home pools follow load that changes by the minute. A worker with
 off-pool work for most of a window, while its own pool could do without it and the other one was short, is given to that pool.
 One worker a window at most, and never the last of a pool: where the split of the machines is right, nothing moves, and where it
 is wrong, it is put right step by step (re-purposing: Splitwise, section 4.2; its reference simulator has none).

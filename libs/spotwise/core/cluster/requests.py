@@ -17,7 +17,7 @@ from spotwise.core.messages import SubmitRequest
 
 
 @dataclass(slots=True)
-class Entry:
+class AcceptedRequest:
     """A request that was accepted and not closed.
 
     Attributes:
@@ -60,28 +60,28 @@ class Requests:
     """Entries by request id, and where each stands."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, AcceptedRequest] = {}
         self._queue: list[tuple[int, int, str]] = []
         self._asked: dict[str, None] = {}
         self._arrivals = 0
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[AcceptedRequest]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, choice_id: str) -> Entry | None:
+    def get(self, choice_id: str) -> AcceptedRequest | None:
         """Return a request that is here."""
         return self._entries.get(choice_id)
 
     def accept(self, order: SubmitRequest, now: float) -> None:
         """Queue a request that is not here."""
         self._arrivals += 1
-        entry = self._entries[order.choice_id] = Entry(order, self._arrivals, now)
+        entry = self._entries[order.choice_id] = AcceptedRequest(order, self._arrivals, now)
         insort(self._queue, entry.place)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: AcceptedRequest) -> None:
         """Forget a request, wherever it stands."""
         del self._entries[entry.choice_id]
         if entry.choice_id in self._asked:
@@ -92,7 +92,7 @@ class Requests:
     # --- the queue ----------------------------------------------------------------------------------------------------
 
     @property
-    def queued(self) -> list[Entry]:
+    def queued(self) -> list[AcceptedRequest]:
         """Those that wait, in order of priority and arrival."""
         return [self._entries[choice_id] for _, _, choice_id in self._queue]
 
@@ -101,11 +101,11 @@ class Requests:
         """How many wait."""
         return len(self._queue)
 
-    def head(self) -> Entry | None:
+    def head(self) -> AcceptedRequest | None:
         """Return the one whose turn is next."""
         return self._entries[self._queue[0][2]] if self._queue else None
 
-    def requeue(self, entry: Entry) -> None:
+    def requeue(self, entry: AcceptedRequest) -> None:
         """Put one that nobody took back where it was."""
         del self._asked[entry.choice_id]
         entry.prompt_worker = entry.token_worker = entry.asked_s = entry.assignment = None
@@ -114,7 +114,7 @@ class Requests:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     @property
-    def asked(self) -> list[Entry]:
+    def asked(self) -> list[AcceptedRequest]:
         """Those that a worker was asked to take and has not answered for, in order of asking."""
         return [self._entries[choice_id] for choice_id in self._asked]
 
@@ -124,16 +124,16 @@ class Requests:
             if entry.asked_s is not None:
                 entry.asked_s += seconds
 
-    def is_asked(self, entry: Entry) -> bool:
+    def is_asked(self, entry: AcceptedRequest) -> bool:
         """Tell whether the worker that was asked has not answered yet."""
         return entry.choice_id in self._asked
 
-    def ask(self, entry: Entry, assignment: int, now: float) -> None:
+    def ask(self, entry: AcceptedRequest, assignment: int, now: float) -> None:
         """Take the head from the queue: its workers are set, and one of them is asked to take it."""
         del self._queue[0]
         self._asked[entry.choice_id] = None
         entry.asked_s, entry.assignment = now, assignment
 
-    def assigned(self, entry: Entry) -> None:
+    def assigned(self, entry: AcceptedRequest) -> None:
         """The worker has taken it."""
         del self._asked[entry.choice_id]

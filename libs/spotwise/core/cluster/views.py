@@ -154,7 +154,7 @@ class WorkerView:
         return self.pending_prompt_tokens if waits else 0
 
     @property
-    def home(self) -> Pool:
+    def home_pool(self) -> Pool:
         """The pool that it belongs to; a worker that names none belongs to the mixed one."""
         return self.member.pool or Pool.MIXED
 

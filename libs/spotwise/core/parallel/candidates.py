@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
-from spotwise.core.parallel.policy import Demand, Phases, Policy
+from spotwise.core.parallel.policy import Phases, Policy, ServiceDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Shape:
         return sum(speed.most for speed in self.speeds) > 1
 
 
-def shapes(demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> list[Shape]:
+def shapes(demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> list[Shape]:
     """Return every shape that has a pipeline somewhere, by P, M and B."""
     devices = [supply.instances * supply.type.devices for supply in supplies]
     most_devices = max(devices, default=0)
@@ -100,7 +100,9 @@ def shapes(demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, poli
     return found
 
 
-def _speed(config: ParallelConfig, number: int, supply: Supply, most: int, demand: Demand, phases: Phases) -> TypeSpeed:
+def _speed(
+    config: ParallelConfig, number: int, supply: Supply, most: int, demand: ServiceDemand, phases: Phases
+) -> TypeSpeed:
     cost = supply.type.cost
     prompt_s = cost.prompt_s(config, demand.input_tokens)
     decode_s = demand.output_tokens * cost.step_s(config)

@@ -9,7 +9,7 @@ from spotwise.core.parallel.instances import InstanceType
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class InstanceShare:
     """What a type gives to a choice.
 
     Attributes:
@@ -33,7 +33,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ConfigChoice:
     """What the optimizer chose.
 
     Attributes:
@@ -47,7 +47,7 @@ class Choice:
     """
 
     config: ParallelConfig
-    shares: tuple[Share, ...]
+    shares: tuple[InstanceShare, ...]
     execution_s: float
     request_s: float
     throughput: float

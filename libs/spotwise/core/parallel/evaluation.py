@@ -18,7 +18,7 @@ import numpy as np
 from spotwise.core.parallel.candidates import Shape, TypeSpeed
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.mixes import Counts, apart, together
-from spotwise.core.parallel.policy import Demand, Latency, Policy
+from spotwise.core.parallel.policy import Latency, Policy, ServiceDemand
 from spotwise.core.parallel.queueing import Floats, waits_s
 
 
@@ -49,7 +49,7 @@ class Mixes:
     price_per_h: Floats
 
 
-def evaluate(shape: Shape, is_split: bool, demand: Demand, supplies: Sequence[Supply], policy: Policy) -> Mixes:
+def evaluate(shape: Shape, is_split: bool, demand: ServiceDemand, supplies: Sequence[Supply], policy: Policy) -> Mixes:
     """Return the mixes of a shape with phases together or apart, and what they are worth."""
     if is_split:
         prompt_data, data, throughput, execution_s, wait_s = _apart(shape, demand, supplies)
@@ -68,7 +68,7 @@ def evaluate(shape: Shape, is_split: bool, demand: Demand, supplies: Sequence[Su
     return Mixes(shape, prompt_data, data, throughput, execution_s, request_s, latency_s, instances, price_per_h)
 
 
-def _together(shape: Shape, demand: Demand) -> tuple[Counts, Counts, Floats, Floats, Floats]:
+def _together(shape: Shape, demand: ServiceDemand) -> tuple[Counts, Counts, Floats, Floats, Floats]:
     batch = shape.config.max_batch
     seconds = [speed.execution_s for speed in shape.speeds]
     data = together([speed.most for speed in shape.speeds], seconds)
@@ -79,7 +79,9 @@ def _together(shape: Shape, demand: Demand) -> tuple[Counts, Counts, Floats, Flo
     return np.zeros_like(data), data, throughput, execution_s, wait_s
 
 
-def _apart(shape: Shape, demand: Demand, supplies: Sequence[Supply]) -> tuple[Counts, Counts, Floats, Floats, Floats]:
+def _apart(
+    shape: Shape, demand: ServiceDemand, supplies: Sequence[Supply]
+) -> tuple[Counts, Counts, Floats, Floats, Floats]:
     batch, speeds = shape.config.max_batch, shape.speeds
     counts = [np.arange(1, speed.most + 1, dtype=np.float64) for speed in speeds]
     waits = [
@@ -128,7 +130,7 @@ def _pair(
     return prompt_data, data, throughput, execution_s, wait_s
 
 
-def _waits_s(demand: Demand, service_s: Floats, pipelines: Floats, batch: int) -> Floats:
+def _waits_s(demand: ServiceDemand, service_s: Floats, pipelines: Floats, batch: int) -> Floats:
     return waits_s(demand.arrival_rate, demand.arrival_cv, service_s, pipelines, batch, demand.execution_cv)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.core.parallel.choice import Choice
+from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.instances import Supply
 
 
@@ -43,7 +43,9 @@ class FleetDelta:
         return not (self.ask_spot or self.ask_on_demand or self.release_spot or self.release_on_demand)
 
 
-def fleet_delta(choice: Choice | None, supplies: Sequence[Supply], spare_instances: int = 2) -> tuple[FleetDelta, ...]:
+def fleet_delta(
+    choice: ConfigChoice | None, supplies: Sequence[Supply], spare_instances: int = 2
+) -> tuple[FleetDelta, ...]:
     """Return what to change, an entry for each supply, in their order.
 
     Args:

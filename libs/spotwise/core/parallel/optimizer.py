@@ -27,22 +27,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spotwise.core.parallel.candidates import Shape, shapes
-from spotwise.core.parallel.choice import Choice, Share
+from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.evaluation import Mixes, evaluate
 from spotwise.core.parallel.fleet import FleetDelta, fleet_delta
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
-from spotwise.core.parallel.policy import Demand, Latency, Phases, Policy, Preference
+from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
 
 __all__ = [
-    "Choice",
-    "Demand",
+    "ConfigChoice",
     "FleetDelta",
+    "InstanceShare",
     "Latency",
     "Phases",
     "Policy",
     "Preference",
-    "Share",
+    "ServiceDemand",
     "choose",
     "fleet_delta",
 ]
@@ -52,8 +52,8 @@ _ROUNDING = 1e-9
 
 
 def choose(
-    demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy | None = None
-) -> Choice | None:
+    demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy | None = None
+) -> ConfigChoice | None:
     """Return the configuration for a load, and which instances it takes; `None` where nothing that can be had fits the model.
 
     Args:
@@ -66,7 +66,7 @@ def choose(
 
 
 class _Search:
-    def __init__(self, demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> None:
+    def __init__(self, demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> None:
         self._demand = demand
         self._supplies = supplies
         self._policy = policy
@@ -78,11 +78,11 @@ class _Search:
             and (shape.can_split or not is_split)
         ]
 
-    def best(self) -> Choice | None:
+    def best(self) -> ConfigChoice | None:
         """Return the choice."""
         return self._fastest_that_keeps_up() or self._greatest_throughput()
 
-    def _fastest_that_keeps_up(self) -> Choice | None:
+    def _fastest_that_keeps_up(self) -> ConfigChoice | None:
         rate = self._demand.arrival_rate
         bounded = sorted(
             (shape.least_execution_s(is_split=is_split), place, shape, is_split)
@@ -112,7 +112,7 @@ class _Search:
     def _as_fast_s(self, least_s: float) -> float:
         return max(least_s * (1 + self._policy.latency_slack + _ROUNDING), self._policy.latency_target_s or 0.0)
 
-    def _greatest_throughput(self) -> Choice | None:
+    def _greatest_throughput(self) -> ConfigChoice | None:
         bounded = sorted(
             (-shape.most_throughput(is_split=is_split), place, shape, is_split)
             for place, (shape, is_split) in enumerate(self._families)
@@ -168,7 +168,7 @@ class _Search:
         first = int(np.lexsort(keys[::-1])[0])
         return tuple(float(key[first]) for key in keys), mixes, int(columns[first])
 
-    def _choice(self, mixes: Mixes, column: int) -> Choice:
+    def _choice(self, mixes: Mixes, column: int) -> ConfigChoice:
         prompt_data, data, shape = mixes.prompt_data[:, column], mixes.data[:, column], mixes.shape
         shares = []
         for row, speed in enumerate(shape.speeds):
@@ -176,9 +176,9 @@ class _Search:
             prompts, decodes = int(prompt_data[row]), int(data[row])
             instances = -(-(prompts + decodes) * shape.config.pipeline_devices // supply.type.devices)
             if instances:
-                shares.append(Share(supply.type, prompts, decodes, *supply.split(instances)))
+                shares.append(InstanceShare(supply.type, prompts, decodes, *supply.split(instances)))
         throughput = float(mixes.throughput[column])
-        return Choice(
+        return ConfigChoice(
             replace(shape.config, data=int(data.sum()), prompt_data=int(prompt_data.sum())),
             tuple(shares),
             float(mixes.execution_s[column]),

@@ -35,7 +35,7 @@ class Preference(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ServiceDemand:
     """What is to be served.
 
     Attributes:

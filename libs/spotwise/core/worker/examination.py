@@ -24,7 +24,7 @@ from spotwise.core.worker.sequence import Sequence
 REQUESTS_IN_A_ROW = 3
 
 
-class Verdict(StrEnum):
+class ExaminationVerdict(StrEnum):
     """What follows from an iteration that failed."""
 
     TRY_AGAIN = "try_again"  #: nothing is known yet
@@ -65,7 +65,7 @@ class Examination:
         if self._parts:
             self._take_out([sequence for sequence, _ in members])
 
-    def failed(self, members: list[Sequence]) -> Verdict:
+    def failed(self, members: list[Sequence]) -> ExaminationVerdict:
         """Take in who took part in an iteration that failed, in order, and say what follows."""
         if not self._is_open:
             self._is_open, self._has_success = True, False
@@ -75,17 +75,17 @@ class Examination:
             half = len(members) // 2
             self._parts.extendleft((members[half:], members[:half]))
         if len(members) != 1:
-            return Verdict.TRY_AGAIN
+            return ExaminationVerdict.TRY_AGAIN
         (alone,) = members
         self._in_a_row[alone.choice_id] = None
         if len(self._in_a_row) >= REQUESTS_IN_A_ROW:
             self._parts.clear()
-            return Verdict.ENGINE_FAILS
+            return ExaminationVerdict.ENGINE_FAILS
         if alone.sequence_id not in self._failed_alone:
             self._failed_alone.add(alone.sequence_id)
             self._parts.append(members)
-            return Verdict.TRY_AGAIN
-        return Verdict.CULPRIT if self._has_success else Verdict.GIVE_BACK
+            return ExaminationVerdict.TRY_AGAIN
+        return ExaminationVerdict.CULPRIT if self._has_success else ExaminationVerdict.GIVE_BACK
 
     def _take_out(self, members: list[Sequence]) -> None:
         ids = {sequence.sequence_id for sequence in members}

@@ -21,7 +21,7 @@ from spotwise.core.request import FinishReason, RequestEvent, RequestState
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
-from spotwise.core.worker.examination import Examination, Verdict
+from spotwise.core.worker.examination import Examination, ExaminationVerdict
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
@@ -214,12 +214,12 @@ class Iterations:
         self._prefill_budget.ended(now, failed=True)
         members = [sequence for sequence, _ in self._table.end_iteration()]
         match self._examination.failed(members):
-            case Verdict.CULPRIT:
+            case ExaminationVerdict.CULPRIT:
                 reason = f"the engine fails with this request: {event.reason}"
                 self._table.fail(members[0], reason, now, retryable=False)
-            case Verdict.GIVE_BACK:
+            case ExaminationVerdict.GIVE_BACK:
                 self._give_back(members, f"the engine failed with this request alone: {event.reason}", now)
-            case Verdict.ENGINE_FAILS:
+            case ExaminationVerdict.ENGINE_FAILS:
                 self.broken = f"the engine fails for every request: {event.reason}"
                 self._give_back([each for each in self._table if not each.pending_free], self.broken, now)
 

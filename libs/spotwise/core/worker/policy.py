@@ -16,7 +16,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 
 
 class Reserve(StrEnum):
@@ -87,7 +87,7 @@ class WorkerPolicy:
     prompts_first: bool = True
     preempt_after_s: float = 1.0
     counted_steps: int = 1
-    kv_push: KvPush = KvPush.SERIAL
+    kv_push: ConfiguredPushMode = ConfiguredPushMode.SERIAL
     discipline: Discipline = Discipline.FCFS
     mlfq: MlfqPolicy | None = None
     cost: LinearIterationCost | TableIterationCost | None = None

@@ -35,7 +35,7 @@ class PushMode(StrEnum):
     LAYERWISE = "layerwise"  #: as its layers and blocks are computed
 
 
-class KvPush(StrEnum):
+class ConfiguredPushMode(StrEnum):
     """How a worker was told to send."""
 
     AUTO = "auto"  #: as measured
@@ -77,7 +77,7 @@ class PushPolicy:
         token_s: visible seconds that handing off KV costs per prompt token, lately; `None` before the first.
     """
 
-    def __init__(self, told: KvPush) -> None:
+    def __init__(self, told: ConfiguredPushMode) -> None:
         self.token_s: float | None = None
         self._told = told
         self._costs = LatestDict[str, PushCosts](WORKERS_REMEMBERED)
@@ -86,7 +86,7 @@ class PushPolicy:
 
     def choose(self, worker_id: str, tokens: int) -> PushMode:
         """Return how a prompt of so many tokens goes to that worker."""
-        if self._told is not KvPush.AUTO:
+        if self._told is not ConfiguredPushMode.AUTO:
             return PushMode(self._told.value)
         costs = self._costs.get(worker_id, PushCosts())
         cheaper = costs.cheaper(round(tokens * self._bytes_per_token))

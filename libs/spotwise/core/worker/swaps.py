@@ -1,7 +1,7 @@
 """KV on its way between the device and the host's memory.
 
 Law: what is read stays whose it is until it has been read: blocks of the device come free when the host has their KV, blocks of
-the host when the device has. Meanwhile the sequence takes part in no iteration; one that ends too early for that is pending_free,
+the host when the device has. Meanwhile the sequence takes part in no iteration; one that ends too early for that is pending,
 and leaves when its move has ended. Only what was computed moves, and of that only what is not there already: full blocks
 whose content is known are found on either side, shared and not copied, so a prefix that many sequences have in common is on
 the host once. A prompt whose beginning is on the host, and not on the device, has it fetched before it is computed.

@@ -17,7 +17,7 @@ from spotwise.core.cost_model import NO_LINK, BatchShape
 from spotwise.core.cost_profile import CostProfile
 from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.runs.designs import Design, Hardware, Split
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
@@ -75,7 +75,7 @@ def simulate_recorded(
         _ = profile.known_link
     kv_tokens = cluster.kv_blocks * cluster.kv_block_size
     kind = recorded_hardware(replace(profile, kv_tokens=kv_tokens)).serving(profile.iteration)
-    policy = replace(cluster.worker_policy, prefix_caching=False, kv_push=KvPush.SERIAL, max_in_flight=1)
+    policy = replace(cluster.worker_policy, prefix_caching=False, kv_push=ConfiguredPushMode.SERIAL, max_in_flight=1)
     settings = replace(
         recorded_settings(profile, policy),
         pools=replace(cluster.pool_policy, prefix_spans=0),

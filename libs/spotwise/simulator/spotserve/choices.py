@@ -17,7 +17,7 @@ from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.core.parallel.optimizer import choose
-from spotwise.core.parallel.policy import Demand, Policy
+from spotwise.core.parallel.policy import Policy, ServiceDemand
 from spotwise.simulator.spotserve.profiles import ON_DEMAND_PER_H, SPOT_PER_H
 from spotwise.simulator.spotserve.run import SpotRun
 
@@ -64,7 +64,7 @@ class Choices:
         if instances < 1:
             return None
         arrivals, model = self._run.arrivals, self._run.model
-        demand = Demand(rate, input_tokens=arrivals.input_tokens, output_tokens=arrivals.output_tokens)
+        demand = ServiceDemand(rate, input_tokens=arrivals.input_tokens, output_tokens=arrivals.output_tokens)
         supply = Supply(self._type, spot=instances, held_spot=instances)
         choice = choose(demand, [supply], LeastDevices(model.least_devices), self._policy)
         return None if choice is None else replace(choice.config, max_batch=model.max_batch)

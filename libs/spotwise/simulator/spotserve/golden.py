@@ -19,7 +19,7 @@ from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.core.parallel.optimizer import choose
-from spotwise.core.parallel.policy import Demand, Policy
+from spotwise.core.parallel.policy import Policy, ServiceDemand
 from spotwise.simulator.spotserve.arrivals import INPUT_TOKENS, OUTPUT_TOKENS
 from spotwise.simulator.spotserve.profiles import (
     DEVICES_OF_AN_INSTANCE,
@@ -181,7 +181,7 @@ def _answer(cell: GoldenCell, tables: LayerTables) -> GoldenAnswer:
     held = cell.instances
     machine = InstanceType("g4dn.12xlarge", DEVICES_OF_AN_INSTANCE, _T4_BYTES, 1.0, None, tables)
     choice = choose(
-        Demand(cell.required_rate, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS),
+        ServiceDemand(cell.required_rate, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS),
         [Supply(machine, spot=held, held_spot=held)],
         LeastDevices(cell.model.least_devices),
         Policy.spotserve(tables.padded_layers, max_batch=MAX_BATCH),

@@ -113,7 +113,7 @@ class Migrating:
                     self._world.events.at(max(at_s, self._world.now), self._ticked)
 
     def _ticked(self, _: object) -> None:
-        self._hear(e.Tick())
+        self._hear(e.FleetTick())
 
     def _lose(self, instance: str) -> None:
         """Take down the pipelines that an instance has devices of, or still sends to."""

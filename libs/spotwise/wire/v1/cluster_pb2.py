@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spotwise/v1/cluster.proto\x12\x0bspotwise.v1\"G\n\tStreamRef\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x11\n\tstream_id\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\xd7\x01\n\rSubmitRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefix_spans\x18\x06 \x03(\x06\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12$\n\x05\x61void\x18< \x03(\x0b\x32\x15.spotwise.v1.Suspects\"\x1e\n\x08Suspects\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"C\n\x0c\x43loseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"I\n\x0f\x43onfirmAttempts\x12\x11\n\tholder_id\x18\x01 \x01(\t\x12\x13\n\x0brequest_ids\x18\x02 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x03(\r\"D\n\x11\x41ttemptsConfirmed\x12\x19\n\x11\x65nded_request_ids\x18\x02 \x03(\t\x12\x14\n\x0c\x65nded_epochs\x18\x03 \x03(\r\"4\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x81\x01\n\x0fRequestRejected\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"a\n\x0fRequestAssigned\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprompt_worker\x18\x03 \x01(\t\x12\x14\n\x0ctoken_worker\x18\x04 \x01(\t\"O\n\x0eGatewayStreams\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x14\n\x0c\x62\x61tches_sent\x18\x03 \x01(\x04\"\xca\x06\n\nWorkerLoad\x12\x1d\n\x15pending_prompt_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bowed_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x15\n\rkv_block_size\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x16\n\x0ewaiting_for_kv\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x11\n\tmigrating\x18\t \x01(\r\x12\x46\n\x10\x61ssignments_seen\x18\n \x03(\x0b\x32,.spotwise.v1.WorkerLoad.AssignmentsSeenEntry\x12\x16\n\x0ekv_blocks_kept\x18\x0b \x01(\r\x12 \n\x13reserved_new_tokens\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x11\n\tpreempted\x18\r \x01(\r\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x12\x10\n\x08\x64\x65\x63oding\x18\x0f \x01(\r\x12\x18\n\x10prompts_in_place\x18\x10 \x01(\r\x12\x1b\n\x13prompts_to_hand_off\x18\x11 \x01(\r\x12\x1b\n\x0eprompt_token_s\x18\x12 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fkv_push_token_s\x18\x13 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\x0ekv_blocks_used\x18\x14 \x01(\r\x12\x0f\n\x07swapped\x18\x15 \x01(\r\x12\x1c\n\x14kv_host_blocks_total\x18\x16 \x01(\r\x12\x1b\n\x13kv_host_blocks_free\x18\x17 \x01(\r\x12\x1d\n\x15kv_blocks_swapped_out\x18\x18 \x01(\x04\x12\x1c\n\x14kv_blocks_swapped_in\x18\x19 \x01(\x04\x12-\n\x08gateways\x18\x1a \x03(\x0b\x32\x1b.spotwise.v1.GatewayStreams\x1a\x36\n\x14\x41ssignmentsSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x16\n\x14_reserved_new_tokensB\x11\n\x0f_prompt_token_sB\x12\n\x10_kv_push_token_s\"f\n\x0fQuarantinedPair\x12\x15\n\rprompt_worker\x18\x01 \x01(\t\x12\x14\n\x0ctoken_worker\x18\x02 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\r\x12\x14\n\x0cuntil_unix_s\x18\x04 \x01(\x01\"\x94\x03\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x14\n\x0cgrpc_address\x18\x07 \x01(\t\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\r\n\x05model\x18\n \x01(\t\x12%\n\x04load\x18\x0b \x01(\x0b\x32\x17.spotwise.v1.WorkerLoad\x12\x19\n\x0cmodel_digest\x18P \x01(\tH\x00\x88\x01\x01\x12\x31\n\x0bquarantined\x18< \x03(\x0b\x32\x1c.spotwise.v1.QuarantinedPair\x12\x1a\n\ropen_requests\x18\x46 \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fqueued_requests\x18G \x01(\rH\x02\x88\x01\x01\x42\x0f\n\r_model_digestB\x10\n\x0e_open_requestsB\x12\n\x10_queued_requestsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19spotwise/v1/cluster.proto\x12\x0bspotwise.v1\"H\n\tStreamRef\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\xd6\x01\n\rSubmitRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x06stream\x18\x03 \x01(\x0b\x32\x16.spotwise.v1.StreamRef\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprefix_spans\x18\x06 \x03(\x06\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12$\n\x05\x61void\x18< \x03(\x0b\x32\x15.spotwise.v1.Suspects\"\x1e\n\x08Suspects\x12\x12\n\nworker_ids\x18\x01 \x03(\t\"B\n\x0c\x43loseRequest\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"H\n\x0f\x43onfirmAttempts\x12\x11\n\tholder_id\x18\x01 \x01(\t\x12\x12\n\nchoice_ids\x18\x02 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x03 \x03(\r\"C\n\x11\x41ttemptsConfirmed\x12\x18\n\x10\x65nded_choice_ids\x18\x02 \x03(\t\x12\x14\n\x0c\x65nded_epochs\x18\x03 \x03(\r\"3\n\x0fRequestAccepted\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"\x80\x01\n\x0fRequestRejected\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"`\n\x0fRequestAssigned\x12\x11\n\tchoice_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x15\n\rprompt_worker\x18\x03 \x01(\t\x12\x14\n\x0ctoken_worker\x18\x04 \x01(\t\"O\n\x0eGatewayStreams\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x14\n\x0c\x62\x61tches_sent\x18\x03 \x01(\x04\"\xcf\x06\n\nWorkerLoad\x12\x1d\n\x15pending_prompt_tokens\x18\x01 \x01(\x04\x12\x18\n\x10remaining_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x03 \x01(\r\x12\x16\n\x0ekv_blocks_free\x18\x04 \x01(\r\x12\x15\n\rkv_block_size\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x16\n\x0ewaiting_for_kv\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x11\n\tmigrating\x18\t \x01(\r\x12\x46\n\x10\x61ssignments_seen\x18\n \x03(\x0b\x32,.spotwise.v1.WorkerLoad.AssignmentsSeenEntry\x12\x16\n\x0ekv_blocks_kept\x18\x0b \x01(\r\x12 \n\x13reserved_new_tokens\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x11\n\tpreempted\x18\r \x01(\r\x12\x13\n\x0bpreemptions\x18\x0e \x01(\x04\x12\x10\n\x08\x64\x65\x63oding\x18\x0f \x01(\r\x12\x18\n\x10prompts_in_place\x18\x10 \x01(\r\x12\x1b\n\x13prompts_to_hand_off\x18\x11 \x01(\r\x12\x1b\n\x0eprompt_token_s\x18\x12 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fkv_push_token_s\x18\x13 \x01(\x01H\x02\x88\x01\x01\x12\x16\n\x0ekv_blocks_used\x18\x14 \x01(\r\x12\x0f\n\x07swapped\x18\x15 \x01(\r\x12\x1c\n\x14kv_host_blocks_total\x18\x16 \x01(\r\x12\x1b\n\x13kv_host_blocks_free\x18\x17 \x01(\r\x12\x1d\n\x15kv_blocks_swapped_out\x18\x18 \x01(\x04\x12\x1c\n\x14kv_blocks_swapped_in\x18\x19 \x01(\x04\x12-\n\x08gateways\x18\x1a \x03(\x0b\x32\x1b.spotwise.v1.GatewayStreams\x1a\x36\n\x14\x41ssignmentsSeenEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x16\n\x14_reserved_new_tokensB\x11\n\x0f_prompt_token_sB\x12\n\x10_kv_push_token_s\"f\n\x0fQuarantinedPair\x12\x15\n\rprompt_worker\x18\x01 \x01(\t\x12\x14\n\x0ctoken_worker\x18\x02 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x03 \x01(\r\x12\x14\n\x0cuntil_unix_s\x18\x04 \x01(\x01\"\x94\x03\n\x06Member\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x14\n\x0cgrpc_address\x18\x07 \x01(\t\x12\x0c\n\x04pool\x18\x08 \x01(\t\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\r\n\x05model\x18\n \x01(\t\x12%\n\x04load\x18\x0b \x01(\x0b\x32\x17.spotwise.v1.WorkerLoad\x12\x19\n\x0cmodel_digest\x18P \x01(\tH\x00\x88\x01\x01\x12\x31\n\x0bquarantined\x18< \x03(\x0b\x32\x1c.spotwise.v1.QuarantinedPair\x12\x1a\n\ropen_requests\x18\x46 \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fqueued_requests\x18G \x01(\rH\x02\x88\x01\x01\x42\x0f\n\r_model_digestB\x10\n\x0e_open_requestsB\x12\n\x10_queued_requestsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._loaded_options = None
   _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_options = b'8\001'
   _globals['_STREAMREF']._serialized_start=42
-  _globals['_STREAMREF']._serialized_end=113
-  _globals['_SUBMITREQUEST']._serialized_start=116
+  _globals['_STREAMREF']._serialized_end=114
+  _globals['_SUBMITREQUEST']._serialized_start=117
   _globals['_SUBMITREQUEST']._serialized_end=331
   _globals['_SUSPECTS']._serialized_start=333
   _globals['_SUSPECTS']._serialized_end=363
   _globals['_CLOSEREQUEST']._serialized_start=365
-  _globals['_CLOSEREQUEST']._serialized_end=432
-  _globals['_CONFIRMATTEMPTS']._serialized_start=434
-  _globals['_CONFIRMATTEMPTS']._serialized_end=507
-  _globals['_ATTEMPTSCONFIRMED']._serialized_start=509
-  _globals['_ATTEMPTSCONFIRMED']._serialized_end=577
-  _globals['_REQUESTACCEPTED']._serialized_start=579
-  _globals['_REQUESTACCEPTED']._serialized_end=631
-  _globals['_REQUESTREJECTED']._serialized_start=634
-  _globals['_REQUESTREJECTED']._serialized_end=763
-  _globals['_REQUESTASSIGNED']._serialized_start=765
-  _globals['_REQUESTASSIGNED']._serialized_end=862
-  _globals['_GATEWAYSTREAMS']._serialized_start=864
-  _globals['_GATEWAYSTREAMS']._serialized_end=943
-  _globals['_WORKERLOAD']._serialized_start=946
-  _globals['_WORKERLOAD']._serialized_end=1788
-  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_start=1671
-  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_end=1725
-  _globals['_QUARANTINEDPAIR']._serialized_start=1790
-  _globals['_QUARANTINEDPAIR']._serialized_end=1892
-  _globals['_MEMBER']._serialized_start=1895
-  _globals['_MEMBER']._serialized_end=2299
+  _globals['_CLOSEREQUEST']._serialized_end=431
+  _globals['_CONFIRMATTEMPTS']._serialized_start=433
+  _globals['_CONFIRMATTEMPTS']._serialized_end=505
+  _globals['_ATTEMPTSCONFIRMED']._serialized_start=507
+  _globals['_ATTEMPTSCONFIRMED']._serialized_end=574
+  _globals['_REQUESTACCEPTED']._serialized_start=576
+  _globals['_REQUESTACCEPTED']._serialized_end=627
+  _globals['_REQUESTREJECTED']._serialized_start=630
+  _globals['_REQUESTREJECTED']._serialized_end=758
+  _globals['_REQUESTASSIGNED']._serialized_start=760
+  _globals['_REQUESTASSIGNED']._serialized_end=856
+  _globals['_GATEWAYSTREAMS']._serialized_start=858
+  _globals['_GATEWAYSTREAMS']._serialized_end=937
+  _globals['_WORKERLOAD']._serialized_start=940
+  _globals['_WORKERLOAD']._serialized_end=1787
+  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_start=1670
+  _globals['_WORKERLOAD_ASSIGNMENTSSEENENTRY']._serialized_end=1724
+  _globals['_QUARANTINEDPAIR']._serialized_start=1789
+  _globals['_QUARANTINEDPAIR']._serialized_end=1891
+  _globals['_MEMBER']._serialized_start=1894
+  _globals['_MEMBER']._serialized_end=2298
 # @@protoc_insertion_point(module_scope)

@@ -23,22 +23,22 @@ class StreamRef(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
-    STREAM_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
-    stream_id: _builtins.int
+    attempt_id: _builtins.int
     incarnation: _builtins.int
     """of the gateway"""
     def __init__(
         self,
         *,
         gateway_id: _builtins.str = ...,
-        stream_id: _builtins.int = ...,
+        attempt_id: _builtins.int = ...,
         incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "incarnation", b"incarnation", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "gateway_id", b"gateway_id", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -48,7 +48,7 @@ Global___StreamRef: _TypeAlias = StreamRef  # noqa: Y015
 class SubmitRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
@@ -56,7 +56,7 @@ class SubmitRequest(_message.Message):
     PREFIX_SPANS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     AVOID_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
     max_new_tokens: _builtins.int
@@ -70,7 +70,7 @@ class SubmitRequest(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         stream: Global___StreamRef | None = ...,
         prompt_tokens: _builtins.int = ...,
@@ -81,7 +81,7 @@ class SubmitRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "choice_id", b"choice_id", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,22 +113,22 @@ Global___Suspects: _TypeAlias = Suspects  # noqa: Y015
 class CloseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     finished: _builtins.bool
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         finished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finished", b"finished", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "finished", b"finished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,23 +141,23 @@ class ConfirmAttempts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HOLDER_ID_FIELD_NUMBER: _builtins.int
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    CHOICE_IDS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     holder_id: _builtins.str
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def choice_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         holder_id: _builtins.str = ...,
-        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        choice_ids: _abc.Iterable[_builtins.str] | None = ...,
         epochs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "holder_id", b"holder_id", "request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_ids", b"choice_ids", "epochs", b"epochs", "holder_id", b"holder_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,21 +167,21 @@ Global___ConfirmAttempts: _TypeAlias = ConfirmAttempts  # noqa: Y015
 class AttemptsConfirmed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ENDED_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    ENDED_CHOICE_IDS_FIELD_NUMBER: _builtins.int
     ENDED_EPOCHS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ended_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def ended_choice_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def ended_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        ended_request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        ended_choice_ids: _abc.Iterable[_builtins.str] | None = ...,
         ended_epochs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_epochs", b"ended_epochs", "ended_request_ids", b"ended_request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_choice_ids", b"ended_choice_ids", "ended_epochs", b"ended_epochs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,19 +191,19 @@ Global___AttemptsConfirmed: _TypeAlias = AttemptsConfirmed  # noqa: Y015
 class RequestAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,12 +213,12 @@ Global___RequestAccepted: _TypeAlias = RequestAccepted  # noqa: Y015
 class RequestRejected(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     code: _builtins.str
     message: _builtins.str
@@ -226,7 +226,7 @@ class RequestRejected(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         code: _builtins.str = ...,
         message: _builtins.str = ...,
@@ -234,7 +234,7 @@ class RequestRejected(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "retry_after_s", b"retry_after_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "code", b"code", "epoch", b"epoch", "message", b"message", "request_id", b"request_id", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "choice_id", b"choice_id", "code", b"code", "epoch", b"epoch", "message", b"message", "retry_after_s", b"retry_after_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_after_s: _TypeAlias = _typing.Literal["retry_after_s"]  # noqa: Y015
     _WhichOneofArgType__retry_after_s: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s"]  # noqa: Y015
@@ -246,25 +246,25 @@ Global___RequestRejected: _TypeAlias = RequestRejected  # noqa: Y015
 class RequestAssigned(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     PROMPT_WORKER_FIELD_NUMBER: _builtins.int
     TOKEN_WORKER_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     prompt_worker: _builtins.str
     token_worker: _builtins.str
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         prompt_worker: _builtins.str = ...,
         token_worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prompt_worker", b"prompt_worker", "request_id", b"request_id", "token_worker", b"token_worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "prompt_worker", b"prompt_worker", "token_worker", b"token_worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,7 +320,7 @@ class WorkerLoad(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     PENDING_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    OWED_TOKENS_FIELD_NUMBER: _builtins.int
+    REMAINING_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     KV_BLOCK_SIZE_FIELD_NUMBER: _builtins.int
@@ -346,7 +346,7 @@ class WorkerLoad(_message.Message):
     KV_BLOCKS_SWAPPED_IN_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     pending_prompt_tokens: _builtins.int
-    owed_tokens: _builtins.int
+    remaining_tokens: _builtins.int
     kv_blocks_total: _builtins.int
     kv_blocks_free: _builtins.int
     kv_block_size: _builtins.int
@@ -377,7 +377,7 @@ class WorkerLoad(_message.Message):
         self,
         *,
         pending_prompt_tokens: _builtins.int = ...,
-        owed_tokens: _builtins.int = ...,
+        remaining_tokens: _builtins.int = ...,
         kv_blocks_total: _builtins.int = ...,
         kv_blocks_free: _builtins.int = ...,
         kv_block_size: _builtins.int = ...,
@@ -405,7 +405,7 @@ class WorkerLoad(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "kv_push_token_s", b"kv_push_token_s", "prompt_token_s", b"prompt_token_s", "reserved_new_tokens", b"reserved_new_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "owed_tokens", b"owed_tokens", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s", "_prompt_token_s", b"_prompt_token_s", "_reserved_new_tokens", b"_reserved_new_tokens", "assignments_seen", b"assignments_seen", "decoding", b"decoding", "gateways", b"gateways", "kv_block_size", b"kv_block_size", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_kept", b"kv_blocks_kept", "kv_blocks_swapped_in", b"kv_blocks_swapped_in", "kv_blocks_swapped_out", b"kv_blocks_swapped_out", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "kv_host_blocks_free", b"kv_host_blocks_free", "kv_host_blocks_total", b"kv_host_blocks_total", "kv_push_token_s", b"kv_push_token_s", "migrating", b"migrating", "pending_prompt_tokens", b"pending_prompt_tokens", "preempted", b"preempted", "preemptions", b"preemptions", "prompt_token_s", b"prompt_token_s", "prompts_in_place", b"prompts_in_place", "prompts_to_hand_off", b"prompts_to_hand_off", "remaining_tokens", b"remaining_tokens", "reserved_new_tokens", b"reserved_new_tokens", "running", b"running", "swapped", b"swapped", "waiting", b"waiting", "waiting_for_kv", b"waiting_for_kv"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_push_token_s: _TypeAlias = _typing.Literal["kv_push_token_s"]  # noqa: Y015
     _WhichOneofArgType__kv_push_token_s: _TypeAlias = _typing.Literal["_kv_push_token_s", b"_kv_push_token_s"]  # noqa: Y015

@@ -39,7 +39,7 @@ class Envelope(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     DRAIN_REPLY_FIELD_NUMBER: _builtins.int
-    CHANGE_HOME_FIELD_NUMBER: _builtins.int
+    CHANGE_HOME_POOL_FIELD_NUMBER: _builtins.int
     PREFILL_ACCEPTED_FIELD_NUMBER: _builtins.int
     INTERRUPTION_REPORTED_FIELD_NUMBER: _builtins.int
     FORGET_GATEWAY_FIELD_NUMBER: _builtins.int
@@ -76,7 +76,7 @@ class Envelope(_message.Message):
     @_builtins.property
     def drain_reply(self) -> _spot_pb2.DrainReply: ...
     @_builtins.property
-    def change_home(self) -> _worker_pb2.ChangeHome: ...
+    def change_home_pool(self) -> _worker_pb2.ChangeHomePool: ...
     @_builtins.property
     def prefill_accepted(self) -> _worker_pb2.PrefillAccepted: ...
     @_builtins.property
@@ -105,18 +105,18 @@ class Envelope(_message.Message):
         member: _cluster_pb2.Member | None = ...,
         drain: _spot_pb2.Drain | None = ...,
         drain_reply: _spot_pb2.DrainReply | None = ...,
-        change_home: _worker_pb2.ChangeHome | None = ...,
+        change_home_pool: _worker_pb2.ChangeHomePool | None = ...,
         prefill_accepted: _worker_pb2.PrefillAccepted | None = ...,
         interruption_reported: _spot_pb2.InterruptionReported | None = ...,
         forget_gateway: _worker_pb2.ForgetGateway | None = ...,
         confirm_attempts: _cluster_pb2.ConfirmAttempts | None = ...,
         attempts_confirmed: _cluster_pb2.AttemptsConfirmed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home", b"change_home", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home", b"change_home", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_confirmed", b"attempts_confirmed", "cancel_request", b"cancel_request", "change_home_pool", b"change_home_pool", "close_request", b"close_request", "confirm_attempts", b"confirm_attempts", "drain", b"drain", "drain_reply", b"drain_reply", "forget_gateway", b"forget_gateway", "interruption_reported", b"interruption_reported", "kv_refused", b"kv_refused", "kv_reserved", b"kv_reserved", "member", b"member", "message", b"message", "prefill_accepted", b"prefill_accepted", "renew_leases", b"renew_leases", "request_accepted", b"request_accepted", "request_assigned", b"request_assigned", "request_rejected", b"request_rejected", "reserve_kv", b"reserve_kv", "start_prefill", b"start_prefill", "submit_request", b"submit_request", "token_batch", b"token_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["token_batch", "submit_request", "close_request", "request_accepted", "request_rejected", "request_assigned", "reserve_kv", "start_prefill", "cancel_request", "kv_reserved", "kv_refused", "renew_leases", "member", "drain", "drain_reply", "change_home_pool", "prefill_accepted", "interruption_reported", "forget_gateway", "confirm_attempts", "attempts_confirmed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -136,10 +136,10 @@ Global___StopCriteria: _TypeAlias = StopCriteria  # noqa: Y015
 class RequestRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
-    STREAM_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -149,10 +149,10 @@ class RequestRecord(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     gateway_id: _builtins.str
-    stream_id: _builtins.int
+    attempt_id: _builtins.int
     model: _builtins.str
     arrival_unix_s: _builtins.float
     priority: _builtins.int
@@ -169,10 +169,10 @@ class RequestRecord(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         gateway_id: _builtins.str = ...,
-        stream_id: _builtins.int = ...,
+        attempt_id: _builtins.int = ...,
         model: _builtins.str = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
@@ -185,7 +185,7 @@ class RequestRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "arrival_unix_s", b"arrival_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream_id", b"stream_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015
@@ -292,7 +292,7 @@ class TokenBatch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
-    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_IDS_FIELD_NUMBER: _builtins.int
     TOKEN_INDEXES_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     EXTRAS_FIELD_NUMBER: _builtins.int
@@ -303,7 +303,7 @@ class TokenBatch(_message.Message):
     """of the worker"""
     number: _builtins.int
     @_builtins.property
-    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def attempt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def token_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -314,7 +314,7 @@ class TokenBatch(_message.Message):
         self,
         *,
         worker_id: _builtins.str = ...,
-        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        attempt_ids: _abc.Iterable[_builtins.int] | None = ...,
         token_indexes: _abc.Iterable[_builtins.int] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         extras: _abc.Iterable[Global___TokenExtra] | None = ...,
@@ -323,7 +323,7 @@ class TokenBatch(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "number", b"number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "extras", b"extras", "incarnation", b"incarnation", "number", b"number", "stream_ids", b"stream_ids", "token_ids", b"token_ids", "token_indexes", b"token_indexes", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "attempt_ids", b"attempt_ids", "extras", b"extras", "incarnation", b"incarnation", "number", b"number", "token_ids", b"token_ids", "token_indexes", b"token_indexes", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__number: _TypeAlias = _typing.Literal["number"]  # noqa: Y015
     _WhichOneofArgType__number: _TypeAlias = _typing.Literal["_number", b"_number"]  # noqa: Y015

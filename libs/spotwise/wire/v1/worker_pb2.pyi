@@ -52,38 +52,38 @@ Global___KvTarget: _TypeAlias = KvTarget  # noqa: Y015
 class ReserveKv(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
-    OWED_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
     assignment: _builtins.int
     kv_tokens: _builtins.int
-    owed_tokens: _builtins.int
+    max_new_tokens: _builtins.int
     lease_s: _builtins.float
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         stream: _cluster_pb2.StreamRef | None = ...,
         scheduler_id: _builtins.str = ...,
         assignment: _builtins.int = ...,
         kv_tokens: _builtins.int = ...,
-        owed_tokens: _builtins.int = ...,
+        max_new_tokens: _builtins.int = ...,
         lease_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "owed_tokens", b"owed_tokens", "request_id", b"request_id", "scheduler_id", b"scheduler_id", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "scheduler_id", b"scheduler_id", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,7 +93,7 @@ Global___ReserveKv: _TypeAlias = ReserveKv  # noqa: Y015
 class StartPrefill(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
@@ -101,14 +101,14 @@ class StartPrefill(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
-    OWED_TOKENS_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
     assignment: _builtins.int
     prompt_tokens: _builtins.int
     lease_s: _builtins.float
-    owed_tokens: _builtins.int
+    max_new_tokens: _builtins.int
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     @_builtins.property
@@ -116,7 +116,7 @@ class StartPrefill(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         stream: _cluster_pb2.StreamRef | None = ...,
         scheduler_id: _builtins.str = ...,
@@ -124,11 +124,11 @@ class StartPrefill(_message.Message):
         prompt_tokens: _builtins.int = ...,
         target: Global___KvTarget | None = ...,
         lease_s: _builtins.float = ...,
-        owed_tokens: _builtins.int = ...,
+        max_new_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "lease_s", b"lease_s", "owed_tokens", b"owed_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "scheduler_id", b"scheduler_id", "stream", b"stream", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "prompt_tokens", b"prompt_tokens", "scheduler_id", b"scheduler_id", "stream", b"stream", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,25 +138,25 @@ Global___StartPrefill: _TypeAlias = StartPrefill  # noqa: Y015
 class PrefillAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     assignment: _builtins.int
     worker_id: _builtins.str
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         assignment: _builtins.int = ...,
         worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,19 +166,19 @@ Global___PrefillAccepted: _TypeAlias = PrefillAccepted  # noqa: Y015
 class CancelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -188,11 +188,11 @@ Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 class KvReserved(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     assignment: _builtins.int
     @_builtins.property
@@ -200,14 +200,14 @@ class KvReserved(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         target: Global___KvTarget | None = ...,
         assignment: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "request_id", b"request_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,12 +217,12 @@ Global___KvReserved: _TypeAlias = KvReserved  # noqa: Y015
 class KvRefused(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHOICE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
-    request_id: _builtins.str
+    choice_id: _builtins.str
     epoch: _builtins.int
     worker_id: _builtins.str
     reason: _builtins.str
@@ -230,7 +230,7 @@ class KvRefused(_message.Message):
     def __init__(
         self,
         *,
-        request_id: _builtins.str = ...,
+        choice_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         worker_id: _builtins.str = ...,
         reason: _builtins.str = ...,
@@ -238,7 +238,7 @@ class KvRefused(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "epoch", b"epoch", "reason", b"reason", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,21 +248,21 @@ Global___KvRefused: _TypeAlias = KvRefused  # noqa: Y015
 class RenewLeases(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    CHOICE_IDS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def choice_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        request_ids: _abc.Iterable[_builtins.str] | None = ...,
+        choice_ids: _abc.Iterable[_builtins.str] | None = ...,
         epochs: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_ids", b"choice_ids", "epochs", b"epochs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,7 +291,7 @@ class ForgetGateway(_message.Message):
 Global___ForgetGateway: _TypeAlias = ForgetGateway  # noqa: Y015
 
 @_typing.final
-class ChangeHome(_message.Message):
+class ChangeHomePool(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
@@ -310,4 +310,4 @@ class ChangeHome(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChangeHome: _TypeAlias = ChangeHome  # noqa: Y015
+Global___ChangeHomePool: _TypeAlias = ChangeHomePool  # noqa: Y015

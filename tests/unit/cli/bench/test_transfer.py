@@ -12,7 +12,7 @@ from spotwise.cli.bench.transfer import parse_lengths, require_mode, visible_row
 from spotwise.cli.bench.transfer_bandwidth import Bandwidth, overall_bandwidth
 from spotwise.cli.bench.transfer_visible import HandOff, measure_hand_offs, medians
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
 from tests.unit.cli.bench.sse_gateway import gateway
@@ -56,15 +56,15 @@ def test_medians_are_those_of_one_length() -> None:
 def test_a_mode_that_has_no_effect_is_an_error() -> None:
     """What was left to the worker may go either way."""
     measured = [hand_off(128, "serial", 0.1, 0.01)]
-    require_mode(KvPush.SERIAL, measured)
-    require_mode(KvPush.AUTO, measured)
+    require_mode(ConfiguredPushMode.SERIAL, measured)
+    require_mode(ConfiguredPushMode.AUTO, measured)
     with pytest.raises(CommandError, match="SPOTWISE_KV_PUSH=layerwise has no effect"):
-        require_mode(KvPush.LAYERWISE, measured)
+        require_mode(ConfiguredPushMode.LAYERWISE, measured)
 
 
 def test_targets_are_held_against_what_is_the_default() -> None:
     """A long prompt's hand-off may cost it 7 %, any request 2 %; a short prompt's only has a figure."""
-    visible = {KvPush.SERIAL: 0.05, KvPush.LAYERWISE: 0.02, KvPush.AUTO: 0.03}
+    visible = {ConfiguredPushMode.SERIAL: 0.05, ConfiguredPushMode.LAYERWISE: 0.02, ConfiguredPushMode.AUTO: 0.03}
     found = {
         mode: [[hand_off(tokens, mode.value, 0.5, seconds) for tokens in (128, 512)]] * 2
         for mode, seconds in visible.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.placement import Demand, PlacedBy, Placement, Placer
+from spotwise.core.cluster.placement import PlacedBy, Placement, Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.members import Member, Pool
@@ -25,7 +25,7 @@ def placed(
         pools.join(member)
     for worker_id, tokens in (intended or {}).items():
         pools.intend(worker_id, "another", tokens)
-    return Placer(pools, policy).place(Demand(prompt_tokens, kv_tokens - prompt_tokens, held or {}))
+    return Placer(pools, policy).place(RequestDemand(prompt_tokens, kv_tokens - prompt_tokens, held or {}))
 
 
 def choice(*members: Member, **demand: object) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.cluster.avoidance import AvoidingPlacer
-from spotwise.core.cluster.placement import Demand, PlacedBy, Placer
+from spotwise.core.cluster.placement import PlacedBy, Placer, RequestDemand
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.quarantine import Quarantine
@@ -27,7 +27,7 @@ def chosen(
     for pair in (*resting, *resting):
         quarantine.failed(pair, 100.0)
     placer = AvoidingPlacer(Placer(pools, PoolPolicy()), quarantine)
-    placement = placer.place(Demand(16, 16), avoid, 100.0)
+    placement = placer.place(RequestDemand(16, 16), avoid, 100.0)
     assert placement is not None
     return placement.prompt_worker.id, placement.token_worker.id, placement.by
 

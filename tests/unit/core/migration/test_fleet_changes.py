@@ -60,7 +60,7 @@ class TestOneAtATime:
         fleet = FleetChanges(FleetLimits(gather_s=2.0))
         assert fleet.handle(e.LoadChanged(), 100.0) == [e.WakeAt(102.0)]
         assert fleet.handle(e.LoadChanged(), 101.0) == []
-        assert fleet.handle(e.Tick(), 102.0) == [e.BeginChange(1)]
+        assert fleet.handle(e.FleetTick(), 102.0) == [e.BeginChange(1)]
         assert fleet.handle(e.ChangeEnded(1, True), 103.0) == []
 
     def test_a_change_that_failed_is_made_again_after_a_while(self) -> None:
@@ -68,14 +68,14 @@ class TestOneAtATime:
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.ChangeEnded(1, False), 105.0) == [e.WakeAt(107.0)]
-        assert said(fleet.handle(e.Tick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
+        assert said(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
 
     def test_a_change_for_the_load_that_failed_is_made_again_too(self) -> None:
         """What the load wanted, it still wants."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.LoadChanged(), 100.0)
         fleet.handle(e.ChangeEnded(1, False), 105.0)
-        assert begun(fleet.handle(e.Tick(), 107.0)) == e.BeginChange(2)
+        assert begun(fleet.handle(e.FleetTick(), 107.0)) == e.BeginChange(2)
 
 
 class TestMerging:
@@ -86,7 +86,9 @@ class TestMerging:
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("b", 130.0), 100.0) == [e.WakeAt(100.5)]
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.25) == []
-        assert said(fleet.handle(e.Tick(), 100.5)) == [e.BeginChange(1, (e.Leaving("b", 130.0), e.Leaving("a", 130.0)))]
+        assert said(fleet.handle(e.FleetTick(), 100.5)) == [
+            e.BeginChange(1, (e.Leaving("b", 130.0), e.Leaving("a", 130.0)))
+        ]
 
     def test_a_short_notice_waits_a_tenth_of_it(self) -> None:
         """Its time is dear."""
@@ -98,7 +100,7 @@ class TestMerging:
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert said(fleet.handle(e.InstanceLost("a"), 100.0)) == [e.DropKv("a")]
         assert said(fleet.handle(e.InstanceLost("b"), 100.25)) == [e.DropKv("b")]
-        assert fleet.handle(e.Tick(), 100.5) == [
+        assert fleet.handle(e.FleetTick(), 100.5) == [
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
         ]
 
@@ -130,7 +132,7 @@ class TestNewcomers:
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceAcquired("new", 100.0), 100.5)
-        assert begun(fleet.handle(e.Tick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),))
+        assert begun(fleet.handle(e.FleetTick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),))
 
     def test_one_that_was_ours_before_takes_part_if_it_is_ready_by_then(self) -> None:
         """It can take the place of who leaves."""
@@ -138,7 +140,7 @@ class TestNewcomers:
             fleet = FleetChanges(FleetLimits(gather_s=1.0))
             fleet.handle(e.InstanceAcquired("new", ready_s), 99.5)
             fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-            assert begun(fleet.handle(e.Tick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),), joining)
+            assert begun(fleet.handle(e.FleetTick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),), joining)
 
     def test_a_newcomer_that_goes_before_it_had_a_place_is_forgotten(self) -> None:
         """By notice or without: there is nothing to change for."""
@@ -146,7 +148,7 @@ class TestNewcomers:
             fleet = FleetChanges(FleetLimits(gather_s=1.0))
             fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
             fleet.handle(gone, 100.5)
-            assert begun(fleet.handle(e.Tick(), 101.0)) is None
+            assert begun(fleet.handle(e.FleetTick(), 101.0)) is None
             assert fleet.unsettled == ()
 
     def test_a_newcomer_that_is_lost_while_it_joins_stops_the_change(self) -> None:
@@ -194,8 +196,8 @@ class TestEarlyDeaths:
         """Nobody needs to say so."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.Tick(), 129.9)) == []
-        assert said(fleet.handle(e.Tick(), 130.0)) == [e.DropKv("a")]
+        assert said(fleet.handle(e.FleetTick(), 129.9)) == []
+        assert said(fleet.handle(e.FleetTick(), 130.0)) == [e.DropKv("a")]
         assert said(fleet.handle(e.InstanceLost("a"), 130.5)) == []
 
     def test_a_notice_of_no_time_is_a_loss(self) -> None:
@@ -265,7 +267,7 @@ class TestWithdrawal:
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 100.5)
-        assert begun(fleet.handle(e.Tick(), 101.0)) is None
+        assert begun(fleet.handle(e.FleetTick(), 101.0)) is None
 
     @pytest.mark.parametrize("during", [True, False])
     def test_during_or_after_the_change_it_is_a_newcomer(self, during: bool) -> None:
@@ -287,7 +289,7 @@ class TestWithdrawal:
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
         assert said(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
         fleet.handle(e.ChangeEnded(1, False), 107.0)
-        assert begun(fleet.handle(e.Tick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
+        assert begun(fleet.handle(e.FleetTick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
 
     def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self) -> None:
         """And is no newcomer."""
@@ -380,7 +382,7 @@ def test_whatever_comes_everything_is_settled_once(
                 case e.WakeAt():
                     assert command.at_s > now_s
                     pushed += 1
-                    heapq.heappush(due, (command.at_s, pushed, e.Tick()))
+                    heapq.heappush(due, (command.at_s, pushed, e.FleetTick()))
                 case e.DropKv():
                     dropped[command.instance] += 1
                     assert {each.instance: each.lost for each in fleet.unsettled}[command.instance]

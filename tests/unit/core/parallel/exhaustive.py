@@ -10,7 +10,7 @@ from itertools import product
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
-from spotwise.core.parallel.policy import Demand, Latency, Phases, Policy, Preference
+from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
 from spotwise.core.parallel.queueing import waiting_s
 
 
@@ -26,7 +26,7 @@ class Tried:
     price_per_h: float
 
 
-def every(demand: Demand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> Iterator[Tried]:
+def every(demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> Iterator[Tried]:
     """Yield every configuration that can be had, phases together on any types, or apart on one type each."""
     for stages, shards, batch in product(policy.pipeline_degrees, policy.tensor_degrees, policy.batch_sizes):
         one = ParallelConfig(1, stages, shards, batch)
@@ -52,7 +52,7 @@ def _tried(
     one: ParallelConfig,
     prompts: list[int],
     data: list[int],
-    demand: Demand,
+    demand: ServiceDemand,
     supplies: Sequence[Supply],
     policy: Policy,
 ) -> Iterator[Tried]:
@@ -94,7 +94,7 @@ def _tried(
     yield Tried(config, throughput, execution_s, latency_s, sum(needed), price)
 
 
-def preferred(tried: Sequence[Tried], demand: Demand, policy: Policy) -> tuple[float, ...] | None:
+def preferred(tried: Sequence[Tried], demand: ServiceDemand, policy: Policy) -> tuple[float, ...] | None:
     """Return what decides for the best of what was tried: whether it keeps up, and its two first numbers."""
     if not tried:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.parallel.choice import Choice, Share
+from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.fleet import FleetDelta, fleet_delta
 from spotwise.core.parallel.instances import Supply
@@ -11,12 +11,12 @@ from tests.unit.core.parallel.builders import machine
 A, B = machine("a"), machine("b")
 
 
-def taking(*shares: Share) -> Choice:
-    return Choice(ParallelConfig(1, 1, 1), shares, 1.0, 1.0, 1.0, 1.0, meets_demand=True)
+def taking(*shares: InstanceShare) -> ConfigChoice:
+    return ConfigChoice(ParallelConfig(1, 1, 1), shares, 1.0, 1.0, 1.0, 1.0, meets_demand=True)
 
 
-def of_a(instances: int) -> Choice:
-    return taking(Share(A, 0, 1, instances, 0))
+def of_a(instances: int) -> ConfigChoice:
+    return taking(InstanceShare(A, 0, 1, instances, 0))
 
 
 def test_what_lacks_is_asked_for_both_ways_at_once() -> None:
@@ -62,7 +62,7 @@ def test_the_spare_pool_is_kept() -> None:
 
 def test_types_without_a_part_are_given_back_and_spares_are_of_the_largest() -> None:
     """The other type serves too, but without spares."""
-    choice = taking(Share(A, 0, 1, 3, 0), Share(B, 0, 1, 4, 0))
+    choice = taking(InstanceShare(A, 0, 1, 3, 0), InstanceShare(B, 0, 1, 4, 0))
     supplies = [Supply(A, spot=9, held_spot=5), Supply(B, spot=9, held_spot=4), Supply(machine("c"), 2, held_spot=2)]
     changes = fleet_delta(choice, supplies)
     assert changes == (FleetDelta("a", release_spot=2), FleetDelta("b", ask_spot=2), FleetDelta("c", release_spot=2))

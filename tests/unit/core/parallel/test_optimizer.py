@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotwise.core.parallel.choice import Share
+from spotwise.core.parallel.choice import InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
@@ -78,11 +78,11 @@ def test_of_those_as_fast_the_preference_decides() -> None:
     per_pipeline = chosen(Demand(0.0, 1.0, 100, 1), [Supply(cheap, 1)], policy).throughput
     assert 1 <= demand.arrival_rate / per_pipeline < 2
     fewest = chosen(demand, supplies, policy)
-    assert fewest.shares == (Share(large, 0, 4, 1, 0),)
+    assert fewest.shares == (InstanceShare(large, 0, 4, 1, 0),)
     cheapest = chosen(demand, supplies, small(latency=Latency.EXECUTION, preference=Preference.CHEAPEST))
-    assert cheapest.shares == (Share(cheap, 0, 2, 2, 0),)
+    assert cheapest.shares == (InstanceShare(cheap, 0, 2, 2, 0),)
     most = chosen(demand, supplies, small(latency=Latency.EXECUTION, preference=Preference.MOST))
-    assert most.shares == (Share(cheap, 0, 9, 9, 0), Share(large, 0, 8, 2, 0))
+    assert most.shares == (InstanceShare(cheap, 0, 9, 9, 0), InstanceShare(large, 0, 8, 2, 0))
 
 
 def test_pipelines_of_several_types_serve_together() -> None:
@@ -92,7 +92,7 @@ def test_pipelines_of_several_types_serve_together() -> None:
     alone = chosen(LOAD, [supplies[0]], small(latency=Latency.EXECUTION))
     demand = Demand(alone.throughput * 2.2, 1.0, 100, 20)
     choice = chosen(demand, supplies, small(latency=Latency.EXECUTION))
-    assert choice.shares == (Share(fast, 0, 2, 1, 1), Share(slow, 0, 1, 0, 1))
+    assert choice.shares == (InstanceShare(fast, 0, 2, 1, 1), InstanceShare(slow, 0, 1, 0, 1))
     assert alone.execution_s < choice.execution_s < 3 * alone.execution_s
     assert choice.price_per_h == pytest.approx(1 + 3 + 3)
 

@@ -8,11 +8,11 @@ from spotwise.core.cost_model import LinkCost
 from spotwise.core.record import KvHandoff
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush, PushCosts, PushMode
+from spotwise.core.worker.push_policy import ConfiguredPushMode, PushCosts, PushMode
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows
 
-LAYERWISE = WorkerPolicy(BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE)
+LAYERWISE = WorkerPolicy(BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=ConfiguredPushMode.LAYERWISE)
 
 
 class TestLayerwise:
@@ -37,7 +37,7 @@ class TestLayerwise:
         """With its first part."""
         bench = WorkerBench(
             policy=WorkerPolicy(
-                BatchLimits(4, 12, 12), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=KvPush.LAYERWISE
+                BatchLimits(4, 12, 12), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=ConfiguredPushMode.LAYERWISE
             )
         )
         commands = bench.prefill("r", prompt=30) + bench.iterate() + bench.iterate() + bench.iterate(r=50)
@@ -46,7 +46,7 @@ class TestLayerwise:
 
     def test_blocks_that_are_computed_already_are_named(self) -> None:
         """A prompt that begins like one before it."""
-        bench = WorkerBench(policy=WorkerPolicy(kv_push=KvPush.LAYERWISE))
+        bench = WorkerBench(policy=WorkerPolicy(kv_push=ConfiguredPushMode.LAYERWISE))
         known = tuple(range(40))
         bench.start("a", prompt=40)
         bench.load("a", prompt=known)
@@ -119,7 +119,7 @@ class TestLayerwise:
 
     def test_what_was_measured_decides(self) -> None:
         """The first two prompts of a pair try both ways; then the cheaper one is taken."""
-        bench = WorkerBench(policy=WorkerPolicy(prefix_caching=False, kv_push=KvPush.AUTO))
+        bench = WorkerBench(policy=WorkerPolicy(prefix_caching=False, kv_push=ConfiguredPushMode.AUTO))
         layerwise, costs = [], PushCosts()
         line = LinkCost(0.001, 1e9)
         for name in "abcd":

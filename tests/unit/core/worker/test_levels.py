@@ -11,7 +11,7 @@ from spotwise.core.request import RequestState, StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import KvPush
+from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.core.worker.sequence import Sequence
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, rows
@@ -23,7 +23,9 @@ QUEUES = MlfqPolicy(first_quantum_s=1.0, queues=5, starve_limit_s=100.0)
 
 
 def bench(
-    discipline: Discipline = Discipline.MLFQ, queues: MlfqPolicy = QUEUES, kv_push: KvPush = KvPush.SERIAL
+    discipline: Discipline = Discipline.MLFQ,
+    queues: MlfqPolicy = QUEUES,
+    kv_push: ConfiguredPushMode = ConfiguredPushMode.SERIAL,
 ) -> WorkerBench:
     """A worker with one row to an iteration."""
     policy = WorkerPolicy(
@@ -75,13 +77,13 @@ class TestHandOff:
 
     def test_a_hand_off_that_was_begun_before_says_it_at_its_end(self) -> None:
         """When the prompt is computed, and charged."""
-        worker = bench(kv_push=KvPush.LAYERWISE)
+        worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
         worker.prefill("r", prompt=20)
         (commit,) = only(worker.iterate(r=50), c.CommitPush)
         assert commit.handoff.level == QueueLevel(3, 0.75)
 
     def test_the_token_worker_goes_on_from_there(self) -> None:
-        """Whoever arrived_level higher decodes first, though its KV came later; of a queue's quantum as much is left as there was."""
+        """A sequence of a higher level decodes first, though its KV came later; as much of its quantum is left as there was."""
         worker = bench()
         reserve(worker, "long", "short", "busy")
         assert rows(arrive(worker, "busy", QueueLevel(1, 0.0))) == ["busy@1"]  # the others come during its iteration

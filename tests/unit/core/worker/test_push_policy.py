@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.cost_model import LinkCost
-from spotwise.core.worker.push_policy import REFRESH_EVERY, KvPush, PushCosts, PushMode, PushPolicy
+from spotwise.core.worker.push_policy import REFRESH_EVERY, ConfiguredPushMode, PushCosts, PushMode, PushPolicy
 
 SERIAL, LAYERWISE = PushMode.SERIAL, PushMode.LAYERWISE
 #: After its prefill a prompt's KV takes 1 ms and 1 s for each GB; during it 5 ms, whatever the size.
 COSTS = PushCosts(LinkCost(0.001, 1e9), LinkCost(0.005, 1e15))
 
 
-def policy(told: KvPush = KvPush.AUTO, costs: PushCosts | None = COSTS) -> PushPolicy:
+def policy(told: ConfiguredPushMode = ConfiguredPushMode.AUTO, costs: PushCosts | None = COSTS) -> PushPolicy:
     """One that knows the pair `t`, and that a token has 10,000 bytes."""
     made = PushPolicy(told)
     made.delivered(100, 1_000_000, 0.01)
@@ -51,8 +51,10 @@ def test_now_and_then_the_other_way_is_measured_again(tokens: int, cheaper: Push
     assert chosen == ([cheaper] * (REFRESH_EVERY - 1) + [dearer]) * 2
 
 
-@pytest.mark.parametrize(("told", "mode"), [(KvPush.SERIAL, SERIAL), (KvPush.LAYERWISE, LAYERWISE)])
-def test_a_mode_that_was_forced_is_kept(told: KvPush, mode: PushMode) -> None:
+@pytest.mark.parametrize(
+    ("told", "mode"), [(ConfiguredPushMode.SERIAL, SERIAL), (ConfiguredPushMode.LAYERWISE, LAYERWISE)]
+)
+def test_a_mode_that_was_forced_is_kept(told: ConfiguredPushMode, mode: PushMode) -> None:
     """However many pushes there are, and whatever was measured."""
     made = policy(told)
     assert {made.choose("t", tokens) for tokens in (16, 4096) for _ in range(REFRESH_EVERY)} == {mode}
@@ -60,7 +62,7 @@ def test_a_mode_that_was_forced_is_kept(told: KvPush, mode: PushMode) -> None:
 
 def test_what_a_prompt_token_costs_follows_the_hand_offs() -> None:
     """Nothing before the first; each newer one weighs a quarter."""
-    made = PushPolicy(KvPush.SERIAL)
+    made = PushPolicy(ConfiguredPushMode.SERIAL)
     assert made.token_s is None
     made.delivered(100, 1, 1.0)
     assert made.token_s == pytest.approx(0.01)

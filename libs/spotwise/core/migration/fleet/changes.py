@@ -82,7 +82,7 @@ class FleetChanges:
             e.LoadChanged: self._load_changed,
             e.ChangeExpected: self._expected,
             e.ChangeEnded: self._ended,
-            e.Tick: lambda event, now_s: None,
+            e.FleetTick: lambda event, now_s: None,
         }
 
     @property

@@ -77,7 +77,7 @@ class ChangeEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class FleetTick:
     """Time has passed."""
 
 
@@ -89,7 +89,7 @@ FleetEvent = (
     | LoadChanged
     | ChangeExpected
     | ChangeEnded
-    | Tick
+    | FleetTick
 )
 
 
@@ -161,7 +161,7 @@ class DropKv:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a `Tick` then, absolute; an earlier order is void."""
+    """Send a `FleetTick` then, absolute; an earlier order is void."""
 
     at_s: float
 

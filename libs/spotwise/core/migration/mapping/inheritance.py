@@ -3,9 +3,9 @@
 Law: a new configuration takes over as many requests as its batches hold, D x B, those that have decoded most tokens; of equals
 those of the earlier pipeline, and there the earlier (SpotServe, section 4.2). A request whose KV is not whole any more, since a
 device went without notice, is not among them: it is computed again anyway. Where phases are apart, requests that have decoded
-go to pipelines that decode, the others to those that compute prompts; each kind has its own successor.
+go to pipelines that decode, the others to those that compute prompts; each kind has its own room.
 
-Requests of an old pipeline stay together while there is a new pipeline with successor for all of them. Each new pipeline goes on
+Requests of an old pipeline stay together while there is a new pipeline with room for all of them. Each new pipeline goes on
 from one old one if it can, its *predecessor*: first those that may run on untouched, then those with most KV on devices that
 stay; it has the number of its predecessor if it can. What comes on top of that (old pipelines without a successor, more
 requests than a batch holds) goes to pipelines that must stop anyway, before it goes to one that need not.
@@ -30,7 +30,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 
 
-class Entry(NamedTuple):
+class InheritedRequest(NamedTuple):
     """A request where it stands: its old pipeline, and its turn there."""
 
     old: int
@@ -64,7 +64,7 @@ class _SuccessorPipeline:
     number: int
     predecessor: int | None = None
     must_stop: bool = True
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[InheritedRequest] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -76,10 +76,10 @@ def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> In
     old = OldPipelines(before, model)
     alike = (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor)
     successors: list[_SuccessorPipeline] = []
-    waiting: list[Entry] = []
-    alive: list[Entry] = []
+    waiting: list[InheritedRequest] = []
+    alive: list[InheritedRequest] = []
     for number in sorted(before.running):
-        entries = [Entry(number, turn, request) for turn, request in enumerate(before.running[number])]
+        entries = [InheritedRequest(number, turn, request) for turn, request in enumerate(before.running[number])]
         (alive if old.is_whole(number) else waiting).extend(entries)
     for numbers, belongs in _kinds(config):
         claims = sorted((entry for entry in alive if belongs(entry.request)), key=_most_decoded)
@@ -123,11 +123,11 @@ def _kinds(config: ParallelConfig) -> list[tuple[range, Callable[[RunningRequest
     ]
 
 
-def _most_decoded(entry: Entry) -> tuple[int, int, int]:
+def _most_decoded(entry: InheritedRequest) -> tuple[int, int, int]:
     return -entry.request.decoded, entry.old, entry.turn
 
 
-def _in_order(successor: _SuccessorPipeline) -> list[Entry]:
+def _in_order(successor: _SuccessorPipeline) -> list[InheritedRequest]:
     return sorted(successor.entries, key=lambda entry: (entry.old != successor.predecessor, entry.old, entry.turn))
 
 
@@ -138,10 +138,10 @@ def _same_requests(successor: _SuccessorPipeline, before: Deployment) -> bool:
 
 
 def _fill(
-    kept: Sequence[Entry], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool
+    kept: Sequence[InheritedRequest], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool
 ) -> list[_SuccessorPipeline]:
     """Return the pipelines of one kind with the requests that they go on with."""
-    parcels: dict[int, list[Entry]] = defaultdict(list)
+    parcels: dict[int, list[InheritedRequest]] = defaultdict(list)
     for entry in kept:
         parcels[entry.old].append(entry)
 
@@ -156,7 +156,7 @@ def _fill(
     ranked = sorted(parcels, key=rank)
     successors = {number: _SuccessorPipeline(number) for number in numbers}
     chosen = ranked[: len(numbers)]
-    left: list[list[Entry]] = [parcels[number] for number in ranked[len(numbers) :]]
+    left: list[list[InheritedRequest]] = [parcels[number] for number in ranked[len(numbers) :]]
     for number, predecessor in _numbered(chosen, list(successors), numbers, config, old).items():
         successor = successors[number]
         successor.predecessor, successor.must_stop = predecessor, not may_run_on(predecessor)
@@ -186,7 +186,9 @@ def _numbered(
     return given
 
 
-def _share_out(parcels: Sequence[list[Entry]], successors: Sequence[_SuccessorPipeline], max_batch: int) -> None:
+def _share_out(
+    parcels: Sequence[list[InheritedRequest]], successors: Sequence[_SuccessorPipeline], max_batch: int
+) -> None:
     """Put parcels into successors, whole where that can be: evenly if no more of them are cut by it, else into the tightest."""
     pieces = _placed(parcels, successors, max_batch, lambda spare, tokens: tokens)
     if len(pieces) > len(parcels):
@@ -197,16 +199,16 @@ def _share_out(parcels: Sequence[list[Entry]], successors: Sequence[_SuccessorPi
 
 
 def _placed(
-    parcels: Sequence[list[Entry]],
+    parcels: Sequence[list[InheritedRequest]],
     successors: Sequence[_SuccessorPipeline],
     max_batch: int,
     prefer: Callable[[int, int], int],
-) -> list[tuple[int, list[Entry]]]:
+) -> list[tuple[int, list[InheritedRequest]]]:
     """Return into which successor which piece of a parcel goes, the largest parcels first."""
     spare = {successor.number: max_batch - len(successor.entries) for successor in successors}
     tokens = {successor.number: successor.tokens for successor in successors}
     stops = {successor.number: successor.must_stop for successor in successors}
-    pieces: list[tuple[int, list[Entry]]] = []
+    pieces: list[tuple[int, list[InheritedRequest]]] = []
     for parcel in sorted(parcels, key=lambda parcel: (-len(parcel), parcel[0].old)):
         left = parcel
         while left:

@@ -30,8 +30,8 @@ from spotwise.core.migration.planning.model_parts import kv_computed_again, kv_g
 from spotwise.core.migration.planning.plan import Freed, MigrationPlan, PlanPolicy, Transfer, paper_migration_s
 from spotwise.core.migration.planning.schedule import Schedule
 from spotwise.core.migration.planning.transfers import (
-    Load,
     SourceChoice,
+    TransferUnit,
     flow_of,
     given_up_at_once,
     kv_loads,
@@ -77,7 +77,7 @@ class _Planning:
         self._parts = weight_parts(device_map, model, devices)
         kv, urgent_kv = kv_loads(choice, self._going_on, devices)
         weights, urgent_weights = weight_loads(choice, self._parts, devices)
-        self._loads: list[Load] = kv + weights
+        self._loads: list[TransferUnit] = kv + weights
         self._flows: dict[Cut, Flow] = {}
         self._freed_at_once = given_up_at_once(self._parts, room=0)
         for device, num_bytes in kv_given_up(device_map, model, devices, self._going_on).items():

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.buffer_order import Cut
 from spotwise.core.migration.planning.link_times import Links, Ports
-from spotwise.core.migration.planning.transfers import Load, Move
+from spotwise.core.migration.planning.transfers import Move, TransferUnit
 
 _NEVER_S = float("inf")
 _NO_STEP = 1 << 60  # after all steps
@@ -58,7 +58,7 @@ class Schedule:
 
     def __init__(
         self,
-        loads: Sequence[Load],
+        loads: Sequence[TransferUnit],
         steps: Sequence[Cut],
         gates: Sequence[Mapping[int, int]],
         devices: NumberedDevices,
@@ -218,7 +218,7 @@ class Run:
         return self._first_unsent[instance] > before
 
 
-def _moves_of(loads: Sequence[Load], steps: Sequence[Cut], step: int) -> list[tuple[int, Move]]:
+def _moves_of(loads: Sequence[TransferUnit], steps: Sequence[Cut], step: int) -> list[tuple[int, Move]]:
     """Return the moves of a step, the largest first."""
     cut = steps[step]
     load = loads[cut.load]

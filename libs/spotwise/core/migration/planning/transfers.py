@@ -50,7 +50,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TransferUnit:
     """What moves as one.
 
     Attributes:
@@ -135,7 +135,9 @@ class SourceChoice:
             self._up_s[here] += self._between_s(move.piece)
 
 
-def kv_loads(choice: SourceChoice, moving_kv: Iterable[MovingKv], devices: NumberedDevices) -> tuple[list[Load], int]:
+def kv_loads(
+    choice: SourceChoice, moving_kv: Iterable[MovingKv], devices: NumberedDevices
+) -> tuple[list[TransferUnit], int]:
     """Return the loads of requests' KV, those of leaving instances first, and how many those are.
 
     The instance that goes first comes first; after that, whoever has decoded most, since computing that again takes longest.
@@ -145,14 +147,16 @@ def kv_loads(choice: SourceChoice, moving_kv: Iterable[MovingKv], devices: Numbe
     for each, sent in zip(asked, _choose(choice, [each.pieces for each in asked]), strict=True):
         if sent:
             loads.append(
-                Load(tuple(piece for piece, _ in sent), tuple(move for _, moves in sent for move in moves), each)
+                TransferUnit(
+                    tuple(piece for piece, _ in sent), tuple(move for _, moves in sent for move in moves), each
+                )
             )
     forever = float("inf")
 
-    def goes_s(load: Load) -> float:
+    def goes_s(load: TransferUnit) -> float:
         return min((_goes_s(move, devices) for move in load.moves), default=forever)
 
-    def decoded(load: Load) -> int:
+    def decoded(load: TransferUnit) -> int:
         return load.moving_kv.request.decoded if load.moving_kv is not None else 0
 
     loads.sort(key=lambda load: (goes_s(load), -decoded(load)))
@@ -161,10 +165,10 @@ def kv_loads(choice: SourceChoice, moving_kv: Iterable[MovingKv], devices: Numbe
 
 def weight_loads(
     choice: SourceChoice, parts: Sequence[tuple[Piece, ...]], devices: NumberedDevices
-) -> tuple[list[Load], int]:
+) -> tuple[list[TransferUnit], int]:
     """Return the loads of weights, those of leaving instances first, and how many those are; each kind from the front."""
-    urgent: list[Load] = []
-    others: list[Load] = []
+    urgent: list[TransferUnit] = []
+    others: list[TransferUnit] = []
     for sent in _choose(choice, parts):
         hurried: list[tuple[Piece, tuple[Move, ...]]] = []
         calm: list[tuple[Piece, tuple[Move, ...]]] = []
@@ -174,7 +178,9 @@ def weight_loads(
         for those, loads in ((hurried, urgent), (calm, others)):
             if those:
                 loads.append(
-                    Load(tuple(piece for piece, _ in those), tuple(move for _, moves in those for move in moves))
+                    TransferUnit(
+                        tuple(piece for piece, _ in those), tuple(move for _, moves in those for move in moves)
+                    )
                 )
     return urgent + others, len(urgent)
 
@@ -190,7 +196,7 @@ def given_up_at_once(parts: Iterable[tuple[Piece, ...]], room: int) -> dict[int,
     return freed
 
 
-def flow_of(load: Load, cut: Cut) -> Flow:
+def flow_of(load: TransferUnit, cut: Cut) -> Flow:
     """Return what moving a cut of a load does to devices' regions: number 2 x device, and one more for KV."""
     received: dict[int, int] = {}
     freed: dict[int, int] = {}
