@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from spotwise.gateway.errors import ApiError
 from spotwise.gateway.request_ids import HEADER as REQUEST_ID_HEADER
 from spotwise.gateway.request_ids import new_request_id
-from spotwise.gateway.errors import ApiError
 
 
 def written(error: ApiError) -> bytes:
