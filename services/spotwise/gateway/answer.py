@@ -1,81 +1,38 @@
-"""An answer: runs the planned sequences and sends what they give, whole or as a stream.
+"""The response of both endpoints: generates the planned sequences and sends their text, whole or as a stream.
 
-Law: every generator of the mesh that is opened here is closed here, at the end of its text, at an error of any
-sibling, or when the client leaves. A stream's status line waits for the mesh's first sign of life, so that a full
-mesh is a 429 or 503 and not a broken stream; from then on an error is an event, followed by `[DONE]`.
+Every generator that is opened here is closed here: at the end of its text, at an error of a sibling, or when the client leaves.
+A stream's status line waits for the mesh's first item, so that a full mesh is a 429 or 503 and not a broken stream; from then
+on an error is an event, followed by `[DONE]`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from spotwise.gateway.choice import Choice, ChoiceText, ScoredToken
+from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.errors import describe
 from spotwise.gateway.generation import Generation, GenerationError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.response_format import ResponseFormat, Usage, WholeChoice
 from spotwise.gateway.sse import DONE, event, interleave, run_while_connected, stream_start
 from spotwise.gateway.text import ChatText
-
-#: Tokens of an answer, in the API's words.
-Usage = dict[str, int | dict[str, int]]
-
-
-@dataclass(slots=True)
-class WholeChoice:
-    """A finished choice, collected from its pieces."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    scored: list[ScoredToken] | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-    def add(self, piece: ChoiceText) -> None:
-        """Append the next piece."""
-        self.texts.append(piece.text)
-        self.token_ids.extend(piece.token_ids)
-        if piece.scored is not None:
-            self.scored = [*(self.scored or ()), *piece.scored]
-        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(self.texts)
-
-
-class ResponseFormat(Protocol):
-    """How an endpoint words its answers."""
-
-    def opening(self) -> bytes:
-        """Return the events that begin a stream, before there is text."""
-
-    def delta(self, index: int, piece: ChoiceText) -> bytes:
-        """Return the event of a piece of choice `index`."""
-
-    def usage(self, usage: Usage) -> bytes:
-        """Return the event that ends a stream whose client wants the usage."""
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """Return the body of an answer that is not streamed."""
 
 
 class GenerationResponse(Response):
     """The response of both endpoints.
 
     Args:
-        plan: what to run.
-        response_format: how to say it.
+        plan: the sequences to generate.
+        response_format: the endpoint's.
         generation: the mesh.
-        text: the model's text.
+        text: tokenizer of the model.
         metrics: the gateway's.
         arrived_s: `time.monotonic()` when the request came.
     """

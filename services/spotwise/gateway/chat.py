@@ -1,19 +1,23 @@
-"""`POST /v1/chat/completions`: from messages to a plan, and how its answers are worded."""
+"""`POST /v1/chat/completions`: from messages to a plan, and the format of its answers."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
-from spotwise.gateway.answer import Usage, WholeChoice
-from spotwise.gateway.choice import ChoiceText, ScoredToken
-from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
+from spotwise.gateway.choice import ScoredToken
+from spotwise.gateway.detokenize import LEAST_LOGPROB
 from spotwise.gateway.errors import bad_request
-from spotwise.gateway.plan import ApiOptions, GenerationPlan, PromptTokens, plan_generation, require_model
+from spotwise.gateway.plan import (
+    ApiOptions,
+    GenerationPlan,
+    PromptTokens,
+    plan_generation,
+    require_logprobs,
+    require_model,
+)
 from spotwise.gateway.prompt_limits import prompt_too_long
+from spotwise.gateway.response_format import ResponseFormat
 from spotwise.gateway.schema import parse_request
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.sse import event
@@ -74,36 +78,17 @@ def _logprobs(request: ChatRequest, options: ApiOptions) -> int | None:
         if request.top_logprobs:
             raise bad_request("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs", "invalid_value")
         return None
-    wanted = request.top_logprobs or 0
-    if wanted > options.max_logprobs:
-        raise bad_request(
-            f"Invalid value for 'top_logprobs': must be at most {options.max_logprobs}.",
-            "top_logprobs",
-            "invalid_value",
-        )
-    return wanted
+    return require_logprobs("top_logprobs", request.top_logprobs or 0, options)
 
 
-class ChatFormat:
-    """Answers as `chat.completion` and `chat.completion.chunk` objects.
+class ChatFormat(ResponseFormat):
+    """Answers as `chat.completion` and `chat.completion.chunk` objects."""
 
-    Args:
-        plan: what is answered.
-        model_name: as the client knows it.
-        token_bytes: bytes and text of tokens.
-    """
-
-    def __init__(self, plan: GenerationPlan, model_name: str, token_bytes: TokenBytes) -> None:
-        self._plan = plan
-        self._token_bytes = token_bytes
-        self._common = {"id": plan.request_id, "created": int(time.time()), "model": model_name}
-        # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
-        shown = orjson.dumps(self._chunk([{"index": 0}]))
-        front, tail = shown.split(b'{"index":0}')
-        self._fronts = [
-            b'data: %b{"index":%d,"delta":{"content":' % (front, index) for index in range(len(plan.sequences))
-        ]
-        self._tail = b'},"logprobs":null,"finish_reason":null}' + tail + b"\n\n"
+    WHOLE_OBJECT = "chat.completion"
+    CHUNK_OBJECT = "chat.completion.chunk"
+    TEXT_FRONT = b'"delta":{"content":'
+    TEXT_TAIL = b'},"logprobs":null,"finish_reason":null}'
+    PROMPT_IDS_IN_CHOICES = False
 
     def opening(self) -> bytes:
         """Return a role delta for every choice."""
@@ -112,58 +97,17 @@ class ChatFormat:
             delta = {"role": "assistant", "content": ""}
             chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
             if self._plan.return_token_ids:
-                chunk["prompt_token_ids"] = self._plan.sequences[index].prompt.token_ids
+                chunk["prompt_token_ids"] = self._prompt_ids(index)
             events.append(event(chunk))
         return b"".join(events)
 
-    def delta(self, index: int, piece: ChoiceText) -> bytes:
-        """Return a content delta; the last one has the finish reason."""
-        if piece.finish_reason is None and piece.scored is None and not self._plan.return_token_ids:
-            return self._fronts[index] + orjson.dumps(piece.text) + self._tail
-        choice: dict[str, Any] = {
-            "index": index,
-            "delta": {"content": piece.text} if piece.text else {},
-            "logprobs": self._logprobs(piece.scored),
-            "finish_reason": piece.finish_reason,
-        }
-        if piece.finish_reason is not None:
-            choice["stop_reason"] = piece.stop_reason
-        if self._plan.return_token_ids:
-            choice["token_ids"] = piece.token_ids
-        return event(self._chunk([choice]))
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
 
-    def usage(self, usage: Usage) -> bytes:
-        """Return the chunk without choices that holds the usage."""
-        return event(self._chunk([]) | {"usage": usage})
+    def _message(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
-        """Return the `chat.completion` object."""
-        worded = []
-        for index, choice in enumerate(choices):
-            word: dict[str, Any] = {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.scored),
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-            }
-            if self._plan.return_token_ids:
-                word["token_ids"] = choice.token_ids
-            worded.append(word)
-        body: dict[str, Any] = {**self._common, "object": "chat.completion", "choices": worded, "usage": usage}
-        if self._plan.return_token_ids:
-            body["prompt_token_ids"] = self._plan.sequences[0].prompt.token_ids
-        return orjson.dumps(body)
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = {**self._common, "object": "chat.completion.chunk", "choices": choices}
-        if self._plan.include_usage:
-            chunk["usage"] = None
-        return chunk
-
-    def _logprobs(self, scored: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
-        if scored is None:
-            return None
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         content = []
         for token in scored:
             at_token = token.logprobs

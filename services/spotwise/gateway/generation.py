@@ -88,13 +88,6 @@ class GenerationError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class MeshUnavailableError(GenerationError):
-    """Nobody can take the sequence: no scheduler, no workers, or all of them full."""
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(503, "mesh_unavailable", message, retry_after_s)
-
-
 class Generation(Protocol):
     """The mesh, as the gateway's HTTP layer sees it."""
 

@@ -1,8 +1,7 @@
-"""From a checked request to sequences that the mesh can run.
+"""From a checked request to the sequences that the mesh generates.
 
-Law: all that is left to refuse is refused here, before anything is sent: what does not fit the model's context or
-vocabulary, or the server's limits. Every sequence leaves with a seed; the client's, plus the index of the choice,
-where it gave one.
+What does not fit the model's context or vocabulary, or the server's limits, is refused here, before anything is sent. Every
+sequence gets a seed: the client's plus the index of the choice, or a random one.
 """
 
 from __future__ import annotations
@@ -139,6 +138,19 @@ def require_model(name: str, options: ApiOptions) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
+def require_logprobs(param: str, logprobs: int, options: ApiOptions) -> int:
+    """Return a number of alternatives a token that the server gives.
+
+    Raises:
+        ApiError: 400, naming `param`.
+    """
+    if logprobs > options.max_logprobs:
+        raise bad_request(
+            f"Invalid value for '{param}': must be at most {options.max_logprobs}.", param, "invalid_value"
+        )
+    return logprobs
+
+
 def plan_generation(
     request: GenerationRequest,
     prompts: Sequence[PromptTokens],
@@ -254,23 +266,25 @@ def _stop_criteria(
 
 
 def _max_new_tokens(
-    prompt: PromptTokens, wanted: int | None, wanted_param: str, default: int | None, context_length: int
+    prompt: PromptTokens, max_tokens: int | None, max_tokens_param: str, default: int | None, context_length: int
 ) -> int:
     prompt_tokens = len(prompt.token_ids)
     room = context_length - prompt_tokens
-    if wanted is not None and wanted < 0:
-        raise bad_request(f"Invalid value for '{wanted_param}': must not be negative.", wanted_param, "invalid_value")
-    if room < 1 or (wanted is not None and wanted > room):
-        asked = "" if wanted is None else f" and {wanted} for the completion ({wanted_param})"
+    if max_tokens is not None and max_tokens < 0:
+        raise bad_request(
+            f"Invalid value for '{max_tokens_param}': must not be negative.", max_tokens_param, "invalid_value"
+        )
+    if room < 1 or (max_tokens is not None and max_tokens > room):
+        requested = "" if max_tokens is None else f" and {max_tokens} for the completion ({max_tokens_param})"
         raise bad_request(
             f"This model's maximum context length is {context_length} tokens. However, you requested {prompt_tokens} "
-            f"tokens in the {prompt.param}{asked}. Please reduce them.",
+            f"tokens in the {prompt.param}{requested}. Please reduce them.",
             prompt.param.split(".")[0],
             "context_length_exceeded",
         )
-    if wanted is None:
+    if max_tokens is None:
         return min(room, default) if default is not None else room
-    return max(1, wanted)  # a prompt is scored by the iteration that also samples one token
+    return max(1, max_tokens)  # a prompt is scored by the iteration that also samples one token
 
 
 def _logit_bias(request: GenerationRequest, vocab_size: int) -> tuple[tuple[int, float], ...]:

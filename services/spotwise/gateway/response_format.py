@@ -1,0 +1,136 @@
+"""How both endpoints write their answers: OpenAI's objects, with vLLM's `stop_reason` and token ids."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import orjson
+
+from spotwise.gateway.choice import ChoiceText, ScoredToken
+from spotwise.gateway.detokenize import TokenBytes
+from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.sse import event
+
+#: Token counts of an answer, as the API names them.
+Usage = dict[str, int | dict[str, int]]
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """A choice that is answered whole, collected from its pieces."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scored: list[ScoredToken] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, piece: ChoiceText) -> None:
+        """Append the next piece."""
+        self.texts.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        if piece.scored is not None:
+            self.scored = [*(self.scored or ()), *piece.scored]
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.texts)
+
+
+class ResponseFormat(abc.ABC):
+    """Writes an endpoint's answers; a subclass says what its choices look like.
+
+    Args:
+        plan: the request that is answered.
+        model_name: as the client knows it.
+        token_bytes: bytes and text of tokens.
+    """
+
+    WHOLE_OBJECT: ClassVar[str]
+    CHUNK_OBJECT: ClassVar[str]
+    #: JSON before and after the text of a streamed choice that has nothing but text.
+    TEXT_FRONT: ClassVar[bytes]
+    TEXT_TAIL: ClassVar[bytes]
+    #: Whether each choice holds the ids of its prompt (the prompts of a completion may differ), or the answer does.
+    PROMPT_IDS_IN_CHOICES: ClassVar[bool]
+
+    def __init__(self, plan: GenerationPlan, model_name: str, token_bytes: TokenBytes) -> None:
+        self._plan = plan
+        self._token_bytes = token_bytes
+        self._names = {"id": plan.request_id, "created": int(time.time()), "model": model_name}
+        # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
+        front, tail = orjson.dumps(self._chunk([{"index": 0}])).split(b'{"index":0}')
+        self._fronts = [
+            b'data: %b{"index":%d,%b' % (front, index, self.TEXT_FRONT) for index in range(len(plan.sequences))
+        ]
+        self._tail = self.TEXT_TAIL + tail + b"\n\n"
+
+    @abc.abstractmethod
+    def opening(self) -> bytes:
+        """Return the events that begin a stream, before there is text."""
+
+    @abc.abstractmethod
+    def _delta(self, text: str) -> dict[str, Any]:
+        """Return the fields of a streamed choice that hold a piece of its text."""
+
+    @abc.abstractmethod
+    def _message(self, text: str) -> dict[str, Any]:
+        """Return the fields of a whole choice that hold its text."""
+
+    @abc.abstractmethod
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+        """Return the log-probabilities of tokens."""
+
+    def delta(self, index: int, piece: ChoiceText) -> bytes:
+        """Return the event of a piece of choice `index`; the last one has the finish reason."""
+        if piece.finish_reason is None and piece.scored is None and not self._plan.return_token_ids:
+            return self._fronts[index] + orjson.dumps(piece.text) + self._tail
+        choice = {"index": index, **self._delta(piece.text), **self._end(piece)}
+        if piece.finish_reason is None:
+            del choice["stop_reason"]
+        if self._plan.return_token_ids:
+            choice["token_ids"] = piece.token_ids
+            if self.PROMPT_IDS_IN_CHOICES and piece.is_first:
+                choice["prompt_token_ids"] = self._prompt_ids(index)
+        return event(self._chunk([choice]))
+
+    def usage(self, usage: Usage) -> bytes:
+        """Return the event without choices that ends a stream whose client wants the usage."""
+        return event(self._chunk([]) | {"usage": usage})
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """Return the body of an answer that is not streamed."""
+        written = []
+        for index, choice in enumerate(choices):
+            fields = {"index": index, **self._message(choice.text), **self._end(choice)}
+            if self._plan.return_token_ids:
+                fields["token_ids"] = choice.token_ids
+                if self.PROMPT_IDS_IN_CHOICES:
+                    fields["prompt_token_ids"] = self._prompt_ids(index)
+            written.append(fields)
+        body: dict[str, Any] = {**self._names, "object": self.WHOLE_OBJECT, "choices": written, "usage": usage}
+        if self._plan.return_token_ids and not self.PROMPT_IDS_IN_CHOICES:
+            body["prompt_token_ids"] = self._prompt_ids(0)
+        return orjson.dumps(body)
+
+    def _end(self, choice: WholeChoice | ChoiceText) -> dict[str, Any]:
+        return {
+            "logprobs": None if choice.scored is None else self._logprobs(choice.scored),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._names, "object": self.CHUNK_OBJECT, "choices": choices}
+        if self._plan.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _prompt_ids(self, index: int) -> tuple[int, ...]:
+        return self._plan.sequences[index].prompt.token_ids
