@@ -49,7 +49,7 @@ class _HttpServer(uvicorn.Server):
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Serve the API until told to stop."""
+    """Serve the API until a stop signal."""
     try:
         text = ChatText.load(settings.model_dir)
     except ModelTextError as error:

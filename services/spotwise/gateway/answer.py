@@ -86,7 +86,7 @@ class GenerationResponse(Response):
             raise
         finally:
             timeline.ended(ended)
-        yield piece  # the mesh's work is over and freed before the client hears of the end
+        yield piece  # the mesh has freed the sequence before the client receives the end
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         choices = [WholeChoice() for _ in self._choices]

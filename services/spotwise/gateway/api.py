@@ -1,7 +1,7 @@
 """The gateway's HTTP interface, OpenAI-compatible, as one app.
 
-Law: nothing here knows of the mesh but the `Generation` port. Bodies are read, checked and answered by our own few
-lines and not by the framework's, so that every error has OpenAI's shape and a streamed token costs no model object.
+Only the `Generation` port connects it to the mesh. Bodies are read, validated and answered here, not by the framework, so that
+every error has OpenAI's shape and a streamed token costs no model object.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def create_app(generation: Generation, text: ChatText, options: ApiOptions, metr
     """
     app = FastAPI(title="spotwise", openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, answer_http_exception)
-    # Added last is outermost: what BearerAuth raises is worded by ErrorEdge too.
+    # Added last is outermost: ErrorEdge answers what BearerAuth raises, too.
     app.add_middleware(BearerAuth, api_keys=options.api_keys)
     app.add_middleware(ErrorEdge, count_error=metrics.count_error)
     app.add_middleware(TrailingSlashes)
     if options.cors_origins:
-        # Outside of the keys: what a browser asks beforehand carries none.
+        # Outside of the keys: a browser's preflight request carries none.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.cors_origins,

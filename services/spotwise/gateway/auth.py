@@ -1,8 +1,7 @@
-"""Who may use the API, and who it is.
+"""Authentication by bearer keys, and the tenant of a request.
 
-Law: with keys configured, every path but the two that probes and collectors read needs one of them; the comparison's
-time tells nothing about the keys. A key may have a name: that goes with the request, the key itself goes nowhere, not
-into records, logs or errors.
+With keys configured, every path but the two that probes and collectors read requires one. Keys are compared in constant time.
+A key may have a name, which travels with the request; the key itself never reaches records, logs or errors.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ def parse_api_keys(listed: str) -> tuple[ApiKey, ...]:
     A colon is not among the characters of bearer keys (RFC 6750, section 2.1), so no key can be taken for a name and a key.
 
     Raises:
-        ValueError: a name that is none, an empty key, or one key with two names. It says which entry, and not what is in it.
+        ValueError: a name that is none, an empty key, or one key with two names. The message names the entry's place, not its
+        content.
     """
     keys: dict[str, ApiKey] = {}
     for place, entry in enumerate(listed.split(","), start=1):
@@ -58,20 +58,20 @@ def parse_api_keys(listed: str) -> tuple[ApiKey, ...]:
         if not key:
             raise ValueError(f"entry {place}: there is no key after the colon")
         if key in keys and keys[key].name != name:
-            raise ValueError(f"entry {place}: the same key stands there under another name")
+            raise ValueError(f"entry {place}: the same key appears there under another name")
         keys[key] = ApiKey(key, name)
     return tuple(keys.values())
 
 
 def key_name(request: Request) -> str:
-    """Return the name of the key that a request came with; empty where that has none, or none was asked for."""
+    """Return the name of the key that a request carried; empty for a key without a name, or an open API."""
     return str(getattr(request.state, _KEY_NAME, ""))
 
 
 def tenant_of(key_name: str, user: str | None) -> str:
-    """Return whose a request is: its key's name, else the user that the client names, else nobody's.
+    """Return the tenant: the key's name, else the `user` parameter, else empty.
 
-    What clients say themselves is kept apart from names of keys, which have no colon, and is bounded: of a long name there is
+    A `user` is kept apart from names of keys, which have no colon, and is bounded: of a long name there is
     a hash.
     """
     if key_name or not user:
@@ -81,7 +81,7 @@ def tenant_of(key_name: str, user: str | None) -> str:
 
 
 class BearerAuth:
-    """Middleware that asks for `Authorization: Bearer KEY`, and notes whose key it is.
+    """Middleware that requires `Authorization: Bearer KEY` and notes the key's name.
 
     Args:
         app: what it protects.
@@ -108,7 +108,7 @@ class BearerAuth:
         if scheme.lower() != "bearer" or not given.strip():
             raise _refusal("You did not provide an API key. Send it as 'Authorization: Bearer KEY'.")
         presented = given.strip().encode("latin-1")
-        # Every key is compared, so that the time does not tell which one came near.
+        # Every key is compared, so that the time reveals nothing.
         names = [name for key, name in self._keys if hmac.compare_digest(presented, key)]
         if not names:
             raise _refusal("Incorrect API key provided.")

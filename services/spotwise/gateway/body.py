@@ -14,7 +14,7 @@ from spotwise.gateway.json_shape import JsonTooComplexError, require_bounded_jso
 
 
 class BodyReader:
-    """Reads bodies; those that are held at the same time share a bound.
+    """Reads bodies; bodies held at the same time share a bound.
 
     Args:
         max_body_bytes: largest body.

@@ -1,8 +1,7 @@
-"""One choice of the answer: what its tokens are as text, and when the text ends.
+"""One choice of an answer: its tokens as text, and where the text ends.
 
-Law: every token that counts is counted once, up to and including the one that ended the text. The text ends by the
-mesh's word (a stop token, the length) or by a stop string here; the token that stopped a sequence gives no text
-unless the client asked.
+Output tokens are counted up to and including the one that ended the text. The mesh ends it (a stop token, the length), or a
+stop string does here. The token that stopped a sequence gives no text unless the client requested it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ChoiceText:
     Attributes:
         text: may be empty, while characters or stop strings are incomplete.
         token_ids: output tokens that it counts.
-        scored: their log-probabilities, behind the prompt's where those were asked for; `None` if none were asked for.
+        scored: their log-probabilities, after the prompt's where `echo` requested them; `None` if not requested.
         finish_reason: `stop` or `length` with the last piece.
         stop_reason: the stop string or stop token id of the client that ended it; `None` for the model's own end.
         is_first: the first piece with tokens.

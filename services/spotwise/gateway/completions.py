@@ -101,7 +101,7 @@ class CompletionFormat(ResponseFormat):
         }
 
     def _alternatives(self, token: ScoredToken) -> dict[str, float] | None:
-        """Return the likeliest tokens and the one that stands there, by their text; of equal texts the likelier."""
+        """Return the likeliest tokens and the sampled one by their text; of equal texts the likelier."""
         at_token = token.logprobs
         if at_token is None:
             return None

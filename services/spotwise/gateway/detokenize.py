@@ -1,8 +1,7 @@
 """Token ids to text, as the tokens come.
 
-Law: the pieces that a `Detokenizer` gives, joined, are the decoding of all its tokens; a character whose bytes come
-with several tokens is given whole, with the last of them. No replacement character stands for bytes that are merely
-not there yet.
+The pieces of a `Detokenizer`, joined, are the decoding of all its tokens. A character whose bytes come with several tokens is
+returned whole, with the last of them; missing bytes never become a replacement character.
 
 The incremental decoding itself is `tokenizers.decoders.DecodeStream`; this file adds what it lacks: the end of a
 stream, a bound on what is held back, and recovery where byte-fallback tokens make an earlier decoding invalid (it
@@ -20,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 
 #: No character needs this many tokens: a longer wait means bytes that never become text, and costs time per token.
 _MAX_HELD_TOKENS = 32
-#: JSON has no infinity; OpenAI's API says this for "as good as impossible".
+#: JSON has no infinity; OpenAI's API uses this value for "as good as impossible".
 LEAST_LOGPROB = -9999.0
 _BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -58,7 +57,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """Return what is held back, with replacement characters for bytes that are no text; pushing may go on."""
+        """Return the text held back, with replacement characters for bytes that are no text; more tokens may follow."""
         if not self._pending:
             return ""
         context = self._tokenizer.decode(self._group, skip_special_tokens=False)

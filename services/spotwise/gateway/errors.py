@@ -1,8 +1,8 @@
-"""Errors as OpenAI's clients expect them: one JSON shape, the right status, nothing of our insides.
+"""Errors as OpenAI's clients expect them: one JSON shape, the right status, nothing internal.
 
-Law: whatever goes wrong, the client gets `{"error": {"message", "type", "param", "code"}}`. What is not foreseen is
-logged here with its traceback and told as a bare 500. `ErrorEdge` holds the one broad `except` of the HTTP layer for
-whole responses, `describe` serves it and the streams that have begun already.
+Every error is `{"error": {"message", "type", "param", "code"}}`. An unexpected exception is logged with its traceback and
+answered as a bare 500. `ErrorEdge` holds the HTTP layer's one broad `except` for whole responses; `describe` serves it and
+streams that have begun.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.request_ids import request_id
 
-#: Names and values of clients are told back in errors, and may be megabytes.
+#: Errors quote names and values of clients, which may be megabytes.
 _MAX_MESSAGE_CHARACTERS, _MAX_PARAM_CHARACTERS = 1000, 200
 
 log = structlog.get_logger("spotwise.gateway")
@@ -69,8 +69,8 @@ class ApiError(Exception):
         return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
 
 
-def _shortened(words: str, max_characters: int) -> str:
-    return words if len(words) <= max_characters else words[:max_characters] + "…"
+def _shortened(text: str, max_characters: int) -> str:
+    return text if len(text) <= max_characters else text[:max_characters] + "…"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -79,7 +79,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def describe(error: Exception, request_id: str) -> ApiError:
-    """Turn any exception into what the client may know of it; the unforeseen is logged with the request's id."""
+    """Return the error that a client receives for an exception; an unexpected one is logged with the request's id."""
     match error:
         case ApiError():
             return error
@@ -123,7 +123,7 @@ class ErrorEdge:
 
     Args:
         app: what it surrounds.
-        count_error: told the code of every error that it answers.
+        count_error: receives the code of every error that it answers.
     """
 
     def __init__(self, app: ASGIApp, count_error: Callable[[str], None]) -> None:
@@ -145,7 +145,7 @@ class ErrorEdge:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            return  # it left while it sent its body: nobody is there to answer
+            return  # the client left while it sent its body
         except Exception as error:
             described = describe(error, request_id(scope))
             self._count_error(described.code or str(described.status))

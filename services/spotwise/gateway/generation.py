@@ -1,7 +1,7 @@
-"""What the HTTP layer asks of the mesh: token ids out for token ids in.
+"""The port through which the HTTP layer uses the mesh: token ids in, token ids out.
 
-Law: this port knows nothing of HTTP, text or NATS. The HTTP layer closes every generator that it opened, so that
-closing means one thing: the client wants no more of this sequence, and the mesh frees what it holds for it.
+It knows nothing of HTTP, text or NATS. The HTTP layer closes every generator that it opened; closing cancels the sequence, and
+the mesh frees its KV.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class SequenceSpec:
         prompt_token_ids: the prompt, at least one token.
         sampling: how tokens are drawn; the seed is always set.
         stop: when the sequence ends, as far as token ids can tell.
-        unbounded: the client named no bound: `stop.max_new_tokens` is what the context leaves, and the mesh may lower it to
+        unbounded: the client gave no `max_tokens`: `stop.max_new_tokens` fills the context, and the mesh may lower it to
             what its workers hold.
-        priority: the lower, the earlier its turn.
-        tenant: whose it is; empty where nobody said.
+        priority: a lower one is scheduled earlier.
+        tenant: for fair sharing; empty where unknown.
         client_request_id: what the client calls the request; empty where it gave no id.
     """
 
@@ -43,9 +43,9 @@ class GeneratedTokens:
     """Tokens that became known together, in order.
 
     Attributes:
-        tokens: one or more; none in a first item that only says that the mesh accepted the sequence.
+        tokens: one or more; none in a first item that reports acceptance only.
         finish_reason: set on the last item.
-        cached_tokens: with the first token: prompt tokens whose KV was there already.
+        cached_tokens: with the first token: prompt tokens whose KV was cached.
         prefill_s: with the first token: what its prefill took; `None` where an earlier attempt was lost.
     """
 
@@ -71,10 +71,10 @@ class MeshHealth:
 
 
 class GenerationError(Exception):
-    """The mesh cannot serve or go on serving a sequence.
+    """The mesh cannot serve a sequence, or cannot finish it.
 
     Attributes:
-        status: HTTP status that says it: 429 (try later, yours are too many), 503 (no capacity, no workers), 500.
+        status: HTTP status: 429 (try later, yours are too many), 503 (no capacity, no workers), 500.
         code: machine-readable reason, snake case.
         message: what happened and what the user can do.
         retry_after_s: when a retry makes sense; `None` where it does not.
@@ -94,7 +94,7 @@ class Generation(Protocol):
     def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence. Closing the generator cancels its work in the mesh.
 
-        An optional first item without tokens says that the mesh accepted the sequence; HTTP streams start with it.
+        An optional first item without tokens reports that the mesh accepted the sequence; HTTP streams start with it.
         The last item has a finish reason.
 
         Raises:
@@ -102,4 +102,4 @@ class Generation(Protocol):
         """
 
     async def health(self) -> MeshHealth:
-        """Tell whether requests can be served."""
+        """Return whether requests can be served."""

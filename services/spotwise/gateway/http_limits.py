@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: Connections beyond the limit that are told so, as a share of it; still more are cut off without a word.
-TOLD_SHARE = 0.25
+#: Connections beyond the limit that are answered 503, as a share of the limit; further ones are closed without an answer.
+REFUSED_SHARE = 0.25
 #: Files of the gateway that are no clients' connections, generously.
 _OTHER_FILES = 128
 
@@ -18,14 +18,14 @@ class HttpLimits:
     """Bounds of connections.
 
     Attributes:
-        max_connections: open at the same time; further ones take the place of idle ones, or are told 503.
+        max_connections: open at the same time; further ones take the place of idle ones, or receive a 503.
         max_header_bytes: of a request's line and headers; also of what is between two parts of its body.
         max_header_fields: of a request.
         max_pipelined: requests that wait for the answer to an earlier one of their connection.
         header_timeout_s: from a request's first byte, or from the connection's beginning, to the end of its headers.
         body_timeout_s: from there to the end of its body.
         write_timeout_s: a client that takes less than `min_taken_bytes` from a full buffer in this time is cut off.
-        min_taken_bytes: see there; whoever takes a byte now and then takes nothing.
+        min_taken_bytes: see there; a client that takes a byte now and then takes nothing.
     """
 
     max_connections: int = 4096
@@ -43,7 +43,7 @@ def within_open_files(max_connections: int) -> int:
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if open_files == resource.RLIM_INFINITY:
         return max_connections
-    return max(1, min(max_connections, int((open_files - _OTHER_FILES) / (1 + TOLD_SHARE))))
+    return max(1, min(max_connections, int((open_files - _OTHER_FILES) / (1 + REFUSED_SHARE))))
 
 
 class IdleConnection(Protocol):
@@ -59,7 +59,7 @@ class Places:
 
     Attributes:
         limits: the bounds.
-        count_error: told the code of every error that is answered below the application.
+        count_error: receives the code of every error that is answered below the application.
     """
 
     limits: HttpLimits
@@ -76,7 +76,7 @@ class Places:
         self._idle.pop(connection, None)
 
     def make_room(self) -> bool:
-        """Close the connection that has been idle for longest; tell whether there was one."""
+        """Close the connection that has been idle for longest; return whether there was one."""
         for connection in self._idle:
             self.busy(connection)
             connection.leave()

@@ -1,11 +1,9 @@
-"""HTTP/1 as the gateway speaks it: uvicorn's protocol, with bounds on what a connection may take.
+"""HTTP/1 with bounds on what a connection may take; a subclass of uvicorn's protocol.
 
-Law: a connection holds a bounded number of bytes and passes every stage within a bounded time: its headers, its body, and each
-time that its client takes nothing from a full buffer. A request learns that its connection is gone, also where others wait
-behind it. What is refused here has OpenAI's shape and a request id, like every other error.
-
-Beside that: an offer to change to another protocol (`Upgrade: h2c`) is declined by reading on, and an answer to HTTP/1.0 is not
-cut into chunks.
+A connection holds a bounded number of bytes and passes every stage within a bounded time: its headers, its body, and each pause
+of a client that reads nothing while the buffer is full. A request learns that its connection is gone, also with pipelined
+requests behind it. Refusals have OpenAI's shape and a request id. An `Upgrade: h2c` is ignored, and an answer to HTTP/1.0 is
+not chunked.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from spotwise.gateway.errors import ApiError
-from spotwise.gateway.http_limits import TOLD_SHARE, HttpLimits, Places
+from spotwise.gateway.http_limits import REFUSED_SHARE, HttpLimits, Places
 from spotwise.gateway.http_refusals import (
     headers_too_large,
     invalid_http,
@@ -35,7 +33,7 @@ from spotwise.gateway.http_refusals import (
 from spotwise.gateway.unchunked import Unchunked
 from spotwise.gateway.write_deadline import WriteDeadline
 
-#: Headers that say how long a body is.
+#: Headers with the length of a body.
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
@@ -72,7 +70,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         most = self._limits.max_connections
         if len(self.connections) > most and not self._places.make_room():
-            if len(self.connections) > most * (1 + TOLD_SHARE):
+            if len(self.connections) > most * (1 + REFUSED_SHARE):
                 transport.abort()
                 return
             self._turned_away = True
@@ -81,7 +79,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._await_by(self._limits.header_timeout_s, self._headers_overdue)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the running request, and forget those behind it."""
+        """Notify the running request, and drop the pipelined ones behind it."""
         super().connection_lost(exc)
         self._places.busy(self)
         self._unset_keepalive_if_required()
@@ -139,7 +137,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
                 return
 
     def _decline_upgrade(self) -> None:
-        """Go on with a parser that knows how long the body is, and nothing of an upgrade: the last one would skip the body."""
+        """Continue with a parser that knows the body's length and no upgrade: the last one would skip the body."""
         framing = b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in _FRAMING)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -216,7 +214,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, or wait for it."""
+        """Start the next request, or wait for it."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._writing.start(self.transport)
@@ -241,7 +239,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         return self._in_head and (self._head_begun or self._unused_bytes > 0)
 
     def _answer_only_the_first(self) -> None:
-        """Close after the answer that is under way: the client asks the rest again (RFC 9112, section 9.3.2)."""
+        """Close after the answer that is under way: the client repeats the rest (RFC 9112, section 9.3.2)."""
         self._deaf = True
         self.pipeline.clear()
         if self._running is not None:
@@ -276,7 +274,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._writing.start(self.transport)
 
     def resume_writing(self) -> None:
-        """Go on: the client has taken most of it."""
+        """Resume writing: the client has taken most of it."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._writing.stop()

@@ -1,4 +1,4 @@
-"""Errors below the application: what a connection hears that gets no further than the server, in the application's words."""
+"""Errors below the application: a refused connection receives the same JSON shape."""
 
 from __future__ import annotations
 

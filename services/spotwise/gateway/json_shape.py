@@ -1,8 +1,7 @@
-"""What a JSON text would cost to parse, before it is parsed.
+"""Bounds the cost of parsing a JSON text before it is parsed.
 
-Law: a parser builds everything before its result can be checked, and lets no other thread run meanwhile; a body of a few
-megabytes can be millions of lists. So values are counted here by operations on bytes, which take milliseconds, and nothing that
-is refused here is ever parsed.
+A parser builds everything before its result can be checked and holds the interpreter meanwhile; a body of a few megabytes can
+be millions of lists. Values are counted here by operations on bytes, in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
 
 
 class JsonTooComplexError(ValueError):
-    """A text nests too deep or holds too many values; the message says which and how many are allowed."""
+    """A text nests too deep or holds too many values; the message names the bound."""
 
 
 def require_bounded_json(text: bytes | bytearray) -> None:

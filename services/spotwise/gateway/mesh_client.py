@@ -42,7 +42,7 @@ from spotwise.wire.codec import decode, encode
 _log = structlog.get_logger(__name__)
 
 TICK_S = 0.1
-#: Records written at once; a client that leaves before its record's turn costs nothing more, however long the store takes.
+#: Records written at once; a request whose client leaves before its record's turn is never written.
 MAX_WRITES = 32
 
 #: HTTP status of each way to fail.
@@ -85,7 +85,7 @@ class MeshGeneration:
         )
 
     async def start(self) -> None:
-        """Hear workers, schedulers and heartbeats, and keep time."""
+        """Subscribe to workers, schedulers and heartbeats, and start the ticks."""
         self._host.describe_with(self._describe)
         await self._host.listen(subjects.inbox(self._host.id, self._host.member.incarnation), self._on_message)
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
@@ -112,7 +112,7 @@ class MeshGeneration:
             del self._streams[choice_id]
 
     def _record_names(self, choice_id: str, client_request_id: str) -> None:
-        """Let each of a request's two ids lead to the other, for `spotwise explain`."""
+        """Link a request's two ids in the ledger, for `spotwise explain`."""
         if client_request_id:
             for known_as, name, other in (
                 (choice_id, "client_request_id", client_request_id),
@@ -132,7 +132,7 @@ class MeshGeneration:
         return replace(spec, stop=replace(spec.stop, max_new_tokens=room))
 
     async def health(self) -> MeshHealth:
-        """Tell whether requests can be served."""
+        """Return whether requests can be served."""
         workers = self._role.membership.workers()
         schedulers = self._role.membership.all(MemberKind.CLUSTER_SCHEDULER)
         served = {scheduler.model_digest for scheduler in schedulers} - {None}
@@ -177,13 +177,13 @@ class MeshGeneration:
                 stream.has_record = True
                 await self._host.store.put_record(self._record(stream, command))
         except (MeshError, TimeoutError) as error:
-            failed("the request store does not take the request; ask again shortly", error, store_is_away=True)
+            failed("the request store does not take the request; ask again shortly", error, store_unavailable=True)
             return
         except ValueError as error:  # a bug, which is to end this request and not the gateway
             failed("the request cannot be written down", error)
             return
         if not self._role.is_open(*attempt):
-            return  # closed while the store took its time: the deletion is next, and no scheduler need hear of it
+            return  # closed while the store was slow: the record's deletion follows, and no scheduler has to know
         stream.is_submitted = True
         try:
             reply = await self._host.bus.request(
@@ -196,11 +196,11 @@ class MeshGeneration:
         self._loop.feed(answer)
 
     def _submit_failed(
-        self, command: g.SubmitAttempt, reason: str, error: Exception, *, store_is_away: bool = False
+        self, command: g.SubmitAttempt, reason: str, error: Exception, *, store_unavailable: bool = False
     ) -> None:
-        """Tell the role, and with it maybe the client, without what the error says of servers and subjects."""
+        """Feed the failure to the role; the client never sees the error's servers and subjects."""
         _log.warning("submit_failed", choice_id=command.choice_id, reason=str(error) or type(error).__name__)
-        self._loop.feed(g.SubmitFailed(command.choice_id, command.epoch, reason, store_is_away))
+        self._loop.feed(g.SubmitFailed(command.choice_id, command.epoch, reason, store_unavailable))
 
     def _record(self, stream: TokenStream, command: g.SubmitAttempt) -> RequestRecord:
         return RequestRecord(
@@ -248,7 +248,7 @@ class MeshGeneration:
             async with stream.record_turn:
                 await self._host.store.delete_record(stream.choice_id)
         except MeshError:
-            return  # its time to live ends it
+            return  # it expires
 
     def _accept(self, command: g.Accept) -> None:
         stream = self._streams.get(command.choice_id)
@@ -267,7 +267,7 @@ class MeshGeneration:
         self._put(command.choice_id, GeneratedTokens(tokens, command.finish_reason, cached_tokens, prefill_s))
 
     def _cached_tokens(self, command: g.Deliver) -> int:
-        """Prompt tokens that needed no computing; later attempts compute tokens that the client has, and do not count."""
+        """Prompt tokens found in a prefix cache; of the first attempt only."""
         stream, first = self._streams.get(command.choice_id), command.tokens[0]
         if stream is None or first.token_index > 0 or first.cached_tokens is None:
             return 0

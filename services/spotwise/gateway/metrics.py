@@ -1,8 +1,7 @@
-"""What the gateway measures, under the names that dashboards for vLLM know.
+"""The gateway's metrics, named as vLLM's dashboards expect.
 
-Law: times are those the client could measure, in seconds; every sequence that starts is counted out exactly once,
-whatever its end. Series that only the workers can know (queue time, KV use, preemptions) are declared here and fed by
-who hears from the workers.
+Times are seconds that the client could measure. Every sequence that starts is counted once at its end, whatever that is. Series
+that only workers know (queue time, KV use, preemptions) come with their heartbeats.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class GatewayMetrics:
             ),
             "kv_blocks_swapped_in": counter("spotwise_kv_blocks_swapped_in", "KV blocks copied back to the devices."),
         }
-        self._heard: dict[str, Member] = {}
+        self._last_seen: dict[str, Member] = {}
         self._swapped = gauge("spotwise_num_requests_swapped", "Sequences whose KV is on a host, or on its way.")
         self._host_blocks_used = gauge("spotwise_kv_host_blocks_used", "KV blocks of the hosts' memory in use.")
         self._host_blocks_free = gauge("spotwise_kv_host_blocks_free", "KV blocks of the hosts' memory not in use.")
@@ -112,22 +111,22 @@ class GatewayMetrics:
         self._host_blocks_free.set(host_free)
         self._host_blocks_used.set(sum(load.kv_host_blocks_total for _, load in loads) - host_free)
         for worker, load in loads:
-            heard = self._heard.get(worker.id)
-            if heard is not None and heard.load is not None and heard.incarnation == worker.incarnation:
+            last = self._last_seen.get(worker.id)
+            if last is not None and last.load is not None and last.incarnation == worker.incarnation:
                 for name, counter in self._counted.items():
-                    counter.inc(getattr(load, name) - getattr(heard.load, name))
-            self._heard.pop(worker.id, None)
-            self._heard[worker.id] = worker  # the last: those that are there come after those that are gone
-        while len(self._heard) > len(loads) + GONE_WORKERS_REMEMBERED:
-            del self._heard[next(iter(self._heard))]
+                    counter.inc(getattr(load, name) - getattr(last.load, name))
+            self._last_seen.pop(worker.id, None)
+            self._last_seen[worker.id] = worker  # at the end: live workers come after lost ones
+        while len(self._last_seen) > len(loads) + GONE_WORKERS_REMEMBERED:
+            del self._last_seen[next(iter(self._last_seen))]
 
     @property
     def workers_remembered(self) -> int:
         """Workers whose last counts are known, there or gone."""
-        return len(self._heard)
+        return len(self._last_seen)
 
     def count_error(self, code: str) -> None:
-        """Count an error that a client was told."""
+        """Count an error that a client received."""
         self._errors.labels(self._model_name, code).inc()
 
     def sequence(self, arrived_s: float, spec: SequenceSpec) -> SequenceTimeline:

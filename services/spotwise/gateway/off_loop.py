@@ -1,8 +1,7 @@
-"""Work that takes the processor for long, kept off the event loop and bounded.
+"""CPU-bound work in bounded threads, off the event loop.
 
-Law: the loop feeds every stream, so nothing that grows with a request's size runs on it. What is running at once, and what
-waits, is bounded by number; large work never stands in the way of small. A thread that has begun goes on when its client
-leaves, so its place is free only when it has ended.
+The loop feeds every stream, so no work that grows with a request's size runs on it. Running and waiting work is bounded by
+number; large work never blocks small work. A thread continues when its client leaves, so its place frees when it has ended.
 """
 
 from __future__ import annotations

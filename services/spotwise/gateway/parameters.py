@@ -1,9 +1,8 @@
-"""What becomes of every parameter that vLLM's and OpenAI's APIs know and ours does not honour: the one table.
+"""Parameters of vLLM's and OpenAI's APIs that are refused or ignored: the one table.
 
-Law: a parameter that would change the answer, or what is promised about it, is refused by name unless its value asks for
-nothing; one that changes neither is ignored. An empty object or list asks for something where vLLM takes it for a request
-(`guided_json: {}` is a schema). Parameters that are honoured are the fields of the request models; no parameter is in two
-classes at one endpoint. README shows this table, and a test compares the two.
+A parameter that would change the answer, or what is promised about it, is refused by name unless its value switches it off; one
+that changes neither is ignored. An empty object or list counts as a request where vLLM takes it for one (`guided_json: {}` is a
+schema). Honoured parameters are the fields of the request models. docs/api.md shows this table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Refused:
 
     Attributes:
         name: the parameter.
-        off: values beside null that ask for nothing.
+        off: values beside null that switch it off.
         at: the endpoints that refuse it.
         hint: what a client can do instead.
     """
@@ -44,8 +43,8 @@ class Refused:
     at: tuple[Endpoint, ...] = _BOTH
     hint: str = "leave it out"
 
-    def asks(self, value: Any) -> bool:
-        """Whether a value asks for something that is not done."""
+    def refuses(self, value: Any) -> bool:
+        """Whether a value requests what is not supported."""
         if isinstance(value, dict):
             value = {key: member for key, member in value.items() if member is not None}
         return value is not None and value not in self.off
@@ -148,18 +147,18 @@ _REFUSED_AT = {endpoint: tuple(rule for rule in REFUSED if endpoint in rule.at) 
 
 
 def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    """Refuse a body that asks for something that is not done.
+    """Refuse a body that requests what is not supported.
 
     Raises:
         ApiError: 400, naming the parameter.
     """
     for rule in _REFUSED_AT[endpoint]:
-        if rule.asks(body.get(rule.name)):
+        if rule.refuses(body.get(rule.name)):
             raise _unsupported(rule, rule.name)
     stream_options = body.get("stream_options")
     if isinstance(stream_options, dict):
         for rule in REFUSED_STREAM_OPTIONS:
-            if rule.asks(stream_options.get(rule.name)):
+            if rule.refuses(stream_options.get(rule.name)):
                 raise _unsupported(rule, f"stream_options.{rule.name}")
 
 

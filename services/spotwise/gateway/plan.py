@@ -35,7 +35,7 @@ class ApiOptions:
         max_body_bytes: largest request body.
         max_held_bytes: most bytes of request bodies that are read or wait at the same time.
         cors_origins: origins whose pages may use the API from a browser; `*` is every one.
-        default_max_tokens: bound of output tokens where a chat names none; `None` is what the context leaves.
+        default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
         max_logprobs: most alternatives a token.
@@ -76,7 +76,7 @@ class TextRules:
         include_stop: what stopped the sequence, string or token, stays in the text.
         min_tokens: stop strings count from this token on.
         skip_special_tokens: special tokens give no text.
-        score_only: the output is dropped; only the prompt's log-probabilities are wanted.
+        score_only: the output is dropped; only the prompt's log-probabilities are returned.
     """
 
     stop_tables: StopTables
@@ -118,7 +118,7 @@ class GenerationPlan:
     return_token_ids: bool
 
     def named(self, client_request_id: str) -> GenerationPlan:
-        """Return the plan of a request that its client calls so; the same where it has no name."""
+        """Return the plan with the client's own request id; the same where that is empty."""
         if not client_request_id:
             return self
         sequences = tuple(
@@ -173,9 +173,9 @@ def plan_generation(
         options: the server's limits.
         id_prefix: `chatcmpl` or `cmpl`.
         key_name: of the key that the request came with; may be empty.
-        max_tokens: as the client gave it; 0 asks for the prompt's scores alone.
+        max_tokens: as the client gave it; 0 requests the prompt's scores alone.
         max_tokens_param: name under which it did.
-        default_max_tokens: where it did not; `None` is what the context leaves.
+        default_max_tokens: where it gave none; `None` fills the context.
         logprobs: alternatives a token; `None` for no log-probabilities.
 
     Raises:

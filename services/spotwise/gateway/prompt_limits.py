@@ -1,4 +1,4 @@
-"""What can be refused of prompts before they are looked at, or before they are tokenized to their end."""
+"""Refusals of prompts before they are read, or before they are tokenized whole."""
 
 from __future__ import annotations
 

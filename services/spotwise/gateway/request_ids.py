@@ -1,6 +1,6 @@
-"""Every answer's `X-Request-Id`: the client's own, where it sent one, or else the gateway's.
+"""Every answer's `X-Request-Id`: the client's, or the gateway's where it sent none.
 
-Law: an answer, an error included, has exactly one, and it is never text that a header or a log line could be broken with.
+Every answer, errors included, has exactly one, without characters that could break a header or a log line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The series that vLLM's dashboard draws of requests that are over: their sizes, and the times of their phases.
+"""The series of vLLM's dashboard about finished requests: sizes, and times of their phases.
 
-Law: names, meanings and buckets are vLLM's, so that one dashboard shows both. A sequence is one choice of one prompt; a request
-is one prompt with all its choices. What the gateway cannot measure truthfully is not shown: tokens of an iteration
-(`vllm:iteration_tokens_total`) are a worker's to count, and a sequence whose first token came from a later attempt has no
-prefill time.
+Names, meanings and buckets are vLLM's, so that one dashboard shows both. A sequence is one choice of one prompt; a request is
+one prompt with all its choices. Not shown, for the gateway cannot measure them: tokens of an iteration
+(`vllm:iteration_tokens_total`), and the prefill time of a sequence whose first token came from a later attempt.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ def token_buckets(context_length: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EndedSequence:
-    """What is measured of a sequence that had a token.
+    """The measurements of a sequence that produced a token.
 
     Attributes:
         prompt_tokens: of its prompt.
-        max_tokens: output tokens that it might have had.
-        output_tokens: that it had.
+        max_tokens: bound of its output tokens.
+        output_tokens: that it produced.
         prefill_s: from the beginning of its prefill to its first token; `None` where a later attempt brought that.
         decode_s: from its first token to its last.
     """
@@ -66,7 +65,7 @@ class RequestSeries:
         tokens = token_buckets(context_length)
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a sequence.", tokens)
         self._output_tokens = histogram("request_generation_tokens", "Output tokens of a sequence.", tokens)
-        self._max_tokens = histogram("request_params_max_tokens", "Output tokens that it might have had.", tokens)
+        self._max_tokens = histogram("request_params_max_tokens", "Bound of output tokens of a sequence.", tokens)
         self._most_output_tokens = histogram(
             "request_max_num_generation_tokens", "Output tokens of a request's longest choice.", tokens
         )

@@ -44,7 +44,7 @@ class WholeChoice:
 
 
 class ResponseFormat(abc.ABC):
-    """Writes an endpoint's answers; a subclass says what its choices look like.
+    """Writes an endpoint's answers; a subclass defines its choices.
 
     Args:
         plan: the request that is answered.
@@ -101,7 +101,7 @@ class ResponseFormat(abc.ABC):
         return event(self._chunk([choice]))
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the event without choices that ends a stream whose client wants the usage."""
+        """Return the event without choices that ends a stream with `include_usage`."""
         return event(self._chunk([]) | {"usage": usage})
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:

@@ -1,8 +1,7 @@
-"""Request bodies: what the parameters of both endpoints may be.
+"""The parameters that both endpoints share, and their checks.
 
-Law: types are strict (a number in quotes is not a number) and ranges are checked here; what needs the model's facts
-(context, vocabulary) is checked in `plan.py`. What becomes of parameters that are no field here is said in `parameters.py`.
-`null` means the default everywhere.
+Types are strict (a number in quotes is not a number) and ranges are checked here; checks that need the model's context or
+vocabulary are in `plan.py`, refused and ignored parameters in `parameters.py`. `null` means the default everywhere.
 """
 
 from __future__ import annotations

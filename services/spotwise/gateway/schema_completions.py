@@ -26,7 +26,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are, as far as can be told without a look at each."""
+        """How many prompts there are, without reading each."""
         several = isinstance(self.prompt, list) and bool(self.prompt) and type(self.prompt[0]) is not int
         return len(self.prompt) if several else 1
 

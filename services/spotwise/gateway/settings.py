@@ -20,7 +20,7 @@ def _listed(values: str) -> tuple[str, ...]:
     return tuple(value for value in map(str.strip, values.split(",")) if value)
 
 
-#: Five questions of whoever holds an attempt.
+#: Five confirmations by an attempt's holders.
 UNHELD_S = 5 * CONFIRM_EVERY_S
 
 
@@ -49,7 +49,7 @@ class GatewaySettings(ModelServiceSettings):
     max_connections: int = Field(
         4096,
         ge=1,
-        description="clients' connections at the same time; a further one takes the place of an idle one, or is told 503",
+        description="clients' connections at the same time; a further one takes the place of an idle one, or receives a 503",
     )
     max_header_bytes: int = Field(64 << 10, ge=1024, description="a request with longer headers is refused")
     header_timeout_s: float = Field(10.0, gt=0, description="a request whose headers take longer is refused")
@@ -68,7 +68,7 @@ class GatewaySettings(ModelServiceSettings):
         5.0, gt=0, description="a store that has not taken a request's record by then is away; the client gets 503"
     )
     recovery_s: float = Field(
-        30.0, ge=0, description="how long a lost attempt is tried again before the client hears of it"
+        30.0, ge=0, description="how long a lost attempt is retried before the client receives an error"
     )
     stall_s: float = Field(120.0, gt=0, description="an attempt that brings nothing for so long counts as lost")
 

@@ -1,6 +1,6 @@
 """Server-sent events and the life of a connection.
 
-Law: an event is sent as soon as there is one; work for a client that has left is cancelled at once.
+An event is sent as soon as there is one; work for a client that has left is cancelled at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Stop strings in a stream of text.
 
-Law: what `StopStringScanner` gives does not depend on how the text was cut into pieces. The text ends at the stop
+What `StopStringScanner` returns does not depend on how the text was cut into pieces. The text ends at the stop
 string that is complete first; of several that are complete at the same character the longest counts. Held back is
 exactly the longest end of the text that may still become a stop string.
 

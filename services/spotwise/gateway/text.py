@@ -1,7 +1,7 @@
 """Text of one model: prompts to token ids, token ids to text.
 
-Law: the only place that knows the model's tokenizer and chat template. It never needs torch: of `transformers` it
-uses the fast tokenizer class, which reads `tokenizer.json` alone.
+No other file knows the tokenizer or the chat template. Torch is not needed: of `transformers` it uses the fast tokenizer class,
+which reads `tokenizer.json` alone.
 
 Special tokens are added as vLLM does: to a completion's prompt as the tokenizer says, never to a rendered chat
 template, which has written its own.
@@ -32,7 +32,7 @@ ChatMessage = dict[str, Any]
 
 
 class ModelTextError(Exception):
-    """The model's folder does not say how to turn text into tokens."""
+    """The model's folder has no usable tokenizer."""
 
 
 class ChatTemplateError(Exception):
@@ -101,7 +101,7 @@ class ChatText:
             max_context_length: serve no longer context than this, though the model could.
 
         Raises:
-            ModelTextError: a file is missing or does not say what is needed.
+            ModelTextError: a file is missing or incomplete.
         """
         if not (model_dir / "tokenizer.json").is_file():
             raise ModelTextError(
@@ -156,7 +156,7 @@ class ChatText:
         if not self.has_chat_template:
             raise ChatTemplateError("This model has no chat template. Use /v1/completions, or a chat model.")
         if "developer" not in str(self._tokenizer.chat_template):
-            # OpenAI's newer name for the system's voice, which most templates have never heard of.
+            # OpenAI's newer name of the system role, which most templates lack.
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
 
         def render(conversation: list[ChatMessage]) -> str:

@@ -12,7 +12,7 @@ class TokenStream:
     """What one `generate` call waits on.
 
     Attributes:
-        record_turn: held by whoever writes or deletes the request's record, so that a deletion comes after a write that the
+        record_turn: held while the request's record is written or deleted, so that a deletion comes after a write that the
             store takes its time for.
         submission: the work of submitting the current attempt.
         has_record: a write has begun.

@@ -1,8 +1,7 @@
 """Earlier tool calls of a conversation: in the model's prompt, or refused.
 
-Law: a conversation is rendered with every call that it holds, or not at all: a template that knows no tool calls would leave
-an empty turn where the model had spoken. Whether a template renders them is found out by rendering: each call gets a name that
-occurs nowhere else, and the text must hold it.
+A conversation is rendered with all of its calls or refused: a template without tool calls would leave an empty turn. Rendering
+itself shows which: each call gets a name that occurs nowhere else, and the text must contain it.
 
 A message with calls and no content has two spellings, and templates are written for one or the other: without the key, as
 transformers documents it, and with an empty string, for those that add it to a text. The first that renders all calls is taken.
