@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
+API = ROOT / "docs" / "api.md"
 OPERATIONS = ROOT / "docs" / "operations.md"
 DEPLOY = ROOT / "docs" / "deploy.md"
 PAGES = sorted(

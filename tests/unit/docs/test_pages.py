@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 import typer.main
-from docs_pages import OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
+from docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup
 
@@ -115,37 +115,37 @@ def test_python_examples_are_python() -> None:
 
 
 def test_every_api_parameter_is_listed() -> None:
-    """The README's table has the fields of both request bodies, and no others."""
-    listed = {name for row in table(section(README.read_text(), "API")) for name in quoted(row[0])}
+    """The API page's table has the fields of both request bodies, and no others."""
+    listed = {name for row in table(section(API.read_text(), "Parameters")) for name in quoted(row[0])}
     assert listed == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
 
 
 def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
-    """Name, endpoint and the values that ask for nothing; the second table has those that are ignored."""
+    """Name, endpoint and the values that switch it off; the second table has those that are ignored."""
 
     def where(rule: Refused | Ignored) -> str:
         return "both" if len(rule.at) == len(Endpoint) else rule.at[0].value
 
-    told = {(rule.name, where(rule), *map(json.dumps, rule.off)) for rule in REFUSED}
-    told |= {
+    in_code = {(rule.name, where(rule), *map(json.dumps, rule.off)) for rule in REFUSED}
+    in_code |= {
         (f"stream_options.{rule.name}", where(rule), *map(json.dumps, rule.off)) for rule in REFUSED_STREAM_OPTIONS
     }
-    refused, ignored = section(README.read_text(), "Parameters that are not honoured").split("are ignored", 1)
-    assert told == {(name, at, *quoted(off)) for names, at, off in table(refused) for name in quoted(names)}
-    listed = {(name, at) for names, at in table(ignored.split("###")[0]) for name in quoted(names)}
+    refused, ignored = section(API.read_text(), "Parameters that are not honoured").split("are ignored", 1)
+    assert in_code == {(name, at, *quoted(off)) for names, at, off in table(refused) for name in quoted(names)}
+    listed = {(name, at) for names, at in table(ignored.split("##")[0]) for name in quoted(names)}
     assert listed == {(rule.name, where(rule)) for rule in IGNORED}
 
 
 def test_every_error_code_is_listed() -> None:
-    """The README's table has every code that a client may be told, and no others."""
-    listed = {code for row in table(section(README.read_text(), "Errors")) for code in quoted(row[1])}
+    """The API page's table has every code that a client may receive, and no others."""
+    listed = {code for row in table(section(API.read_text(), "Errors")) for code in quoted(row[1])}
     gateway = ROOT / "services" / "spotwise" / "gateway"
     source = "\n".join(path.read_text() for path in gateway.glob("*.py"))
-    told = set(re.findall(r'code="(\w+)"', source))
-    told |= {RejectCode(code).value for code in RejectCode}
-    told |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE, g.FAIL_STORE, g.FAIL_FELLS_WORKERS}
-    assert told <= listed
-    assert all(f'"{code}"' in source or code in told for code in listed)
+    in_code = set(re.findall(r'code="(\w+)"', source))
+    in_code |= {RejectCode(code).value for code in RejectCode}
+    in_code |= {g.FAIL_NO_SCHEDULER, g.FAIL_NOT_RECOVERED, g.FAIL_ENGINE, g.FAIL_STORE, g.FAIL_FELLS_WORKERS}
+    assert in_code <= listed
+    assert all(f'"{code}"' in source or code in in_code for code in listed)
 
 
 def test_every_metric_is_listed() -> None:

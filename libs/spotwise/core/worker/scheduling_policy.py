@@ -27,7 +27,7 @@ from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
 #: 30 s at the 20 ms that a decode takes alone with 13 billion parameters on an A100. With FastServe's 300 ms
-#: all jobs starve as soon as there are more than a few batches of them, and take turns (docs/simulator.md has both).
+#: all jobs starve as soon as there are more than a few batches of them, and take turns (docs/simulator-results.md has both).
 STARVE_QUANTA = 1500
 
 
