@@ -180,3 +180,18 @@ def test_the_diagram_of_states_is_what_the_table_says() -> None:
     command = [sys.executable, ROOT / "scripts" / "request_life.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_tours_stops_exist() -> None:
+    """Eight stops, and the file of each defines its function."""
+    stops = table(section((ROOT / "docs" / "tour.md").read_text(), "One request, eight stops"))
+    assert [row[0] for row in stops] == [str(number) for number in range(1, 9)]
+    for *_, file, function in stops:
+        (path,), (name,) = quoted(file), quoted(function)
+        scope: ast.AST = ast.parse((ROOT / path).read_text())
+        for part in name.split("."):
+            scope = next(
+                node
+                for node in ast.iter_child_nodes(scope)
+                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == part
+            )
