@@ -14,9 +14,9 @@ from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.messages import Pool
+from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.mesh.settings import ModelServiceSettings
 
 #: Of a worker's iterations.

@@ -58,11 +58,11 @@ class PromptSide:
         table = self._table
         attempt = (order.choice_id, order.epoch, order.assignment, table.worker_id)
         if refusal := self._refusal(order, draining):
-            table.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
+            table.emit(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
             return
         sequence = self._add(order, now)
         sequence.max_new_tokens_here = order.max_new_tokens
-        table.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
+        table.emit(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
         table.load_record(sequence)
 
     def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
@@ -75,7 +75,7 @@ class PromptSide:
     def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
         table = self._table
         if table.is_loading(order.choice_id, order.epoch):
-            table.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
+            table.publish_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
             return
         sequence = self._add(order, now)
         sequence.target, sequence.lease_s = order.target, order.lease_s
@@ -101,7 +101,7 @@ class PromptSide:
             push = c.OpenPush(
                 sequence.choice_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
             )
-            self._table.say(push)
+            self._table.emit(push)
 
     def hand_off(self, sequence: Sequence, first_token_id: int) -> None:
         """Send a computed prompt's KV, or the rest of it, to its token worker."""
@@ -111,11 +111,11 @@ class PromptSide:
             sequence.choice_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
         )
         if sequence.push_in_flight:
-            self._table.say(c.CommitPush(handoff))
+            self._table.emit(c.CommitPush(handoff))
             return
         sequence.push_in_flight = True
         blocks = self._blocks_of(sequence, sequence.computed_tokens)
-        self._table.say(c.PushKv(handoff, sequence.target, blocks))
+        self._table.emit(c.PushKv(handoff, sequence.target, blocks))
 
     def _level_of(self, sequence: Sequence) -> QueueLevel | None:
         """Return what the sequence takes along of where it stands here."""
@@ -175,4 +175,4 @@ class PromptSide:
             self._renewed_s[target_id] = now if due else last_s
             if due:
                 leases = tuple((sequence.choice_id, sequence.epoch) for sequence in sequences)
-                self._table.say(m.Send(target_id, m.RenewLeases(leases)))
+                self._table.emit(m.Send(target_id, m.RenewLeases(leases)))

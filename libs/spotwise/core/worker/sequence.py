@@ -153,6 +153,11 @@ class Sequence:
         return not self.block_ids and self.state in _COMPUTED_HERE and not self.pending_free
 
     @property
+    def is_new_prompt(self) -> bool:
+        """Whether it waits for its first blocks."""
+        return not self.block_ids and self.state is RequestState.WAITING
+
+    @property
     def is_decoding(self) -> bool:
         """Whether all its known tokens but the last have their KV."""
         return self.computed_tokens > 0 and self.known_tokens - self.computed_tokens == 1

@@ -36,17 +36,17 @@ class TokenSide:
         table = self._table
         if refusal := self._refusal(order, now, draining):
             answer = m.KvRefused(order.choice_id, order.epoch, order.assignment, table.worker_id, refusal)
-            table.say(m.Send(order.scheduler_id, answer))
+            table.emit(m.Send(order.scheduler_id, answer))
             return
         table.fence(order.choice_id, order.epoch - 1)
         sequence = table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.max_new_tokens_here = order.max_new_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
         table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens))
-        table.say(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
+        table.emit(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
         target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
-        table.say(m.Send(order.scheduler_id, reserved))
+        table.emit(m.Send(order.scheduler_id, reserved))
         table.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
@@ -106,7 +106,7 @@ class TokenSide:
     def pass_first_token(self, sequence: Sequence) -> None:
         """Tell the engine the token that the prompt worker sampled, once the engine knows the sequence."""
         if sequence.handed_token_id is not None and sequence.stop is not None:
-            self._table.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
+            self._table.emit(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
             sequence.token_ids.append(sequence.handed_token_id)
             self._allocator.prefixes.enter_computed(sequence)
             sequence.handed_token_id = None
