@@ -17,9 +17,9 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
 from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, record, save_model

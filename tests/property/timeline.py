@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -54,7 +54,7 @@ class Arrival:
 
 
 @dataclass
-class SchedulingPolicy:
+class EngineOrder:
     """In flight at the engine."""
 
     batch: Batch
@@ -103,7 +103,7 @@ class Timeline:
         swaps: SwapDevice | None = None,
     ) -> None:
         self.pool = pool_of(num_blocks, BLOCK_SIZE)
-        self.role = WorkerRole("w", 1, "w:2", self.pool, policy, host)
+        self.role = WorkerRole("w", 1, "w:2", self.pool, replace(policy, counted_steps=policy.counted_steps or 1), host)
         self._swaps = swaps
         self.tick = 0
         self.iterations: list[tuple[tuple[str, int, int], ...]] = []
@@ -114,7 +114,7 @@ class Timeline:
         self.orders = 0
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.live: dict[str, Arrival] = {}
-        self._order: SchedulingPolicy | None = None
+        self._order: EngineOrder | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._entered = 0
 
@@ -185,7 +185,7 @@ class Timeline:
         self.tables[len(self.iterations)] = tuple(row.block_ids for row in batch.rows)
         if self._swaps is not None:
             self._swaps.compute(batch, self.prompts)
-        self._order = SchedulingPolicy(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
+        self._order = EngineOrder(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
 
     # --- what the role says -------------------------------------------------------------------------------------------
 

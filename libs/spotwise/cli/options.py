@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+import typer
 from pydantic import (
     BaseModel,
     ByteSize,
@@ -23,6 +24,7 @@ from pydantic import (
 
 from spotwise.cli.errors import OptionError
 from spotwise.core.cost_profile import CostProfile, profile_from_json
+from spotwise.core.worker.policy_registry import served_policies
 from spotwise.worker.settings import WorkerSettings
 
 _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
@@ -40,14 +42,6 @@ class SimulatedKv(StrEnum):
 
     TIMED = "timed"
     REAL = "real"
-
-
-class QueuePolicy(StrEnum):
-    """Whose turn it is on the workers."""
-
-    FCFS = "fcfs"
-    PRIORITY = "priority"
-    MLFQ = "mlfq"
 
 
 class MeshOptions(BaseModel):
@@ -95,7 +89,7 @@ class MeshOptions(BaseModel):
     redis_url: str | None = None
     kv_cache_bytes: PositiveInt | None = None
     threads: PositiveInt | None = None
-    policy: QueuePolicy | None = None
+    policy: str | None = None
     kv_host_bytes: PositiveInt | None = None
     engine: EngineKind = EngineKind.TORCH
     profile: Path | None = None
@@ -145,6 +139,17 @@ def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_w
         unnamed if prompt_workers is None else prompt_workers,
         unnamed if token_workers is None else token_workers,
     )
+
+
+def policy_name(text: str) -> str:
+    """Return the name of a scheduling policy that live workers offer.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    if text not in served_policies():
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, served_policies()))}.")
+    return text
 
 
 def parse_size(text: str, option: str) -> int:

@@ -1,13 +1,9 @@
-"""What workers and schedulers ask gateways, so that no attempt outlives its request.
+"""Confirmations between holders of attempts and their gateways, so that no attempt outlives its request.
 
-Law: a gateway owns its requests. Every `every_s` a holder, be it a worker or a scheduler, names to each gateway the attempts
-that it has held for it for `SETTLED_S`; the gateway answers which of them are over, and the holder drops those. So whichever
-message about an end was lost (a closing, a cancellation, what a former scheduler knew), an attempt ends `every_s + SETTLED_S`
-and two messages later. A lost question or answer is made up for by the next.
-Silence ends no attempt: a gateway that is paused loses nothing by it, and one that is gone is forgotten
-(`cluster/gateways.py`). The gateway in turn starts an attempt anew that no question has named for long (`gateway/role.py`).
-
-Invariants: a question names `MAX_ATTEMPTS` at most.
+Law: every `every_s` a worker or scheduler names to each gateway the attempts that it has held for it for `SETTLED_S`.
+The gateway answers which of them are over, and the holder drops those; a lost message is made up for by the next.
+Silence ends no attempt; gateways that are gone are handled by `cluster/gateways.py`.
+A gateway restarts an attempt that no confirmation has named for long (`gateway/role.py`).
 """
 
 from __future__ import annotations
@@ -16,41 +12,41 @@ from collections.abc import Iterable
 
 from spotwise.core import messages as m
 
-#: Seconds between two questions of the services.
+#: Seconds between two confirmations, in the services.
 CONFIRM_EVERY_S = 2.0
-#: An attempt that is held for less is not asked about: most are over before, and cost nothing.
+#: Seconds for which an attempt is held before it is confirmed: most have ended by then.
 SETTLED_S = 1.0
-#: Attempts of one message: about 12 kB.
+#: Attempts of one message at most: about 12 kB.
 MAX_ATTEMPTS = 256
 
 
 class Confirmations:
-    """One holder's questions.
+    """One holder's confirmations.
 
     Args:
-        holder_id: who asks.
-        every_s: seconds between two questions to a gateway; `None` where no gateway answers, and nothing is asked.
+        holder_id: the worker or scheduler.
+        every_s: seconds between two confirmations; `None` where gateways do not answer.
     """
 
     def __init__(self, holder_id: str, every_s: float | None) -> None:
         self._holder_id = holder_id
         self._every_s = every_s
-        self._asked_s = 0.0
+        self._sent_s = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Tell whether it is time to ask."""
+        """Tell whether it is time for the next ones."""
         if self._every_s is None:
             return False
-        return now - self._asked_s >= self._every_s or now < self._asked_s  # the clock was set back
+        return now - self._sent_s >= self._every_s or now < self._sent_s  # the clock was set back
 
     def ask(self, held: Iterable[tuple[m.StreamRef, m.Attempt, float]], now: float) -> list[m.Send]:
-        """Return the questions about what is held.
+        """Return the messages to the gateways.
 
         Args:
-            held: the stream of each, its attempt, and since when.
-            now: Unix seconds.
+            held: stream, attempt, and Unix time since when it is held.
+            now: Unix time.
         """
-        self._asked_s = now
+        self._sent_s = now
         attempts: dict[tuple[str, int], list[m.Attempt]] = {}
         for stream, attempt, since_s in held:
             if now - since_s >= SETTLED_S:

@@ -1,10 +1,7 @@
-"""KV blocks that are counted and have no names, for engines that keep nothing in them.
+"""KV blocks that are only counted, for engines that keep nothing in them.
 
-Law: the same questions and the same answers as `BlockPool`, as long as nobody asks which blocks; a table is as long as it must
-be, and all its entries are 0. Nothing is found again by its content. What it costs depends neither on how many blocks there are
-nor on how many an owner has, so that a simulated worker of a large machine is as cheap as one of a small machine.
-
-Invariants: those of `BlockPool` about counts: owned and free blocks are all blocks; giving back what is not owned raises.
+Law: answers are those of `BlockPool`, but for which blocks: every entry of a block table is 0, and no content is found again.
+Costs depend neither on the number of blocks nor on an owner's share, so large simulated machines are cheap.
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ def _table(blocks: int) -> tuple[int, ...]:
 
 
 class CountedBlockPool(BlockPool):
-    """A pool that knows how many blocks each owner has."""
-
-    has_names = False
+    """A pool that counts each owner's blocks."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -35,36 +30,36 @@ class CountedBlockPool(BlockPool):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody owns."""
+        """Blocks without an owner."""
         return self._free_count
 
     @property
     def cached_blocks(self) -> int:
-        """None: nothing is found again."""
+        """None: no content is found again."""
         return 0
 
     @property
     def owners(self) -> int:
-        """How many owners hold blocks."""
+        """Owners of at least one block."""
         return len(self._count)
 
     def can_allocate(
         self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
     ) -> bool:
-        """Tell whether blocks that are free now, or owned by `given_up`, hold `tokens` tokens, and `spare` blocks stay free."""
+        """Tell whether free blocks and those of `given_up` hold `tokens` tokens, with `spare` blocks left."""
         free = self._free_count + sum(self._count.get(owner, 0) for owner in given_up)
         return self.blocks_for(tokens) + spare <= free
 
     def needed(self, tokens: int, reused: tuple[int, ...] = ()) -> int:
-        """Count the free blocks that it takes to hold `tokens` tokens."""
+        """Count the free blocks that `tokens` tokens take."""
         return self.blocks_for(tokens)
 
     def freed_blocks(self, owners: Collection[str]) -> int:
-        """Count the blocks that these owners have."""
+        """Count the blocks of these owners."""
         return sum([self._count.get(owner, 0) for owner in owners])
 
     def can_extend(self, owner: str, tokens: int) -> bool:
-        """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
+        """Tell whether the owner's blocks and the free ones hold `tokens` tokens."""
         return self.blocks_for(tokens) - self._count.get(owner, 0) <= self._free_count
 
     def owned_by(self, owner: str) -> tuple[int, ...]:
@@ -76,13 +71,13 @@ class CountedBlockPool(BlockPool):
         return ()
 
     def allocate(self, owner: str, tokens: int, reused: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Give `owner` blocks for `tokens` tokens; `reused` is empty here."""
+        """Allocate blocks for `tokens` tokens; `reused` is empty here."""
         if owner in self._count:
             raise KvBlocksError(f"{owner} owns blocks already")
         return self._give(owner, self.blocks_for(tokens))
 
     def extend(self, owner: str, tokens: int) -> tuple[int, ...]:
-        """Give an owner the blocks that it lacks for `tokens` tokens."""
+        """Allocate what the owner lacks for `tokens` tokens."""
         if owner not in self._count:
             raise KvBlocksError(f"{owner} owns no blocks")
         return self._give(owner, max(0, self.blocks_for(tokens) - self._count[owner]))
@@ -98,7 +93,7 @@ class CountedBlockPool(BlockPool):
         """Remember nothing."""
 
     def free(self, owner: str) -> int:
-        """Take all blocks of `owner` back and return how many they were."""
+        """Free all blocks of `owner` and return how many they were."""
         if owner not in self._count:
             raise KvBlocksError(f"{owner} owns no blocks")
         blocks = self._count.pop(owner)

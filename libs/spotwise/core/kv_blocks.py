@@ -1,15 +1,11 @@
-"""Who owns which KV block, and which blocks still hold something worth keeping.
+"""Accounting of paged KV blocks, with automatic prefix caching.
 
-Law: the KV cache is cut into blocks of `block_size` tokens; a sequence owns whole blocks, listed in its block table (paged
-KV cache, as PagedAttention has it). A full block whose content is known by a hash may be in several tables at once; nobody
-writes into it any more. When its last owner lets it go it stays *cached*: free for whoever needs a block, and found again
-by its content until then. Cached blocks are given away after all others, the least recently used first.
+Law: a sequence owns whole blocks of `block_size` tokens, listed in its block table; blocks are allocated lowest number first.
+A full block whose content is known by a hash may be in several tables at once; it is not written any more.
+A block that loses its last owner stays cached: free, found again by its content, and reused last, in LRU order.
+Every block is free, cached or referenced; a content names one block at most.
 
-Source: automatic prefix caching as vLLM has it (hash of the block's tokens and of all before them, reference counts, LRU).
-
-Invariants: every block is free, cached or referenced; a block's references are the tables it is in; `free_blocks` are those
-that are free or cached; a content names one block at most; giving back what is not owned raises. Blocks without content are
-given lowest number first, so that tables tend to be contiguous runs.
+Source: block tables, PagedAttention (Kwon et al., SOSP 2023); prefix caching as in vLLM (hash chains, reference counts, LRU).
 """
 
 from __future__ import annotations
@@ -24,13 +20,7 @@ class KvBlocksError(RuntimeError):
 
 
 class BlockPool:
-    """Accounting of one worker's KV blocks; it moves no bytes.
-
-    Attributes:
-        has_names: it matters which blocks an owner has, and not only how many.
-    """
-
-    has_names = True
+    """Accounting of one worker's KV blocks; it moves no bytes."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -48,22 +38,22 @@ class BlockPool:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody owns, cached ones included."""
+        """Blocks without an owner, cached ones included."""
         return len(self._free) + len(self._cached)
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that somebody owns."""
+        """Blocks with an owner."""
         return self.num_blocks - self.free_blocks
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that nobody owns and that can still be found by their content."""
+        """Blocks without an owner that are still found by their content."""
         return len(self._cached)
 
     @property
     def owners(self) -> int:
-        """How many owners hold blocks."""
+        """Owners of at least one block."""
         return len(self._owned)
 
     def blocks_for(self, tokens: int) -> int:
@@ -71,44 +61,44 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def never_fits(self, tokens: int) -> str | None:
-        """Say why not even an empty pool would hold `tokens` tokens, or return `None` where it would."""
+        """Return why not even an empty pool holds `tokens` tokens; `None` where it does."""
         blocks = self.blocks_for(tokens)
         return f"{blocks} blocks may be needed, there are {self.num_blocks}" if blocks > self.num_blocks else None
 
     def can_allocate(
         self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
     ) -> bool:
-        """Tell whether `reused` and blocks that are free now hold `tokens` tokens, and `spare` blocks stay free.
+        """Tell whether `reused` and free blocks hold `tokens` tokens, with `spare` blocks left.
 
-        Those that would come free if the owners in `given_up` gave all theirs back count as free.
+        Blocks that would come free with those of the owners in `given_up` count as free.
         """
         freed = self._freed_by(given_up) if given_up else ()
         taken = sum(block_id in self._cached or block_id in freed for block_id in reused)
         return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks + len(freed) - taken
 
     def needed(self, tokens: int, reused: tuple[int, ...] = ()) -> int:
-        """Count the free blocks that it takes to hold `tokens` tokens, `reused` the first of them."""
+        """Count the free blocks that `tokens` tokens take beside `reused`."""
         return self.blocks_for(tokens) - sum(block_id not in self._cached for block_id in reused)
 
     def freed_blocks(self, owners: Collection[str]) -> int:
-        """Count the blocks that would come free if these owners gave all theirs back."""
+        """Count the blocks that come free if these owners free theirs."""
         return len(self._freed_by(owners))
 
     def _freed_by(self, owners: Collection[str]) -> set[int]:
-        """Return the blocks that are in no other tables than those of these owners."""
+        """Return the blocks in no other tables than these owners'."""
         released = Counter(block_id for owner in owners for block_id in self.owned_by(owner))
         return {block_id for block_id, times in released.items() if times == self._references[block_id]}
 
     def can_extend(self, owner: str, tokens: int) -> bool:
-        """Tell whether the owner's blocks, and those that are free now, hold `tokens` tokens."""
+        """Tell whether the owner's blocks and the free ones hold `tokens` tokens."""
         return self.blocks_for(tokens) - len(self.owned_by(owner)) <= self.free_blocks
 
     def owned_by(self, owner: str) -> tuple[int, ...]:
-        """Return the owner's block table; empty where it owns nothing."""
+        """Return the owner's block table; empty without blocks."""
         return self._owned.get(owner, ())
 
     def find(self, contents: Iterable[bytes]) -> tuple[int, ...]:
-        """Return the blocks that hold these contents, up to the first content that no block holds."""
+        """Return the blocks with these contents, up to the first content that is not found."""
         found: list[int] = []
         for content in contents:
             block_id = self._block_with.get(content)
@@ -120,7 +110,7 @@ class BlockPool:
     # --- actions ------------------------------------------------------------------------------------------------------
 
     def allocate(self, owner: str, tokens: int, reused: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Give `owner` blocks for `tokens` tokens, `reused` (from `find`) the first of them, and return their ids.
+        """Allocate blocks for `tokens` tokens, `reused` (from `find`) the first of them; return the block table.
 
         Raises:
             KvBlocksError: not enough are free (ask `can_allocate` first), or the owner has blocks already.
@@ -134,7 +124,7 @@ class BlockPool:
         return self._owned[owner]
 
     def extend(self, owner: str, tokens: int) -> tuple[int, ...]:
-        """Give an owner the blocks that it lacks for `tokens` tokens, and return its block table.
+        """Allocate what the owner lacks for `tokens` tokens; return its block table.
 
         Raises:
             KvBlocksError: not enough are free (ask `can_extend` first), or the owner has none yet.

@@ -1,10 +1,4 @@
-"""A dictionary that forgets, for what is remembered of members that come and go under ever new ids.
-
-Law: a process that lives for months meets more ids than it has room for; what it knows of one that it has not met for longest
-goes first.
-
-Invariants: at most `capacity` keys, those that were set last.
-"""
+"""A dictionary of bounded size, for state about members that come and go under ever new ids."""
 
 from __future__ import annotations
 
@@ -16,11 +10,7 @@ V = TypeVar("V")
 
 
 class LatestDict(OrderedDict[K, V]):
-    """A dictionary of the keys that were set last.
-
-    Args:
-        capacity: keys kept at most.
-    """
+    """A dictionary of the `capacity` keys that were set last."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
-"""Who is a member of the mesh, and how it is doing.
+"""Members of the mesh and their heartbeats.
 
-Law: a member says of itself what it is and what it holds, counted at the moment it says so; nobody keeps count for another.
-That is a heartbeat on the bus and a registration in the store, and all that a restarted scheduler needs to know.
+A heartbeat, also kept in the registry, is a member's own count of what it holds: all that a restarted scheduler needs.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: Seconds between two heartbeats of a member at least. A worker beats besides its turn when it has computed prompts: who has an
-#: empty prompt queue is what a scheduler wants to know soonest. Short beside a prompt, and still no more than a message or so
-#: an iteration, from whoever computes prompts without a pause.
+#: Seconds at least between two heartbeats of a member. A worker sends an extra one when it has computed prompts, since an empty
+#: prompt queue is news for the scheduler: short beside a prompt, and at most about one message an iteration.
 NEWS_INTERVAL_S = 0.02
 
 
@@ -27,7 +25,7 @@ class MemberKind(StrEnum):
 
 
 class Pool(StrEnum):
-    """Which phase a worker computes: the prompt, the tokens, or both (Splitwise, section 4.1)."""
+    """The phases that a worker computes (Splitwise, section 4.1)."""
 
     PROMPT = "prompt"
     TOKEN = "token"
@@ -35,22 +33,18 @@ class Pool(StrEnum):
 
 
 class MemberState(StrEnum):
-    """Whether a member takes work."""
+    """Whether a member takes new requests."""
 
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
     LEFT = "left"
-    LOST = "lost"  #: its process has ended without a word, says the watcher of its machine
+    LOST = "lost"  #: its process has ended without a drain, reports the watcher of its machine
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayStreams:
-    """What a worker has sent to one incarnation of a gateway.
-
-    Attributes:
-        batches_sent: the number of the last `TokenBatch`.
-    """
+    """The number of the last `TokenBatch` that a worker sent to one incarnation of a gateway."""
 
     gateway_id: str
     incarnation: int
@@ -59,28 +53,27 @@ class GatewayStreams:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """A worker's own count of what it holds, derived at the moment it is sent.
+    """A worker's count of what it holds, at the moment of a heartbeat.
 
     Attributes:
-        pending_prompt_tokens: tokens of prompts, and of preempted sequences, that are not computed yet.
-        remaining_tokens: new tokens that sequences whose token phase is here, or will be, may still produce at most.
-        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens each; where KV is swapped those are free too that a newcomer
-            would get by that.
-        kv_blocks_used: that sequences own now.
-        kv_blocks_kept: of the free ones, how many a new reservation must leave to those that wait or grow.
-        reserved_new_tokens: of a request's new tokens, how many a reservation has blocks for at most; `None` for all.
+        pending_prompt_tokens: tokens of prompts and preempted sequences still to be computed.
+        remaining_tokens: new tokens that sequences with their token phase here may still produce at most.
+        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens; with swapping, blocks that it would free count as free.
+        kv_blocks_used: with an owner.
+        kv_blocks_kept: free ones that a new reservation must leave to waiting and growing sequences.
+        reserved_new_tokens: new tokens that a reservation has blocks for at most; `None` for all.
         waiting, waiting_for_kv, running, preempted, migrating: sequences by state.
         decoding: sequences in their token phase.
-        prompts_in_place: sequences whose prompt is still to be computed here, and whose token phase will be here too.
-        prompts_to_hand_off: sequences whose prompt is computed here for another worker, until that one has the KV.
-        swapped: sequences whose KV is in the host's memory, or on its way there or back.
-        kv_host_blocks_total, kv_host_blocks_free: of the host's memory; none where nothing is swapped.
-        preemptions: how many sequences lost their KV and were computed again, since the worker's start.
-        kv_blocks_swapped_out, kv_blocks_swapped_in: how many were copied to the host and back since then.
-        prompt_token_s: seconds that a prompt token takes here with nothing beside it; `None` until measured or profiled.
-        kv_push_token_s: seconds that handing KV off adds to a request, a prompt token; `None` until it was measured.
+        prompts_in_place: sequences still in their prompt phase whose token phase will be here, too.
+        prompts_to_hand_off: sequences whose prompt is computed for another worker, until that one has the KV.
+        swapped: sequences with KV in host memory, or on its way there or back.
+        kv_host_blocks_total, kv_host_blocks_free: of host memory; 0 without swapping.
+        preemptions: sequences preempted and recomputed since the start.
+        kv_blocks_swapped_out, kv_blocks_swapped_in: since the start.
+        prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled.
+        kv_push_token_s: seconds that a hand-off adds to a request per prompt token; `None` until measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
-        gateways: to whom its tokens go, and how many batches of them were sent so far.
+        gateways: that its tokens go to, with the batches sent.
     """
 
     pending_prompt_tokens: int = 0
@@ -113,10 +106,10 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedPair:
-    """A prompt worker and a token worker between which hand-offs fail, as a scheduler reports them.
+    """A prompt worker and a token worker between which hand-offs fail.
 
     Attributes:
-        failures: requests whose hand-off between the two failed, since one went well.
+        failures: failed hand-offs since the last success.
         until_s: Unix time from which the scheduler tries the pair again.
     """
 
@@ -128,19 +121,19 @@ class QuarantinedPair:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who a process is and how it is doing; sent as its heartbeat, kept in the registry.
+    """A process of the mesh: its heartbeat, and its entry in the registry.
 
     Attributes:
         incarnation: grows each time a member of this id starts.
         grpc_address: `host:port` of health and engine control.
-        pool: of workers only: the home pool, which a scheduler's `ChangeHomePool` may change.
-        transfer_address: a worker's KV listener.
+        pool: a worker's home pool, which `ChangeHomePool` may change.
+        transfer_address: a worker's KV listener, `host:port`.
         load: of workers only.
-        model_digest: of a worker, the digest of the weights that it computes with, once they are loaded; of a scheduler, the
-            one that its mesh serves. `None` where there are no weights, or it is not known yet.
-        quarantined: of schedulers only: pairs of workers that get no hand-offs for a while.
-        open_requests: of a gateway, requests that have not ended; of a scheduler, those accepted and not closed.
-        queued_requests: of a scheduler only: those of them that wait for room.
+        model_digest: digest of a worker's loaded weights; of a scheduler, that of the weights that its mesh serves. `None`
+            without weights, or before it is known.
+        quarantined: by a scheduler: pairs of workers that get no hand-offs for now.
+        open_requests: of a gateway, not ended; of a scheduler, accepted and not closed.
+        queued_requests: of a scheduler: open ones that wait for room.
     """
 
     id: str

@@ -1,14 +1,9 @@
-"""Who is in the mesh, by their heartbeats.
+"""Which members are in the mesh, by their heartbeats.
 
-Law: a member is present from its first heartbeat until it says it left, the watcher of its machine says that its process has
-ended, or it stays silent for `timeout_s`. Of one id only the
-newest incarnation counts; a late message of an older one changes nothing.
-
-Silence counts only while the listener could hear: time in which it was away itself, asleep or cut off from the broker, is put
-off (`was_away`), and nobody is lost for it.
-
-Invariants: every `MemberJoined` of an incarnation is followed by at most one `MemberLost` of it; members are listed in order
-of id, so that whoever breaks ties by position does so everywhere alike.
+Law: a member is present from its first heartbeat until it leaves, its machine's watcher reports its end, or it falls silent.
+Only the newest incarnation of an id counts; late messages of earlier ones change nothing.
+Time in which the listener itself was away counts as no silence.
+Each `MemberJoined` of an incarnation is followed by at most one `MemberLost`; members are listed in order of id.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from spotwise.core.messages import Member, MemberKind, MemberState
 
 @dataclass(frozen=True, slots=True)
 class MemberJoined:
-    """A member, or a new incarnation of one, was heard for the first time."""
+    """The first heartbeat of a member, or of a new incarnation of it."""
 
     member: Member
 
@@ -31,7 +26,7 @@ class MemberLost:
     """A member left, fell silent or was replaced by a new incarnation; what it held is gone.
 
     Attributes:
-        is_expected: it said goodbye, or had said that it would leave.
+        is_expected: it left, or was draining.
     """
 
     member: Member
@@ -39,7 +34,7 @@ class MemberLost:
     is_expected: bool = False
 
 
-#: Of a member that is gone the last incarnation is remembered for so long; no heartbeat comes later than that.
+#: Seconds for which a lost member's last incarnation is remembered; no heartbeat comes later than that.
 FORGOTTEN_AFTER_S = 600.0
 
 MembershipEvent = MemberJoined | MemberLost
@@ -50,7 +45,7 @@ class Membership:
 
     Args:
         timeout_s: silence after which a member counts as lost.
-        timeouts_s: where that differs, by kind of member.
+        timeouts_s: exceptions by kind of member.
     """
 
     def __init__(self, timeout_s: float, timeouts_s: Mapping[MemberKind, float] | None = None) -> None:
@@ -58,12 +53,12 @@ class Membership:
         self._timeouts_s = timeouts_s or {}
         self._away_s = 0.0
         self._members: dict[str, Member] = {}
-        self._heard_s: dict[str, float] = {}
+        self._received_s: dict[str, float] = {}
         self._newest: dict[str, int] = {}
         self._lost_s: dict[str, float] = {}
 
     def observe(self, member: Member, now: float) -> list[MembershipEvent]:
-        """Take in a heartbeat and return what it changes."""
+        """Handle a heartbeat; return what it changes."""
         if member.incarnation < self._newest.get(member.id, 0):
             return []
         self._newest[member.id] = member.incarnation
@@ -80,13 +75,13 @@ class Membership:
             self._lost_s.setdefault(member.id, now)
             return events
         self._members[member.id] = member
-        self._heard_s[member.id] = self._listened_s(now)
+        self._received_s[member.id] = self._listened_s(now)
         if known is None:
             events.append(MemberJoined(member))
         return events
 
     def was_away(self, seconds: float) -> None:
-        """Put all silence off by a time in which the listener could hear nobody."""
+        """Extend all deadlines by seconds in which the listener received nothing."""
         self._away_s += seconds
 
     def _listened_s(self, now: float) -> float:
@@ -94,28 +89,28 @@ class Membership:
         return now - self._away_s
 
     def expire(self, now: float) -> list[MembershipEvent]:
-        """Return whom the silence has lasted too long of."""
+        """Return the members that have been silent for too long."""
         listened_s = self._listened_s(now)
         lost: list[MembershipEvent] = []
-        for id_, heard_s in sorted(self._heard_s.items()):
+        for id_, received_s in sorted(self._received_s.items()):
             timeout_s = self._timeouts_s.get(self._members[id_].kind, self.timeout_s)
-            if listened_s - heard_s > timeout_s:
+            if listened_s - received_s > timeout_s:
                 lost.append(self._lose(self._members[id_], f"silent for {timeout_s:g} s", now))
         self._forget(now)
         return lost
 
     def is_gone(self, member_id: str, incarnation: int) -> bool:
-        """Tell whether a later incarnation of a member was heard."""
+        """Tell whether a later incarnation of a member was seen."""
         return self._newest.get(member_id, 0) > incarnation
 
     def lost_lately(self, member_id: str, now: float) -> bool:
-        """Tell whether a member was lost within the last time-out and has not come back: news of it may still be stale."""
+        """Tell whether a member was lost within the last time-out and is not back: reports of it may be stale."""
         lost_s = self._lost_s.get(member_id)
         return lost_s is not None and member_id not in self._members and now - lost_s <= self.timeout_s
 
     @property
     def remembered(self) -> int:
-        """Ids of which the last incarnation is known, present or not."""
+        """Ids with a known incarnation, present or not."""
         return len(self._newest)
 
     def get(self, member_id: str) -> Member | None:
@@ -123,7 +118,7 @@ class Membership:
         return self._members.get(member_id)
 
     def all(self, *kinds: MemberKind) -> list[Member]:
-        """Return the members present, of these kinds if any are given, in order of id."""
+        """Return the members present, of these kinds or all, in order of id."""
         members = (self._members[id_] for id_ in sorted(self._members))
         return [member for member in members if not kinds or member.kind in kinds]
 
@@ -140,6 +135,6 @@ class Membership:
 
     def _lose(self, member: Member, reason: str, now: float, *, is_expected: bool = False) -> MemberLost:
         del self._members[member.id]
-        self._heard_s.pop(member.id, None)
+        self._received_s.pop(member.id, None)
         self._lost_s[member.id] = now
         return MemberLost(member, reason, is_expected or member.state is MemberState.DRAINING)

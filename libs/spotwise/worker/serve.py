@@ -80,7 +80,7 @@ async def _iteration_cost(engine: EngineThread, settings: WorkerSettings) -> Cos
     Raises:
         MeshError: it could not be measured.
     """
-    if settings.policy is not Discipline.MLFQ:
+    if settings.policy != Discipline.MLFQ:
         return None
     try:
         profile = settings.cost_profile() or await own_profile(engine, settings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.confirmation import CONFIRM_EVERY_S
@@ -14,9 +14,10 @@ from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.messages import Pool
+from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
 from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.mesh.settings import ModelServiceSettings
 
 #: Of a worker's iterations.
@@ -24,6 +25,18 @@ Cost = LinearIterationCost | TableIterationCost
 
 #: Of the memory that is free, what a worker takes for swapped KV where it is not told: several workers share a machine.
 _HOST_SHARE = 1 / 8
+
+
+def _served_policy(name: str) -> str:
+    served = served_policies()
+    if name in served:
+        return name
+    choices = f"{', '.join(served[:-1])} and {served[-1]} serve"
+    if name in SCHEDULING_POLICIES:
+        raise ValueError(
+            f"SPOTWISE_POLICY={name} knows how long every answer will be, which only spotwise simulate does; {choices}"
+        )
+    raise ValueError(f"SPOTWISE_POLICY={name} is no scheduling policy; {choices}")
 
 
 class WorkerSettings(ModelServiceSettings):
@@ -84,8 +97,8 @@ class WorkerSettings(ModelServiceSettings):
         ge=0,
         description="about how long a prompt may hold up those that decode beside it: it is cut accordingly; 0 for no bound",
     )
-    policy: Discipline = Field(
-        Discipline.FCFS,
+    policy: Annotated[str, AfterValidator(_served_policy)] = Field(
+        Discipline.FCFS.value,
         description="whose turn it is: fcfs (first come, first served), priority (that clients give), or mlfq "
         "(queues by service had, so that no short request waits behind a long one)",
     )
@@ -131,11 +144,6 @@ class WorkerSettings(ModelServiceSettings):
 
     @model_validator(mode="after")
     def _policy_fits(self) -> Self:
-        if self.policy is Discipline.SRPT:
-            raise ValueError(
-                "SPOTWISE_POLICY=srpt knows how long every answer will be, which only spotwise simulate does; "
-                "fcfs, priority and mlfq serve"
-            )
         if self.kv_host_bytes == 0 and self._when_full.swaps:
             raise ValueError(
                 f"SPOTWISE_WHEN_FULL={self._when_full} swaps KV to the host, and SPOTWISE_KV_HOST_BYTES=0 leaves no room there"
@@ -154,7 +162,7 @@ class WorkerSettings(ModelServiceSettings):
         if self.when_full is not None:
             return self.when_full
         has_host = self.kv_host_bytes != 0
-        return WhenFull.PROACTIVE if self.policy is Discipline.MLFQ and has_host else WhenFull.RECOMPUTE
+        return WhenFull.PROACTIVE if self.policy == Discipline.MLFQ and has_host else WhenFull.RECOMPUTE
 
     @property
     def swaps(self) -> bool:
@@ -197,7 +205,7 @@ class WorkerSettings(ModelServiceSettings):
         """
         limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
         mlfq = None
-        if self.policy is Discipline.MLFQ and cost is not None:
+        if self.policy == Discipline.MLFQ and cost is not None:
             starve_limit_s = None if self.starve_limit_ms is None else self.starve_limit_ms / 1000
             mlfq = queues_for(cost, self.quantum_ratio, starve_limit_s)
         return WorkerPolicy(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.survival import Life, PiecewiseHazard, StepSurvival, fit_hazard, kaplan_meier
+from spotwise.core.survival import Life, PiecewiseHazard, fit_hazard
+from tests.unit.core.product_limit import StepSurvival, kaplan_meier
 
 AGES = st.floats(0.5, 1_000).map(lambda age: round(age, 1))
 HAZARDS = st.lists(

@@ -173,7 +173,9 @@ def test_a_worker_with_queues_swaps_again_what_it_swapped(
     """Its queues, either kind of cost and the host's blocks are made anew."""
     mlfq = MlfqPolicy(0.4, 2.0, 6, 3.0)
     swap = SwapPolicy(WhenFull.PROACTIVE, 1, 1)
-    policy = WorkerPolicy(BatchLimits(2, 30), discipline=Discipline.MLFQ, mlfq=mlfq, cost=cost, swap=swap)
+    policy = WorkerPolicy(
+        BatchLimits(2, 30), discipline=Discipline.MLFQ, mlfq=mlfq, cost=cost, swap=swap, counted_steps=1
+    )
     host = BlockPool(40, BLOCK_SIZE)
     timeline = Timeline(20, policy, host=host, swaps=Moves())
     of = member("w", m.MemberKind.TOKEN_WORKER)

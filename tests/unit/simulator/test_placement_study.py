@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.survival import Life, PiecewiseHazard, kaplan_meier
+from spotwise.core.survival import Life, PiecewiseHazard
 from spotwise.simulator.spotserve.placement_study import Interval, PlacementFinding, lives_until, study_placements
 from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,
@@ -19,6 +19,7 @@ from spotwise.simulator.spotserve.placement_world import (
     PlacementSetting,
     place_requests,
 )
+from tests.unit.core.product_limit import kaplan_meier
 
 #: Every request has 1,000 tokens and an iteration takes 0.1 s, so that one takes 100 s.
 ALIKE = PlacementSetting(0.01, 0, 1_000.0, 0.0, 1_000, 0.0, 0.1, 0.0, 0.0, notice_s=0.0)

@@ -137,12 +137,12 @@ class TestOrdersOfSeveralIterations:
         ("policy", "steps"),
         [
             (WorkerPolicy(prefix_caching=False), 64),
-            (mlfq(), 1),
-            (WorkerPolicy(prefix_caching=False, discipline=Discipline.SRPT), 1),
-            (WorkerPolicy(prefix_caching=False, max_in_flight=2), 1),
+            (mlfq(), None),
+            (WorkerPolicy(prefix_caching=False, discipline=Discipline.SRPT), None),
+            (WorkerPolicy(prefix_caching=False, max_in_flight=2), None),
         ],
     )
-    def test_the_world_knows_which_policies_allow_them(self, policy: WorkerPolicy, steps: int) -> None:
+    def test_the_world_knows_which_policies_allow_them(self, policy: WorkerPolicy, steps: int | None) -> None:
         """Nobody has to say so."""
         assert settings(policy).worker_policy.counted_steps == steps
 

@@ -13,8 +13,8 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
-from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.worker.kv_swaps import KvSwaps
 from spotwise.worker.worker_engine import WorkerEngine
 from tests.contracts.waiting import until

@@ -11,9 +11,9 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.core.worker.scheduling_policy import queues_for
 from spotwise.worker.settings import WorkerSettings
 
 

@@ -21,14 +21,16 @@ from spotwise.cli.launch.supervise import supervise
 from spotwise.cli.options import (
     EngineKind,
     MeshOptions,
-    QueuePolicy,
     SimulatedKv,
     parse_size,
+    policy_name,
     read_profile,
     server_address,
     unnamed_pools,
 )
 from spotwise.cli.report import Report, open_door_warning, welcome_lines
+from spotwise.core.worker.policy import Discipline
+from spotwise.core.worker.policy_registry import served_policies
 from spotwise.engine.model_store import DEFAULT_MODEL
 
 
@@ -60,7 +62,12 @@ def up(
         EngineKind, typer.Option(help="simulated: workers that only take the time; hundreds fit on one machine.")
     ] = EngineKind.TORCH,
     policy: Annotated[
-        QueuePolicy | None, typer.Option(help="Whose turn it is; mlfq: no short request waits behind a long one.")
+        str | None,
+        typer.Option(
+            parser=policy_name,
+            metavar=f"<{'|'.join(served_policies())}>",
+            help="Whose turn it is; mlfq: no short request waits behind a long one.",
+        ),
     ] = None,
     kv_host: Annotated[
         str | None, typer.Option(help="Host memory of each worker for KV that is swapped, for instance 16GiB.")
@@ -95,7 +102,7 @@ def up(
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
         raise OptionError(f"{names}: only a simulated mesh knows that; add --engine simulated")
-    has_queues = (policy or os.environ.get("SPOTWISE_POLICY")) == QueuePolicy.MLFQ
+    has_queues = (policy or os.environ.get("SPOTWISE_POLICY")) == Discipline.MLFQ
     if profile is not None and not has_queues and engine is not EngineKind.SIMULATED:
         raise OptionError(
             "--profile: only queues and simulated workers go by it; add --policy mlfq or --engine simulated"

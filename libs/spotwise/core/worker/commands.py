@@ -1,7 +1,4 @@
-"""What a worker role asks of its process, and what the process tells it.
-
-Events first (past tense), then commands (imperative). Inter-member messages are in `messages.py`.
-"""
+"""Events and commands between a worker's role and its process: events in the past tense, commands in the imperative."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ from spotwise.core.worker.push_policy import PushCosts, PushMode
 
 @dataclass(frozen=True, slots=True)
 class RecordLoaded:
-    """The request's record was read from the store and the engine took it."""
+    """The request's record was read and the engine took it."""
 
     record: RequestRecord
 
 
 @dataclass(frozen=True, slots=True)
 class RecordUnavailable:
-    """The record could not be had (another attempt, which writes it anew, may succeed), or the engine refused it."""
+    """The record could not be read (retryable: the next attempt writes it anew), or the engine refused it."""
 
     choice_id: str
     epoch: int
@@ -46,20 +43,20 @@ class RecordUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class IterationFinished:
-    """The engine ran the oldest batch ordered; rows that reached the end of their known tokens have a token each."""
+    """The engine ran the oldest batch in flight; rows at the end of their known tokens have a token each."""
 
     sampled: tuple[SampledToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class IterationsCounted:
-    """The engine ran iterations of the oldest batch ordered, and its tokens carry no ids: each sequence whose known tokens were
-    all computed has one more after each of them.
+    """An engine without token ids ran iterations of the order in flight; each fully computed sequence has one more token each.
+
+    Reported before any event that comes after these iterations.
 
     Attributes:
-        steps: iterations that ended and were not counted yet.
-        ended: the order is over, run to its end or cut short at this boundary; else its next iteration runs already. An engine
-            that runs several counts those that have ended before it tells its role of anything else.
+        steps: iterations that ended since the last report.
+        ended: the order is over, also where it was cut short; else its next iteration runs already.
     """
 
     steps: int
@@ -68,14 +65,14 @@ class IterationsCounted:
 
 @dataclass(frozen=True, slots=True)
 class IterationFailed:
-    """The engine raised in the oldest batch ordered; nothing of it counts, and its sequences are as they were."""
+    """The engine raised in the oldest batch in flight; its sequences are as they were."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """A hand-off is complete and verified in the blocks reserved for it."""
+    """A hand-off is complete and verified in its reserved blocks."""
 
     handoff: KvHandoff
     kv_bytes: int
@@ -85,12 +82,11 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffDelivered:
-    """The token worker has the KV and said so.
+    """The token worker has acknowledged the KV.
 
     Attributes:
-        transfer_s: from the first bytes read to its answer.
-        visible_s: from the end of the prompt phase to its answer.
-        mode: whether the KV left after the prompt's computation or during it.
+        transfer_s: from the first bytes read to the acknowledgement.
+        visible_s: from the end of the prompt phase to the acknowledgement.
     """
 
     choice_id: str
@@ -104,7 +100,7 @@ class HandoffDelivered:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """The token worker has none of the KV, whether the push failed or was called off; its blocks are read no more."""
+    """A push failed or was aborted; its source blocks are not read any more."""
 
     choice_id: str
     epoch: int
@@ -113,7 +109,7 @@ class HandoffFailed:
 
 @dataclass(frozen=True, slots=True)
 class PushesMeasured:
-    """What pushes to a worker cost lately."""
+    """Recent costs of pushes to a worker."""
 
     worker_id: str
     costs: PushCosts
@@ -121,14 +117,14 @@ class PushesMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """A sequence's KV is where `SwapOut` or `SwapIn` sent it."""
+    """A `SwapOut` or `SwapIn` is complete."""
 
     sequence_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SwapFailed:
-    """A move was broken off: what it read is whole, what it wrote is not."""
+    """A swap failed: its source is intact, its destination is not."""
 
     sequence_id: str
     reason: str
@@ -168,14 +164,14 @@ class LoadRecord:
 
 @dataclass(frozen=True, slots=True)
 class DropSequence:
-    """Let the engine forget the attempt."""
+    """Drop the attempt from the engine."""
 
     sequence_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendToken:
-    """Tell the engine a token that another worker sampled."""
+    """Append a token that another worker sampled to the engine's sequence."""
 
     sequence_id: str
     token_id: int
@@ -183,12 +179,11 @@ class AppendToken:
 
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """Run the batch; batches end in the order in which they were ordered.
+    """Run a batch after those in flight.
 
     Attributes:
         batch: the rows of the first iteration.
-        steps: iterations to run, unless `EndRun` comes: in each further one every row is a token further on. More than 1 only
-            for decodes, and where the policy's `counted_steps` allows it: for engines whose tokens carry no ids.
+        steps: iterations to run unless `EndRun` comes; each advances every row by a token. Above 1 only with `counted_steps`.
     """
 
     batch: Batch
@@ -197,12 +192,12 @@ class RunIteration:
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """End the order in flight with the iteration that runs now: what comes next is to be decided anew."""
+    """End the order in flight with the iteration that runs now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectKv:
-    """Let the transfer plane write into these blocks."""
+    """Open these blocks to a hand-off."""
 
     choice_id: str
     epoch: int
@@ -211,14 +206,14 @@ class ExpectKv:
 
 @dataclass(frozen=True, slots=True)
 class ForgetKv:
-    """Let it write there no more."""
+    """Close the blocks of a reservation to its hand-off."""
 
     choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PushKv:
-    """Deliver the KV of a prompt that is computed."""
+    """Push the KV of a computed prompt."""
 
     handoff: KvHandoff
     target: KvTarget
@@ -227,18 +222,18 @@ class PushKv:
 
 @dataclass(frozen=True, slots=True)
 class TakeHomePool:
-    """Say from now on that the worker belongs to this pool."""
+    """Report this home pool from now on."""
 
     pool: Pool
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPush:
-    """Begin to deliver the KV of a prompt that is about to be computed, as it comes; `CommitPush` or `AbortPush` follows.
+    """Open a layer-wise push of a prompt that is about to be computed; `CommitPush` or `AbortPush` follows.
 
     Attributes:
         num_tokens: of the prompt.
-        written_tokens: whose KV is there already.
+        written_tokens: tokens whose KV is in the source blocks already.
     """
 
     choice_id: str
@@ -251,14 +246,14 @@ class OpenPush:
 
 @dataclass(frozen=True, slots=True)
 class CommitPush:
-    """Deliver what is left of a push that was opened, and hand the request over: its prompt is computed."""
+    """Push the rest of an opened push, and hand the computed prompt off."""
 
     handoff: KvHandoff
 
 
 @dataclass(frozen=True, slots=True)
 class AbortPush:
-    """Call a push off, whether opened or on its way; its end is told as of any other."""
+    """Abort a push, opened or on its way; `HandoffFailed` or `HandoffDelivered` still follows."""
 
     choice_id: str
     epoch: int
@@ -266,7 +261,7 @@ class AbortPush:
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """Copy KV from blocks of the device into as many of the host's memory, beside the iterations."""
+    """Copy KV from device blocks into as many host blocks, beside the iterations."""
 
     sequence_id: str
     block_ids: tuple[int, ...]
@@ -275,7 +270,7 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """Copy KV from blocks of the host's memory into as many of the device."""
+    """Copy KV from host blocks into as many device blocks, beside the iterations."""
 
     sequence_id: str
     host_block_ids: tuple[int, ...]
@@ -284,10 +279,10 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nothing is left to do and the worker is wanted elsewhere, or nowhere: end the process.
+    """End the process: the worker is drained, or its engine has failed.
 
     Attributes:
-        failure: why it cannot go on, where it was not sent away: another process is to take its place.
+        failure: of the engine, so that another process takes its place; empty after a drain.
     """
 
     failure: str = ""

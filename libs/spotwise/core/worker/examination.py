@@ -1,16 +1,10 @@
-"""Which sequence an iteration failed of.
+"""Finds the sequence that an iteration failed of, by group testing in halves.
 
-Law: an iteration that failed computed nothing for anybody. Its members are tried again in halves, one part an iteration, until
-a part succeeds or is one sequence alone. Nothing else runs meanwhile.
-
-1. A sequence that failed alone is tried alone once more, after all other parts.
-2. If it fails again and anything has succeeded since the examination began, the fault is its own: it ends with an error.
-3. If nothing has, the fault may be the engine's: the sequence is given back, to be tried on another worker.
-4. `REQUESTS_IN_A_ROW` requests that failed alone, with no success between them, are an engine that fails for every request.
-
-Source: group testing by halves; Orca (section 4.1) leaves iterations that fail open.
-
-Invariants: of n members no more than 3 n iterations follow; a sequence that took part in a success is not examined any more.
+Law: members of a failed iteration run again in halves, one part an iteration and nothing else, down to single sequences.
+A sequence that failed alone runs alone once more, after all other parts.
+If it fails again, it ends with an error where anything has succeeded since, else another worker retries it.
+`REQUESTS_IN_A_ROW` requests that fail alone without a success between them are an engine that fails for every request.
+Of n members no more than 3 n iterations follow.
 """
 
 from __future__ import annotations
@@ -20,21 +14,21 @@ from enum import StrEnum
 
 from spotwise.core.worker.sequence import Sequence
 
-#: Requests that fail alone one after the other, before the engine is given up. One or two may be at fault themselves.
+#: Requests that fail alone in a row before the engine is given up; one or two may be at fault themselves.
 REQUESTS_IN_A_ROW = 3
 
 
 class ExaminationVerdict(StrEnum):
     """What follows from an iteration that failed."""
 
-    TRY_AGAIN = "try_again"  #: nothing is known yet
+    TRY_AGAIN = "try_again"  #: undecided
     CULPRIT = "culprit"  #: its one member is at fault
     GIVE_BACK = "give_back"  #: its one member or the engine is at fault
     ENGINE_FAILS = "engine_fails"  #: the engine is at fault
 
 
 class Examination:
-    """Tries the members of failed iterations again, in ever smaller parts."""
+    """Runs the members of failed iterations again, in ever smaller parts."""
 
     def __init__(self) -> None:
         self._parts: deque[list[Sequence]] = deque()
@@ -44,7 +38,7 @@ class Examination:
         self._in_a_row: dict[str, None] = {}  #: requests that failed alone since the last success
 
     def next_part(self) -> list[Sequence] | None:
-        """Return those that are to run next and nobody else, in order of arrival; `None` where there is nothing to examine."""
+        """Return the sequences that are to run next, alone, in order of arrival; `None` when nothing is examined."""
         while self._parts:
             runnable = [sequence for sequence in self._parts[0] if sequence.is_runnable]
             if runnable:
@@ -54,11 +48,11 @@ class Examination:
         return None
 
     def skip_part(self) -> None:
-        """Leave the next part to ordinary iterations: it has no room now."""
+        """Leave the next part to ordinary iterations: it finds no blocks now."""
         self._parts.popleft()
 
     def succeeded(self, members: list[tuple[Sequence, int]]) -> None:
-        """Note who took part, with how many tokens, in an iteration that did what it was to do."""
+        """Note the members of an iteration that succeeded."""
         self._has_success = True
         if self._in_a_row:
             self._in_a_row.clear()
@@ -66,7 +60,7 @@ class Examination:
             self._take_out([sequence for sequence, _ in members])
 
     def failed(self, members: list[Sequence]) -> ExaminationVerdict:
-        """Take in who took part in an iteration that failed, in order, and say what follows."""
+        """Note the members, in order, of an iteration that failed; return what follows."""
         if not self._is_open:
             self._is_open, self._has_success = True, False
             self._failed_alone.clear()

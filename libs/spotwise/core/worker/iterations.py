@@ -1,109 +1,95 @@
 """What the engine runs next, and what its results mean.
 
-Law: iteration-level scheduling (Orca, section 4.1): between iterations finished sequences leave and waiting ones join. As many
-iterations are in flight as the engine's pipeline has stages, one without a pipeline; they end in the order in which they were
-ordered, and a sequence is in one of them at most. What fails is examined (`examination.py`). Decode rows and prefill rows
-share an iteration; a prompt may take several, and its first token comes with the last of them. Rows are offered in the order
-of the worker's discipline (`discipline.py`).
-
-Invariants, but while a failure is examined: every runnable decode takes part as long as there are rows and blocks. FCFS: of
-two sequences whose prompts are computed here and that are never preempted, the earlier has run at least as many iterations as
-the later, but for those in which it lacked a block, or has ended; who has no blocks yet is not passed by a later one that has
-none either. Where prompts come first (`prompts_first`), a prompt that has waited too long for blocks may also pass those that
-were preempted and wait for theirs; where they do not, nobody loses blocks but to who came before.
+Law: between iterations finished sequences leave and waiting ones join (iteration-level scheduling: Orca, section 4.1).
+Decode rows and prefill rows share an iteration; rows are offered in the order of the worker's scheduling policy.
+As many iterations are in flight as the engine's pipeline has stages; a sequence is in one of them at most.
+Outside an examination of a failure, every runnable decode takes part as long as there are rows and blocks.
+Under FCFS a sequence without blocks is not passed by a later one without blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from spotwise.core.batching import Batch, BatchBuilder, BatchRow
 from spotwise.core.messages import TokenDelta
 from spotwise.core.request import FinishReason, RequestEvent, RequestState
-from spotwise.core.sampling import SampledToken
+from spotwise.core.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.examination import Examination, ExaminationVerdict
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import Batching, WorkerPolicy
 from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.runs import CountedRuns
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
-#: In the hand-off of a first token that was only counted.
-UNNAMED_TOKEN = 0
-
 
 class Iterations:
-    """Builds batches and takes their results."""
+    """Builds batches and handles their results; every iteration is an order of its own.
+
+    Attributes:
+        finished: iterations that ended since the start.
+        broken: why the engine is of no use any more; `None` while it works.
+    """
 
     def __init__(
         self,
         table: SequenceTable,
         order: SchedulingPolicy,
-        memory: KvAllocator,
+        allocator: KvAllocator,
         prompt_side: PromptSide,
         policy: WorkerPolicy,
     ) -> None:
         self.finished = 0
+        self.broken: str | None = None
         self._table = table
         self._order = order
-        self._allocator = memory
+        self._allocator = allocator
         self._prompt_side = prompt_side
         self._policy = policy
         self._prefill_budget = ChunkedPrefillBudget(policy.max_stall_s, policy.context_parity, policy.cost)
-        self._runs = CountedRuns(table, policy)
         self._examination = Examination()
-        #: Why the engine is of no use any more; `None` while it is.
-        self.broken: str | None = None
-        self._members: frozenset[str] = frozenset()
+        self._members: frozenset[str] = frozenset()  #: of a request-level batch
         self._decodes_bound_prompts = policy.max_stall_s is not None or policy.limits.max_num_batched_tokens is not None
 
     @property
     def prompt_token_s(self) -> float | None:
-        """Seconds that a prompt token takes on this worker; `None` until some were computed, or a profile was given."""
+        """Seconds that a prompt token takes on this worker; `None` until measured or profiled."""
         return self._prefill_budget.prompt_token_s
 
-    def run_next(self, now: float) -> None:
-        """SchedulingPolicy iterations, while there is a place for one in the engine's pipeline and something can run."""
+    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
+        """Return what handles the engine's events."""
+        return {c.IterationFinished: self._iteration_finished, c.IterationFailed: self._iteration_failed}
+
+    def run_next(self, event: c.WorkerEvent, now: float) -> None:
+        """Order iterations while the engine's pipeline has a free stage and something can run; `event` was handled."""
         while self._table.iterations_in_flight < self._policy.max_in_flight:
             examined = self._examination.next_part()
             if examined is not None and self._table.iterations_in_flight:
-                return  # one at a time: whose fault it was must be plain
+                return  # one at a time, so that a failure is its members' own
             candidates = self._order.order(self._candidates() if examined is None else examined, now)
-            self._allocator.start_round(candidates, now)
+            self._allocator.begin_step(candidates, now)
             members, batch = self._next_batch(candidates, now)
             if batch is not None:
-                self._begin(members, batch, candidates, now, examines=examined is not None)
-            self._allocator.end_round()
+                self._table.begin_iteration(members)
+                self._prefill_budget.ordered(batch, now)
+                steps = self._steps(members, candidates, examines=examined is not None)
+                self._table.emit(c.RunIteration(batch, steps))
+            self._allocator.end_step()
             if batch is None:
                 if examined is None:
                     return
                 self._examination.skip_part()
 
-    def _begin(
-        self,
-        members: list[tuple[Sequence, int]],
-        batch: Batch,
-        candidates: list[Sequence],
-        now: float,
-        *,
-        examines: bool,
-    ) -> None:
-        self._table.begin_iteration(members)
-        self._prefill_budget.ordered(batch, now)
-        somebody_waits = examines or len(members) < len(candidates)
-        is_settled = not examines and (not somebody_waits or self._allocator.is_settled(candidates))
-        steps = self._runs.begin(members, somebody_waits=somebody_waits, is_settled=is_settled)
-        self._table.say(c.RunIteration(batch, steps))
-
-    def end_run_after(self, event: c.WorkerEvent) -> None:
-        """Cut the order in flight short, where an event that was handled changes what comes next."""
-        if self._runs.is_ended_by(event):
-            self._table.say(c.EndRun())
+    def _steps(self, members: list[tuple[Sequence, int]], candidates: list[Sequence], *, examines: bool) -> int:
+        """Return how many iterations the order may run: one, whose tokens decide what comes next."""
+        return 1
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
-        """Return who takes part, with how many tokens, and the batch of these."""
+        """Return the members with their tokens, and the batch of them."""
         if self._allocator.all_can_decode(candidates, self._policy.limits.max_num_seqs):
             rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
             return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
@@ -123,11 +109,10 @@ class Iterations:
         return members, builder.build()
 
     def _candidates(self) -> list[Sequence]:
-        """Return who may take part, in order of arrival: all that can run, or the members of a batch until all have ended.
+        """Return the sequences that may take part, in order of arrival.
 
-        Nobody takes part in two iterations at once. A batch of requests is who could run when the last one was over. The
-        slots of those that end early stay empty; their tokens go out at once all the same, so the baseline is a little better
-        than its model.
+        With request-level batching these are the members of the batch until all of them have ended. The slots of members that
+        end early stay empty, but their tokens go out at once, so this baseline is a little better than its model.
         """
         table = self._table
         runnable = [sequence for sequence in table if sequence.is_runnable]
@@ -142,7 +127,7 @@ class Iterations:
         return [sequence for sequence in runnable if not sequence.in_iteration]
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> int:
-        """Let a prompt join if it may, and return with how many tokens."""
+        """Add a prompt to the batch if it may join; return with how many tokens."""
         reused = self._allocator.prefixes.reusable_blocks(sequence)
         if not self._allocator.can_admit(sequence, reused):
             return 0
@@ -162,55 +147,32 @@ class Iterations:
         builder.add_prompt(_row(sequence, tokens))
         return tokens
 
-    def iteration_finished(self, event: c.IterationFinished, now: float) -> None:
-        """Publish the tokens, end what ended, hand off what was prefilled for another worker."""
+    def _iteration_finished(self, event: c.IterationFinished, now: float) -> None:
+        """Publish the tokens, end the sequences that stop, hand off prompts computed for other workers."""
         self.finished += 1
         self._prefill_budget.ended(now)
         members = self._table.end_iteration()
         self._examination.succeeded(members)
-        for sequence, tokens in members:
-            sequence.computed_tokens += tokens
-            self._allocator.prefixes.enter_computed(sequence)
-        self._order.ran(members, now)
+        self._count_computed(members, now)
         for sampled in event.sampled:
-            sequence_or_none = self._table.by_id(sampled.sequence_id)
-            if sequence_or_none is not None:
-                self._token_sampled(sequence_or_none, sampled, now)
+            sequence = self._table.by_id(sampled.sequence_id)
+            if sequence is not None:
+                self._token_sampled(sequence, sampled, now)
 
-    def iterations_counted(self, event: c.IterationsCounted, now: float) -> None:
-        """The same for iterations whose tokens carry no ids: none ends before its length."""
-        self.finished += event.steps
-        if not self._runs.count(event.steps, ended=event.ended):
-            return
-        self._prefill_budget.ended(now)
-        if event.steps > 1:
-            self._runs.advance(event.steps)
-            members = self._table.end_iteration()
-            self._examination.succeeded(members)
-            for sequence, _ in members:
-                if sequence.remaining_tokens <= 0:
-                    self._token_counted(sequence, now)
-            return
-        members, prefixes = self._table.end_iteration(), self._allocator.prefixes
-        self._examination.succeeded(members)
+    def _count_computed(self, members: list[tuple[Sequence, int]], now: float) -> None:
+        """Enter what an iteration computed for its members."""
+        prefixes = self._allocator.prefixes
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
             if prefixes.is_enabled:
                 prefixes.enter_computed(sequence)
         self._order.ran(members, now)
-        for sequence, _ in members:
-            if sequence.computed_tokens == sequence.known_tokens:
-                sequence.count_tokens(1)
-                if sequence.produced_here == 1 or sequence.remaining_tokens <= 0:
-                    self._token_counted(sequence, now)
 
-    def iteration_failed(self, event: c.IterationFailed, now: float) -> None:
-        """Try the batch again in parts; of whom it is known that the engine fails with it, or where it always does, give up.
+    def _iteration_failed(self, event: c.IterationFailed, now: float) -> None:
+        """Run the batch again in parts; fail sequences that are at fault, and all of them where the engine is.
 
-        Nothing is undone: positions, tokens and the prefix cache advance with a result only, and the KV that was written is
-        written again.
+        Nothing is undone: positions, tokens and the prefix cache advance with a result only, and written KV is written again.
         """
-        self._runs.count(1, ended=True)
         self._prefill_budget.ended(now, failed=True)
         members = [sequence for sequence, _ in self._table.end_iteration()]
         match self._examination.failed(members):
@@ -224,27 +186,36 @@ class Iterations:
                 self._give_back([each for each in self._table if not each.pending_free], self.broken, now)
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
-        """Let other workers try."""
+        """Fail attempts that other workers may retry."""
         for sequence in sequences:
             self._table.fail(sequence, reason, now, retryable=True, suspects=(self._table.worker_id,))
 
     def _token_sampled(self, sequence: Sequence, sampled: SampledToken, now: float) -> None:
-        assert sequence.stop is not None  # what has no record is in no batch
+        assert sequence.stop is not None  # a sequence without its record is in no batch
         sequence.count_tokens(1)
         sequence.token_ids.append(sampled.token_id)
         finish_reason = sequence.stop.finish_reason(sampled.token_id, sequence.output_tokens)
-        self._publish(sequence, finish_reason, sampled)
-        self._go_on(sequence, finish_reason, sampled.token_id, now)
+        self._publish(
+            sequence,
+            sequence.output_tokens - 1,
+            sampled.token_id,
+            finish_reason,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=sampled.prompt_logprobs,
+        )
+        self._after_token(sequence, finish_reason, sampled.token_id, now)
 
-    def _token_counted(self, sequence: Sequence, now: float) -> None:
-        """Publish the first or the last of a sequence's counted tokens, and do what follows from it."""
-        finish_reason = FinishReason.LENGTH if sequence.remaining_tokens <= 0 else None
-        self._publish(sequence, finish_reason, None)
-        self._go_on(sequence, finish_reason, UNNAMED_TOKEN, now)
-
-    def _publish(self, sequence: Sequence, finish_reason: FinishReason | None, sampled: SampledToken | None) -> None:
-        """Tell the gateway of the newest token; where it is only counted, of an ending after so many."""
-        is_ending = sampled is None and finish_reason is not None
+    def _publish(
+        self,
+        sequence: Sequence,
+        token_index: int,
+        token_id: int | None,
+        finish_reason: FinishReason | None,
+        *,
+        logprobs: TokenLogprobs | None = None,
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
+    ) -> None:
+        """Send the newest token to the gateway."""
         queue_s = cached_tokens = None
         if _is_prefilled_now(sequence):
             assert sequence.started_s is not None
@@ -253,18 +224,18 @@ class Iterations:
             sequence.stream,
             TokenDelta(
                 attempt_id=sequence.stream.attempt_id,
-                token_index=sequence.output_tokens - (0 if is_ending else 1),
-                token_id=sampled.token_id if sampled else None,
+                token_index=token_index,
+                token_id=token_id,
                 finish_reason=finish_reason,
                 queue_s=queue_s,
                 cached_tokens=cached_tokens,
-                logprobs=sampled.logprobs if sampled else None,
-                prompt_logprobs=sampled.prompt_logprobs if sampled else None,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
             ),
         )
 
-    def _go_on(self, sequence: Sequence, finish_reason: FinishReason | None, token_id: int, now: float) -> None:
-        """Do what follows from a token."""
+    def _after_token(self, sequence: Sequence, finish_reason: FinishReason | None, token_id: int, now: float) -> None:
+        """End the sequence, or hand it off, where its newest token means that."""
         if _is_prefilled_now(sequence):
             self._record_prefill(sequence, now)
         if finish_reason is not None:

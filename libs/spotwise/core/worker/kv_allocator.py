@@ -1,13 +1,11 @@
-"""What all ways of giving sequences KV blocks have in common.
+"""What all ways of allocating KV blocks have in common.
 
-Law: blocks are given on demand or all at once (`Reserve`). A sequence that loses its blocks and is not swapped out is computed
-again from its known tokens when there is room. Whose turn it is to get blocks, and who gives them up, differs:
-`arrival_memory.py` where sequences run in the order of their arrival, `ranked_memory.py` where that order changes.
+Law: blocks are allocated on demand or all at once (`Reserve`).
+A sequence in an iteration has blocks for all its known tokens.
+A preempted sequence that is not swapped out keeps its tokens only, and is computed again when there is room.
+Who gets blocks first, and who is preempted, is up to `FcfsKvAllocator` and `PreemptiveKvAllocator`.
 
 Source: on-demand blocks and preemption by recomputation, PagedAttention (Kwon et al., SOSP 2023), section 4.5.
-
-Invariants: whoever takes part in an iteration has blocks for all its known tokens; nothing is kept of a preempted sequence but
-its tokens.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class KvAllocator(abc.ABC):
-    """Gives blocks to sequences and takes them back.
+    """Allocates blocks to sequences, and preempts sequences for them.
 
     Attributes:
-        preemptions: how many there were since the start.
+        preemptions: since the start.
         prefixes: blocks that are computed already.
     """
 
@@ -47,52 +45,43 @@ class KvAllocator(abc.ABC):
         return kv_tokens if ahead is None else kv_tokens - max_new_tokens + min(max_new_tokens, ahead)
 
     def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
-        """Say why there is no room for a reservation now, or return `None`."""
+        """Return why a reservation finds no blocks now; `None` where it does."""
         pool = self._pool
         if reason := pool.never_fits(kv_tokens):
             return reason
-        asked, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens)), self.kept_blocks()
-        if asked + kept > pool.free_blocks:
-            return f"{asked} blocks asked, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
+        requested, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens)), self.kept_blocks()
+        if requested + kept > pool.free_blocks:
+            return f"{requested} blocks asked, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
         return None
 
     def kept_blocks(self) -> int:
-        """Count the free blocks that a newcomer must leave: for those that wait here, and for those that grow."""
+        """Count the free blocks kept from newcomers: for sequences that wait here, and for growth."""
         waiting = [sequence for sequence in self._table if not sequence.block_ids and sequence.waits_for_blocks]
         return sum(map(self._entry_blocks, waiting)) + self._room_to_grow()
 
     def blocks_for_newcomers(self) -> int:
-        """Count the blocks that a newcomer may have, but for the kept ones."""
+        """Count the blocks that newcomers could get, kept ones included."""
         return self._pool.free_blocks
 
-    # --- those that are here ------------------------------------------------------------------------------------------
+    # --- one scheduling step ------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def start_round(self, candidates: list[Sequence], now: float) -> None:
-        """Begin to give blocks for the next iteration.
-
-        Args:
-            candidates: who may take part, in the order in which they are to run.
-            now: Unix time.
-        """
+    def begin_step(self, candidates: list[Sequence], now: float) -> None:
+        """Begin to allocate for the next iteration, to `candidates` in scheduling order."""
 
     @abc.abstractmethod
     def can_admit(self, sequence: Sequence, reused: tuple[int, ...]) -> bool:
-        """Tell whether a sequence has blocks, or can have those for its known tokens, `reused` the first of them."""
+        """Tell whether a sequence has blocks, or can get those for its known tokens, `reused` the first of them."""
 
     @abc.abstractmethod
     def grow(self, sequence: Sequence, now: float) -> bool:
-        """See to it that a sequence has blocks for all its known tokens; tell whether it has."""
+        """Allocate what a sequence lacks for its known tokens; tell whether it lacks nothing now."""
 
-    def end_round(self) -> None:  # noqa: B027 - nothing is to be done, by default
-        """See to what comes later, once the next iteration is made."""
-
-    def is_settled(self, candidates: list[Sequence]) -> bool:
-        """Tell whether those that have no blocks in this round will have none in the next, with nothing new."""
-        return False
+    def end_step(self) -> None:  # noqa: B027 - FCFS does nothing here
+        """Prepare later iterations, once the next one is made."""
 
     def admit(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
-        """Let a prompt, or the next part of one, be computed in its blocks; ask `can_admit` first."""
+        """Allocate for a prompt, or the next part of one, that is about to be computed; ask `can_admit` first."""
         if not sequence.block_ids:
             self._table.allocate(sequence, self._entry_tokens(sequence), reused)
         if reused:
@@ -100,7 +89,7 @@ class KvAllocator(abc.ABC):
             sequence.computed_tokens = len(reused) * self._pool.block_size
 
     def all_can_decode(self, candidates: list[Sequence], max_num_seqs: int) -> bool:
-        """Tell whether all of these decode, and nobody stands back: there are rows, and those that need a block get one."""
+        """Tell whether all of these decode and find a row and blocks; if so, allocate these."""
         if len(candidates) > max_num_seqs:
             return False
         size = self._pool.block_size
@@ -117,7 +106,7 @@ class KvAllocator(abc.ABC):
         return True
 
     def _entry_tokens(self, sequence: Sequence) -> int:
-        """Tokens for which a sequence has blocks from its start on."""
+        """Return for how many tokens a sequence gets blocks at its start."""
         ever = self._policy.reserve is Reserve.MAX_TOKENS or sequence.preemptions >= self._policy.max_preemptions
         return sequence.known_tokens + (sequence.remaining_tokens_here if ever else 0)
 

@@ -1,15 +1,11 @@
-"""Which computed blocks a sequence need not compute again.
+"""Finds computed blocks that a sequence need not compute again (automatic prefix caching).
 
-Law: a full block is known by a hash of its tokens and of the hash of the block before it, begun with the model's name: the KV
-of a position depends on those and on nothing else. A prompt begins with the blocks whose hashes are known, shared and not
-copied; its last token is always computed, because the first new token is sampled from its logits. A prompt whose
-log-probabilities are asked for is computed whole.
+Law: a full block's content is a hash of its tokens, of the block before it, and, first of all, of the model's name.
+A prompt begins with the blocks that are found; its last token is always computed, for its logits.
+A block becomes findable once all its positions are computed or received; reused blocks are not written.
+Prompts with log-probabilities are computed whole; tokens that were only counted have no hash.
 
-Source: automatic prefix caching as vLLM has it; the tokens of an answer are part of the next turn's prompt, so blocks that
-decodes fill are kept too, and a preempted sequence finds its own again.
-
-Invariants: a block is entered when all its positions are computed, and by who computed or received them; nothing is written
-into a block that is reused, because writing goes on behind the last full block; tokens that were only counted have no hash.
+Source: automatic prefix caching as in vLLM. Blocks that decodes fill are kept too: an answer is part of the next turn's prompt.
 """
 
 from __future__ import annotations
@@ -22,29 +18,29 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class PrefixCache:
-    """Finds and enters full blocks of the sequences held."""
+    """Finds and enters full blocks."""
 
     def __init__(self, table: SequenceTable, *, enabled: bool) -> None:
         self._table = table
         self.is_enabled = enabled
 
     def reusable_blocks(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return the blocks with which a sequence that has nothing computed may begin: found, or among its own by now."""
+        """Return the cached blocks with which a sequence without computed tokens begins."""
         if not self.is_enabled or sequence.computed_tokens > 0 or not sequence.may_reuse:
             return ()
-        if sequence.block_ids:  # what others have computed since is not in them
+        if sequence.block_ids:  # allocated already: blocks cached since are not among them
             return sequence.block_ids[: sequence.reused_blocks]
         return self._table.pool.find(self._reusable_contents(sequence))
 
     def fetchable_blocks(self, sequence: Sequence, reusable: int) -> tuple[int, ...]:
-        """Return the host's blocks that go on where the first `reusable` blocks of a sequence that has none yet end."""
+        """Return host blocks that continue the first `reusable` blocks of a sequence without blocks."""
         host = self._table.host
         if host is None or not self.is_enabled or sequence.block_ids or not sequence.may_reuse or sequence.swap_failed:
             return ()
         return host.find(self._reusable_contents(sequence)[reusable:])
 
     def enter_computed(self, sequence: Sequence) -> None:
-        """Make the full blocks of a sequence, whose record is known, findable."""
+        """Make the full blocks of a sequence with a record findable."""
         if not self.is_enabled:
             return
         full = self._full_blocks(sequence)
@@ -55,17 +51,17 @@ class PrefixCache:
             sequence.entered_blocks = full
 
     def full_contents(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of the full blocks of a sequence's computed tokens; none where nothing is reused."""
+        """Return the hashes of a sequence's computed full blocks; none when disabled."""
         return self._contents(sequence, self._full_blocks(sequence)) if self.is_enabled else []
 
     def enter_fetched(self, sequence: Sequence, first: int, last: int) -> None:
-        """Make blocks `first` to `last`, not included, of a sequence findable that were computed before it got them."""
+        """Make a sequence's fetched blocks, from `first` up to `last` (excluded), findable."""
         contents = self._contents(sequence, last)
         for index in range(first, last):
             self._table.pool.remember(sequence.sequence_id, index, contents[index])
 
     def _reusable_contents(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of the blocks that need no computing: all full ones, but for the last token's."""
+        """Return the hashes of the full blocks before the last known token."""
         size = self._table.pool.block_size
         return self._contents(sequence, min(sequence.known_tokens - 1, len(sequence.token_ids)) // size)
 

@@ -1,17 +1,11 @@
-"""The prompt worker's half: prompts that wait, and KV that is handed off.
+"""Prompts that wait, and hand-offs of their KV.
 
-Law: whose turn it is, is `discipline.py`'s. A prompt whose tokens follow here is accepted or refused in so many words: nobody
-else has a part in it who would notice that its order was lost. Of another one the KV goes to the reservation named in the
-order, and the sequence is let go when the token worker has all of it, verified. Meanwhile the reservation's lease is renewed.
-A large prompt's hand-off is opened before its first iteration, so that its KV leaves as it is computed, and is committed with
-its first token; what is written when is told to the transfer directly and not here. Where the worker has queues, the level
-goes along. A hand-off that fails, be it before the prompt is computed, ends the attempt; the gateway, which has every token so
-far, tries again elsewhere.
+Law: a prompt whose token phase is here is accepted or refused explicitly: no other worker would notice a lost order.
+Another prompt's KV goes to the reservation in its order, whose lease is renewed meanwhile; once verified, it is released here.
+A large prompt's push is opened before its first iteration and committed with its first token; at most one per sequence.
+A failed hand-off ends the attempt; the gateway, which has every token so far, retries elsewhere.
 
 Source: Splitwise, sections 4.2 and 4.3.
-
-Invariants: a push is opened for blocks that its sequence keeps until the push has ended; one is opened, or sent whole, at most
-once for a sequence, however often its iterations fail.
 """
 
 from __future__ import annotations
@@ -26,12 +20,12 @@ from spotwise.core.worker.push_policy import PushMode, PushPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
-#: A lease is renewed this many times within its length, so that one lost message costs nothing.
+#: Renewals within a lease's length, so that one lost message costs nothing.
 RENEWALS_PER_LEASE = 3
 
 
 class PromptSide:
-    """Handles `StartPrefill`, the fate of hand-offs, and the renewal of leases."""
+    """Handles `StartPrefill`, the results of hand-offs, and the renewal of leases."""
 
     def __init__(self, table: SequenceTable, policy: WorkerPolicy) -> None:
         self._table = table
@@ -41,11 +35,11 @@ class PromptSide:
 
     @property
     def push_token_s(self) -> float | None:
-        """Visible seconds that handing off KV costs per prompt token, lately; `None` before the first hand-off."""
+        """Recent visible seconds of a hand-off per prompt token; `None` before the first."""
         return self._pushes.token_s
 
     def start_prefill(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
-        """Queue a prompt; one whose tokens would follow here, only unless the worker is draining."""
+        """Queue a prompt; a draining worker refuses one whose token phase is here."""
         if sequence_id(order.choice_id, order.epoch) in self._table:
             return  # delivered twice
         if order.target.worker_id == self._table.worker_id:
@@ -54,15 +48,15 @@ class PromptSide:
             self._compute_for_another(order, now)
 
     def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
-        """Both phases: nothing is reserved or transferred, and the prompt waits for its blocks."""
+        """Queue a prompt for both phases; it waits here for its blocks."""
         table = self._table
         attempt = (order.choice_id, order.epoch, order.assignment, table.worker_id)
         if refusal := self._refusal(order, draining):
-            table.say(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
+            table.emit(m.Send(order.scheduler_id, m.KvRefused(*attempt, refusal)))
             return
         sequence = self._add(order, now)
         sequence.max_new_tokens_here = order.max_new_tokens
-        table.say(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
+        table.emit(m.Send(order.scheduler_id, m.PrefillAccepted(*attempt)))
         table.load_record(sequence)
 
     def _refusal(self, order: m.StartPrefill, draining: bool) -> str | None:
@@ -75,7 +69,7 @@ class PromptSide:
     def _compute_for_another(self, order: m.StartPrefill, now: float) -> None:
         table = self._table
         if table.is_loading(order.choice_id, order.epoch):
-            table.tell_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
+            table.publish_failure(order.stream, 0, "an earlier order is still being undone", retryable=True)
             return
         sequence = self._add(order, now)
         sequence.target, sequence.lease_s = order.target, order.lease_s
@@ -91,7 +85,7 @@ class PromptSide:
         return sequence
 
     def prefill_started(self, sequence: Sequence) -> None:
-        """Begin to send a prompt that is about to be computed for another worker, where that is worth it."""
+        """Open a layer-wise push for a prompt that is about to be computed, where that is cheaper."""
         if sequence.target is None:
             return
         tokens = sequence.known_tokens
@@ -101,24 +95,24 @@ class PromptSide:
             push = c.OpenPush(
                 sequence.choice_id, sequence.epoch, sequence.target, self._blocks_of(sequence, tokens), tokens, written
             )
-            self._table.say(push)
+            self._table.emit(push)
 
     def hand_off(self, sequence: Sequence, first_token_id: int) -> None:
-        """Send a computed prompt's KV, or the rest of it, to its token worker."""
+        """Push a computed prompt's KV, or the rest of it, to its token worker."""
         assert sequence.target is not None
         sequence.advance(RequestEvent.HANDOFF_STARTED)
         handoff = KvHandoff(
             sequence.choice_id, sequence.epoch, sequence.computed_tokens, first_token_id, self._level_of(sequence)
         )
         if sequence.push_in_flight:
-            self._table.say(c.CommitPush(handoff))
+            self._table.emit(c.CommitPush(handoff))
             return
         sequence.push_in_flight = True
         blocks = self._blocks_of(sequence, sequence.computed_tokens)
-        self._table.say(c.PushKv(handoff, sequence.target, blocks))
+        self._table.emit(c.PushKv(handoff, sequence.target, blocks))
 
     def _level_of(self, sequence: Sequence) -> QueueLevel | None:
-        """Return what the sequence takes along of where it stands here."""
+        """Return the queue level that moves with the sequence; `None` without queues."""
         if self._queues is None or sequence.queue_state is None:
             return None
         return self._queues.level_of(sequence.queue_state)
@@ -127,7 +121,7 @@ class PromptSide:
         return sequence.block_ids[: self._table.pool.blocks_for(tokens)]
 
     def handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
-        """Let go of what the token worker has."""
+        """Release a sequence whose KV the token worker has."""
         sequence = self._table.push_ended(event.choice_id, event.epoch)
         if sequence is None:
             return
@@ -148,11 +142,11 @@ class PromptSide:
         self._table.release(sequence)
 
     def pushes_measured(self, event: c.PushesMeasured, now: float) -> None:
-        """Learn which way is cheaper to a worker."""
+        """Learn which push mode is cheaper to a worker."""
         self._pushes.measured(event.worker_id, event.costs)
 
     def handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
-        """Give the attempt back to its gateway."""
+        """Fail the attempt as retryable."""
         sequence = self._table.push_ended(event.choice_id, event.epoch)
         if sequence is None:
             return
@@ -162,17 +156,17 @@ class PromptSide:
         self._table.fail(sequence, reason, now, retryable=True, suspects=suspects)
 
     def renew_leases(self, now: float) -> None:
-        """Tell every token worker, in one message each, which of its reservations are still wanted."""
-        wanted: dict[str, list[Sequence]] = {}
+        """Renew the leases of reservations in use, in one message a token worker."""
+        by_target: dict[str, list[Sequence]] = {}
         for sequence in self._table:
             if sequence.target is not None and not sequence.pending_free:
-                wanted.setdefault(sequence.target.worker_id, []).append(sequence)
+                by_target.setdefault(sequence.target.worker_id, []).append(sequence)
         renewed_s, self._renewed_s = self._renewed_s, {}
-        for target_id, sequences in wanted.items():
+        for target_id, sequences in by_target.items():
             interval_s = min(sequence.lease_s for sequence in sequences) / RENEWALS_PER_LEASE
             last_s = renewed_s.get(target_id, 0.0)
             due = now - last_s >= interval_s
             self._renewed_s[target_id] = now if due else last_s
             if due:
                 leases = tuple((sequence.choice_id, sequence.epoch) for sequence in sequences)
-                self._table.say(m.Send(target_id, m.RenewLeases(leases)))
+                self._table.emit(m.Send(target_id, m.RenewLeases(leases)))

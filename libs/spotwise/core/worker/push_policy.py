@@ -1,15 +1,10 @@
-"""Whether a prompt's KV leaves after its prefill, or layer by layer during it.
+"""Whether a prompt's KV is pushed after its prefill, or layer by layer during it.
 
-Law: sent afterwards, a prompt's KV is late by all its bytes; sent meanwhile, by its last layers, but in more messages, and
-the engine has to tell of its layers. Which costs less is measured for each pair of workers, not known beforehand: both kinds
-of push have a line of visible seconds over bytes (`LinkCost`), the layer-wise one beside what its notices take of the
-engine's time. A prompt goes the way that its size makes cheaper. A pair of which only one line is known tries the other, and
-now and then a prompt goes the dearer way, so that neither line grows old.
+Law: a serial push is late by all its bytes; a layer-wise push by its last layers, but it costs messages and engine notices.
+Visible seconds of both are measured per pair of workers (`LinkCost`), and a prompt goes the cheaper way for its size.
+A mode without measurements is tried, and every `REFRESH_EVERY`-th prompt takes the dearer mode, so that neither grows stale.
 
-Source: serialized for small prompts, per layer for large ones, Splitwise section 4.3, where the crossover is 512 tokens of an
-H100.
-
-Invariants: the answer depends on what was measured and on how many pushes were chosen before; a mode that was forced is kept.
+Source: serial for small prompts, per layer for large ones, Splitwise, section 4.3 (crossover at 512 tokens on an H100).
 """
 
 from __future__ import annotations
@@ -20,11 +15,11 @@ from enum import StrEnum
 from spotwise.core.cost_model import LinkCost
 from spotwise.core.latest import LatestDict
 
-#: One prompt in so many, of a pair, goes the other way.
+#: One prompt in so many, of a pair, takes the other mode.
 REFRESH_EVERY = 32
 #: Token workers whose costs are remembered.
 WORKERS_REMEMBERED = 1024
-#: Weight of the newest hand-off in what a prompt token costs.
+#: Weight of the newest hand-off in the average.
 _NEWEST = 0.25
 
 
@@ -36,21 +31,21 @@ class PushMode(StrEnum):
 
 
 class ConfiguredPushMode(StrEnum):
-    """How a worker was told to send."""
+    """The push mode that a worker is configured with."""
 
-    AUTO = "auto"  #: as measured
+    AUTO = "auto"  #: whichever was measured cheaper
     SERIAL = "serial"
     LAYERWISE = "layerwise"
 
 
 @dataclass(frozen=True, slots=True)
 class PushCosts:
-    """What pushes to one worker cost lately.
+    """Recent costs of pushes to one worker.
 
     Attributes:
-        serial: seconds from the end of a prompt to its KV there, by bytes, of serial pushes; `None` where there was none.
-        layerwise: the same of layer-wise ones.
-        notices_s: seconds that the engine's thread spends on telling of the layers of one iteration.
+        serial: visible seconds (from the prompt's end to its KV there) by bytes, of serial pushes; `None` before one.
+        layerwise: the same of layer-wise pushes.
+        notices_s: seconds of the engine's thread for one iteration's layer notices.
     """
 
     serial: LinkCost | None = None
@@ -58,7 +53,7 @@ class PushCosts:
     notices_s: float = 0.0
 
     def cheaper(self, kv_bytes: int) -> PushMode:
-        """Return how to send so many bytes; where one way is unknown, that one."""
+        """Return the cheaper mode for so many bytes, or one without measurements."""
         if self.serial is None:
             return PushMode.SERIAL
         if self.layerwise is None:
@@ -68,26 +63,23 @@ class PushCosts:
 
 
 class PushPolicy:
-    """Chooses for one worker's prompts.
-
-    Args:
-        told: the worker's setting.
+    """Chooses the push mode of one worker's prompts.
 
     Attributes:
-        token_s: visible seconds that handing off KV costs per prompt token, lately; `None` before the first.
+        token_s: recent visible seconds of a hand-off per prompt token; `None` before the first.
     """
 
-    def __init__(self, told: ConfiguredPushMode) -> None:
+    def __init__(self, configured: ConfiguredPushMode) -> None:
         self.token_s: float | None = None
-        self._told = told
+        self._configured = configured
         self._costs = LatestDict[str, PushCosts](WORKERS_REMEMBERED)
         self._chosen = LatestDict[str, int](WORKERS_REMEMBERED)
         self._bytes_per_token = 0.0
 
     def choose(self, worker_id: str, tokens: int) -> PushMode:
-        """Return how a prompt of so many tokens goes to that worker."""
-        if self._told is not ConfiguredPushMode.AUTO:
-            return PushMode(self._told.value)
+        """Return the push mode of a prompt of so many tokens to that worker."""
+        if self._configured is not ConfiguredPushMode.AUTO:
+            return PushMode(self._configured.value)
         costs = self._costs.get(worker_id, PushCosts())
         cheaper = costs.cheaper(round(tokens * self._bytes_per_token))
         self._chosen[worker_id] = self._chosen.get(worker_id, 0) + 1
@@ -96,7 +88,7 @@ class PushPolicy:
         return PushMode.SERIAL if cheaper is PushMode.LAYERWISE else PushMode.LAYERWISE
 
     def measured(self, worker_id: str, costs: PushCosts) -> None:
-        """Learn what pushes to a worker cost."""
+        """Take measured costs of pushes to a worker."""
         self._costs[worker_id] = costs
 
     def delivered(self, tokens: int, kv_bytes: int, visible_s: float) -> None:

@@ -1,11 +1,8 @@
-"""One worker: what it accepts, what it runs next, when it leaves.
+"""One worker's state machine: what it accepts, what it runs next, when it leaves.
 
-Law: a worker computes prompts, tokens, or both; its pool is a home role and no restriction (mixed machines: Splitwise,
-section 4.1). Five parts share one set of table: the token side (reservations), the prompt side (hand-offs), the memory
-(blocks), the iterations, and the drain below.
-
-Invariants: every sequence ends handed off, finished or pending_free, exactly once; after the last has left all blocks are free;
-a draining worker accepts no reservation and no request for itself, and leaves when it holds nothing.
+Law: a worker computes prompts, tokens, or both; its home pool restricts nothing (mixed machines: Splitwise, section 4.1).
+Every sequence ends handed off, finished or pending_free, exactly once; after the last one all blocks are free.
+A draining worker accepts no reservation and no request of its own, and leaves when it holds nothing.
 """
 
 from __future__ import annotations
@@ -19,22 +16,23 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.latest import LatestDict
 from spotwise.core.request import RequestState
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.counted_iterations import CountedIterations
 from spotwise.core.worker.fcfs_kv_allocator import FcfsKvAllocator
 from spotwise.core.worker.iterations import Iterations
 from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.policy_registry import scheduling_policy_of
 from spotwise.core.worker.preemptive_kv_allocator import PreemptiveKvAllocator
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.scheduling_policy import scheduling_policy_of
 from spotwise.core.worker.sequence import KvPlace
 from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
 
-#: Schedulers whose last order is remembered; of those before them nobody waits for an echo.
+#: Schedulers whose last assignment number is echoed; earlier ones are gone.
 SCHEDULERS_REMEMBERED = 8
-#: A draining worker stays this long at least, so that work sent before the news spread still finds it.
+#: A draining worker stays at least this long, so that orders sent before its heartbeat still reach it.
 DRAIN_LINGER_S = 1.0
 
 
@@ -45,12 +43,12 @@ class WorkerRole:
         worker_id: this member's id.
         incarnation: of this process.
         address: its KV listener, `host:port`.
-        pool: its blocks.
-        policy: how it batches and gives memory.
-        host: blocks of the host's memory, where the policy swaps.
+        pool: its KV blocks.
+        policy: how it batches and allocates.
+        host: KV blocks in host memory, where the policy swaps.
 
     Raises:
-        ValueError: the policy swaps, and there is nowhere to swap to.
+        ValueError: the policy swaps without host blocks, or names an unknown scheduling policy.
     """
 
     def __init__(
@@ -75,7 +73,8 @@ class WorkerRole:
         )
         self._token_side = TokenSide(table, self._allocator, incarnation, address)
         self._prompt_side = PromptSide(table, policy)
-        self._iterations = Iterations(table, order, self._allocator, self._prompt_side, policy)
+        iterations_of = Iterations if policy.counted_steps is None else CountedIterations
+        self._iterations = iterations_of(table, order, self._allocator, self._prompt_side, policy)
         self._confirmations = Confirmations(worker_id, policy.confirm_every_s)
         self._assignments_seen = LatestDict[str, int](SCHEDULERS_REMEMBERED)
         self._drain: m.Drain | None = None
@@ -94,13 +93,11 @@ class WorkerRole:
             m.Tick: self._tick,
             c.RecordLoaded: self._record_loaded,
             c.RecordUnavailable: self._record_unavailable,
-            c.IterationFinished: self._iterations.iteration_finished,
-            c.IterationsCounted: self._iterations.iterations_counted,
-            c.IterationFailed: self._iterations.iteration_failed,
             c.KvArrived: self._token_side.kv_arrived,
             c.HandoffDelivered: self._prompt_side.handoff_delivered,
             c.HandoffFailed: self._prompt_side.handoff_failed,
             c.PushesMeasured: self._prompt_side.pushes_measured,
+            **self._iterations.handlers(),
         }
         if self._swaps is not None:
             self._handlers |= {c.Swapped: self._swaps.swapped, c.SwapFailed: self._swaps.swap_failed}
@@ -116,34 +113,33 @@ class WorkerRole:
         return self._iterations.finished
 
     def handle(self, event: c.WorkerEvent, now: float) -> list[c.WorkerCommand]:
-        """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
+        """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
         self._handlers[type(event)](event, now)
         self._give_up_broken_engine(now)
-        self._iterations.run_next(now)
-        self._iterations.end_run_after(event)
+        self._iterations.run_next(event, now)
         self._leave_if_done(now)
-        return self._table.answer()
+        return self._table.take_commands()
 
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
         pool, host, swaps = self._table.pool, self._table.host, self._swaps
         states = [sequence.state for sequence in self._table]
-        pending = owed = decoding = in_place = to_hand_off = swapped = 0
-        for sequence in self._table:  # once: with every heartbeat, of hundreds
+        pending = remaining = decoding = in_place = to_hand_off = swapped = 0
+        for sequence in self._table:  # one pass: hundreds of sequences with every heartbeat
             swapped += sequence.kv_place is not KvPlace.DEVICE
             if sequence.awaits_prefill:
                 pending += sequence.uncomputed_tokens
             if not sequence.decodes_here:
                 to_hand_off += 1
             elif not sequence.pending_free:
-                owed += sequence.remaining_tokens_here
+                remaining += sequence.remaining_tokens_here
                 if sequence.in_prompt_phase:
                     in_place += 1
                 elif sequence.state is not RequestState.WAITING_FOR_KV:
                     decoding += 1
         return m.WorkerLoad(
             pending_prompt_tokens=pending,
-            remaining_tokens=owed,
+            remaining_tokens=remaining,
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=self._allocator.blocks_for_newcomers(),
             kv_blocks_kept=self._allocator.kept_blocks(),
@@ -183,20 +179,20 @@ class WorkerRole:
             self._table.fence(choice_id, epoch)
 
     def _confirm(self, now: float) -> None:
-        """Ask the gateways about what is held for them."""
+        """Ask the gateways which of the attempts held for them are over."""
         held = ((s.stream, (s.choice_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
         for question in self._confirmations.ask(held, now):
-            self._table.say(question)
+            self._table.emit(question)
 
     def _change_home_pool(self, order: m.ChangeHomePool, now: float) -> None:
-        """Nothing changes for what is here, nor in what the worker can do: only the scheduler sends it other work."""
+        """Take another home pool; only what the scheduler sends from now on differs."""
         if order.worker_id == self.worker_id:
-            self._table.say(c.TakeHomePool(order.pool))
+            self._table.emit(c.TakeHomePool(order.pool))
 
     def _record_loaded(self, event: c.RecordLoaded, now: float) -> None:
         sequence = self._table.load_answered(event.record.choice_id, event.record.epoch)
         if sequence is None:
-            self._table.say(c.DropSequence(event.record.sequence_id))  # it ended in the meantime
+            self._table.emit(c.DropSequence(event.record.sequence_id))  # the attempt ended in the meantime
             return
         sequence.load(event.record)
         self._token_side.pass_first_token(sequence)
@@ -226,7 +222,7 @@ class WorkerRole:
             self._drain = order
 
     def _give_up_broken_engine(self, now: float) -> None:
-        """Leave at once where the engine is of no use, as one that failed unless it was to leave anyway."""
+        """Leave at once where the engine fails for every request."""
         reason = self._iterations.broken
         if reason is None or self._drain is not None:
             return
@@ -238,7 +234,7 @@ class WorkerRole:
             return
         if now >= min(self._drain_started_s + DRAIN_LINGER_S, self._drain.deadline_s):
             self._has_left = True
-            self._table.say(c.Leave(self._failure))
+            self._table.emit(c.Leave(self._failure))
 
 
 def _swaps_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> Swaps | None:

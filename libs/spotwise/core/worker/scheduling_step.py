@@ -1,7 +1,6 @@
-"""Those that may take part in the next iteration, in the order in which they are to run, and when each is expected to.
+"""The candidates of one iteration in scheduling order, and when each is expected to run.
 
-Law: an order is made once for an iteration, and asked often while blocks are given. When each runs next (ENST) is estimated
-once at most, and only where somebody must give blocks up or may have them back.
+Law: a scheduling policy orders once per step; expected runs (ENST) are estimated at most once, and only when needed.
 
 Source: FastServe (Wu et al., 2023), section 4.2.
 """
@@ -16,17 +15,7 @@ from spotwise.core.worker.sequence import Sequence
 
 
 class SchedulingStep:
-    """One order.
-
-    Attributes:
-        sequences: in it.
-        now: Unix time.
-
-    Args:
-        order: of the discipline.
-        sequences: as it has put them.
-        now: Unix time.
-    """
+    """One order, as the scheduling policy made it at Unix time `now`."""
 
     def __init__(self, order: SchedulingPolicy, sequences: list[Sequence], now: float) -> None:
         self.sequences = sequences
@@ -36,28 +25,28 @@ class SchedulingStep:
         self._next_runs_s: list[float] = []
 
     def outranks_newcomers(self, sequence: Sequence) -> bool:
-        """Tell whether it has its turn before any that comes now."""
+        """Tell whether it comes before any sequence that arrives now."""
         return self._order.outranks_newcomers(sequence, self.now)
 
     def yields_to_newcomers(self, sequence: Sequence) -> bool:
-        """Tell whether it lets one pass that comes now, as far as anybody knows."""
+        """Tell whether a sequence that arrives now is expected to come before it."""
         return self._order.yields_to_newcomers(sequence, self.now)
 
     def behind(self, sequence: Sequence) -> list[Sequence]:
-        """Return who comes after it."""
+        """Return the sequences after it."""
         return self.sequences[self._place_of(sequence) + 1 :]
 
     def last_to_run(
         self, idle: Iterable[Sequence], blocks_of: Callable[[Sequence], int], lacking: int
     ) -> tuple[list[Sequence], int]:
-        """Return who gives blocks up, until as many as are lacking come free, or all; and how many those are."""
+        """Return the last to run that together free the lacking blocks, or all; and how many they free."""
         chosen = choose_to_leave(self._held(idle, blocks_of), lacking)
         return self._sequences_of(chosen), sum(held.blocks for held in chosen)
 
     def first_to_run(
         self, away: Iterable[Sequence], blocks_of: Callable[[Sequence], int], spare: int
     ) -> list[Sequence]:
-        """Return whose KV comes back into so many blocks."""
+        """Return the first to run whose KV fits into so many blocks."""
         return self._sequences_of(choose_to_return(self._held(away, blocks_of), spare))
 
     def _held(self, sequences: Iterable[Sequence], blocks_of: Callable[[Sequence], int]) -> list[HeldKv]:

@@ -1,4 +1,4 @@
-"""One sequence in the hands of one worker."""
+"""What a worker knows of one attempt at a request."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class KvPlace(StrEnum):
     """Where a sequence's computed KV is."""
 
     DEVICE = "device"
-    LEAVING = "leaving"  #: on its way to the host; its blocks on the device are read
+    LEAVING = "leaving"  #: being swapped out; its device blocks are read
     HOST = "host"
-    FETCHED = "fetched"  #: nothing is computed; what others computed of its beginning is on its way to its blocks
-    RETURNING = "returning"  #: on its way back; its blocks on the device are written, those of the host read
+    FETCHED = "fetched"  #: nothing computed; a cached prefix is being fetched into its device blocks
+    RETURNING = "returning"  #: being swapped in; its device blocks are written, its host blocks read
 
 
 @dataclass(slots=True)
 class Sequence:
-    """What a worker knows of one attempt at a request.
+    """One attempt at a request on one worker.
 
     Attributes:
         known_tokens: prompt and output tokens whose ids exist.
@@ -33,33 +33,32 @@ class Sequence:
         output_tokens: output tokens so far, earlier attempts included; counts from the record on.
         max_new_tokens: of those, how many there may be; from the record.
         produced_here: output tokens sampled by this worker in this attempt.
-        max_new_tokens_here: new tokens that this worker may sample for it at most, those of `produced_here` included.
-        target: where the prompt worker delivers the KV; `None` where this worker decodes.
-        lease_expires_s: when a reservation ends unless renewed; `None` once the sequence is this worker's own.
+        max_new_tokens_here: new tokens that this worker may sample at most, `produced_here` included.
+        target: the reservation that its KV is handed off to; `None` where this worker decodes.
+        lease_expires_s: when a reservation expires unless renewed; `None` for other sequences.
         stop: from the record; `None` until the engine knows the sequence.
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
-        pending_free: ended, and here only until nothing uses its blocks any more.
-        push_in_flight: its blocks are being read for a hand-off, or will be as they are written.
+        pending_free: ended, and held only until nothing uses its blocks.
+        push_in_flight: its blocks are read for a hand-off, or will be as they are written.
         in_iteration: an iteration in flight computes tokens of it.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
         prompt_ordered_here: its prompt phase is this worker's.
         prefilled_here: its prompt phase ran on this worker.
-        preemptions: how often it lost its blocks here.
-        model: from the record; KV of another model is another.
-        token_ids: from the record on, all known tokens, up to the first that was only counted.
-        may_reuse: its prompt may begin with blocks that are computed already; known from the record on.
-        cached_tokens: prompt tokens that needed no computing, once the prompt has begun.
-        block_hashes: of its first full blocks, as far as they were asked for.
-        entered_blocks: how many of its first blocks are in the prefix cache.
-        reused_blocks: how many of its first blocks were computed before it got them.
-        priority: that the client gave, the lower the more important; from the record.
-        tenant: whose it is; from the record.
-        queue_state: in the queues of the discipline that has any.
-        arrived_level: its level on the prompt worker that it came from, where that has queues.
+        preemptions: times that it lost its blocks here.
+        token_ids: all known tokens, from the record on, up to the first that was only counted.
+        may_reuse: its prompt may begin with cached blocks; from the record.
+        cached_tokens: prompt tokens found in the cache, once the prompt has begun.
+        block_hashes: of its first full blocks, computed on demand.
+        entered_blocks: first blocks that are in the prefix cache.
+        reused_blocks: first blocks that came from it.
+        priority: the client's, the lower the more important; from the record.
+        tenant: from the record.
+        queue_state: in the queues of a scheduling policy that has any.
+        arrived_level: its queue level on the prompt worker that it came from.
         kv_place: where its computed KV is.
-        host_block_ids: its blocks of the host's memory.
-        swap_failed: a move of its KV between device and host was broken off; it is not moved again.
-        has_run: an iteration computed tokens of it since it last got blocks or got them back.
+        host_block_ids: its blocks in host memory.
+        swap_failed: a swap of it failed; it is not swapped again.
+        has_run: an iteration computed tokens of it since it last got blocks.
         sequence_id: of this attempt, for the engine and the block pool.
     """
 
@@ -114,12 +113,12 @@ class Sequence:
 
     @property
     def remaining_tokens_here(self) -> int:
-        """New tokens that this worker may still sample for it at most."""
+        """New tokens that this worker may still sample at most."""
         return max(0, self.max_new_tokens_here - self.produced_here)
 
     @property
     def remaining_tokens(self) -> int:
-        """New tokens after which it ends by length; of a sequence whose record is known."""
+        """New tokens until it ends by length; needs the record."""
         return self.max_new_tokens - self.output_tokens
 
     @property
@@ -129,7 +128,7 @@ class Sequence:
 
     @property
     def in_prompt_phase(self) -> bool:
-        """Whether its prompt is this worker's to compute, and has brought no token yet."""
+        """Whether its prompt is this worker's, and has produced no token yet."""
         return self.prompt_ordered_here and self.produced_here == 0
 
     @property
@@ -139,18 +138,23 @@ class Sequence:
 
     @property
     def is_preemptible(self) -> bool:
-        """Whether it could lose its blocks and be computed again on this worker."""
+        """Whether it could be preempted and computed again here."""
         return self.state is RequestState.RUNNING and self.decodes_here and not self.pending_free
 
     @property
     def is_moving(self) -> bool:
-        """Whether its KV is on its way between device and host, so that both are in use."""
+        """Whether its KV is being swapped, so that blocks on both sides are in use."""
         return self.kv_place in (KvPlace.LEAVING, KvPlace.RETURNING, KvPlace.FETCHED)
 
     @property
     def waits_for_blocks(self) -> bool:
-        """Whether it is to be computed here, wholly or again, and owns no block."""
+        """Whether it is to be computed here and owns no block."""
         return not self.block_ids and self.state in _COMPUTED_HERE and not self.pending_free
+
+    @property
+    def is_new_prompt(self) -> bool:
+        """Whether it waits for its first blocks."""
+        return not self.block_ids and self.state is RequestState.WAITING
 
     @property
     def is_decoding(self) -> bool:
@@ -159,11 +163,11 @@ class Sequence:
 
     @property
     def awaits_prefill(self) -> bool:
-        """Whether its prompt, or a part of it, is still to be computed here."""
+        """Whether some of its prompt is still to be computed here."""
         return not self.pending_free and self.known_tokens > 0 and not self.is_decoding
 
     def count_tokens(self, tokens: int) -> None:
-        """Note new tokens."""
+        """Count new tokens."""
         self.output_tokens += tokens
         self.produced_here += tokens
         self.known_tokens += tokens
@@ -173,7 +177,7 @@ class Sequence:
         self.state = advance(self.state, event)
 
     def load(self, record: RequestRecord) -> None:
-        """Take over what the record says."""
+        """Take over the record."""
         self.stop, self.model = record.stop, record.model
         self.priority, self.tenant = record.priority, record.tenant
         self.max_new_tokens = record.stop.max_new_tokens

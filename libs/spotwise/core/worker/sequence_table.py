@@ -1,12 +1,9 @@
-"""The sequences a worker holds, their blocks, and the ways out.
+"""The sequences a worker holds, their blocks, and the commands that follow from an event.
 
-Law: a sequence owns blocks here exactly while it is held, and it is held until nothing reads or writes those blocks any
-more: not in the middle of an iteration, not while its KV is being pushed or moves between device and host. One that ends too
-early for that is *pending_free* and leaves as soon as it may; its push is called off.
-
-Invariants: blocks owned == blocks of the sequences held; a pending_free sequence joins no iteration and publishes nothing;
-every ending that the gateway did not ask for is published to it; an attempt's record is loaded once at a time, so that an
-answer to a load can be taken for no other holding of the same attempt.
+Law: a sequence is held, with its blocks, until nothing reads or writes those blocks any more: no iteration, push or swap.
+One that ends earlier is pending_free: it joins no iteration, publishes nothing, and leaves as soon as its blocks are at rest.
+Every ending that the gateway did not order is published to it.
+An attempt's record is loaded once at a time, so that a load's answer belongs to one holding of the attempt.
 """
 
 from __future__ import annotations
@@ -23,13 +20,12 @@ from spotwise.core.worker.sequence import KvPlace, Sequence
 
 
 class SequenceTable:
-    """Sequences in order of arrival, and the commands that their fates cause.
+    """Sequences in order of arrival, and the commands that their events cause.
 
     Attributes:
-        worker_id, incarnation: whose.
+        worker_id, incarnation: of the worker.
         pool: blocks of the device.
-        host: blocks of the host's memory; `None` where nothing is swapped.
-        lost_a_member: a sequence in the newest iteration ordered was pending_free since.
+        host: blocks of host memory; `None` where nothing is swapped.
     """
 
     def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None, incarnation: int = 0) -> None:
@@ -37,17 +33,16 @@ class SequenceTable:
         self.incarnation = incarnation
         self.pool = pool
         self.host = host
-        self.lost_a_member = False
         self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
-        self._attempts: Counter[str] = Counter()  #: sequences by request
+        self._attempts: Counter[str] = Counter()  #: sequences by choice
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[tuple[str, int], list[m.TokenDelta]] = {}
         self._batches_sent: dict[tuple[str, int], int] = {}
         self._gone_gateways: list[tuple[str, int]] = []
         self._loading: set[str] = set()
 
-    # --- who is here --------------------------------------------------------------------------------------------------
+    # --- sequences ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
@@ -62,49 +57,49 @@ class SequenceTable:
         return sequence_id in self._sequences
 
     def get(self, choice_id: str, epoch: int) -> Sequence | None:
-        """Return that attempt if it is here and not pending_free."""
+        """Return the attempt if it is held and not pending_free."""
         return self.by_id(sequence_id(choice_id, epoch))
 
     def by_id(self, sequence_id: str) -> Sequence | None:
-        """Return the sequence if it is here and not pending_free."""
+        """Return the sequence if it is held and not pending_free."""
         sequence = self._sequences.get(sequence_id)
         return None if sequence is None or sequence.pending_free else sequence
 
     def add(self, choice_id: str, epoch: int, stream: m.StreamRef, state: RequestState, now: float) -> Sequence:
-        """Enter an attempt that is not here."""
+        """Enter an attempt that is not held yet."""
         sequence = Sequence(choice_id, epoch, stream, state, now)
         self._sequences[sequence.sequence_id] = sequence
         self._attempts[choice_id] += 1
         return sequence
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
-        """Give the sequence blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
+        """Allocate blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
         sequence.reused_blocks = len(reused)
         sequence.has_run = False
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
-        """Give the sequence the blocks that it lacks for `tokens` tokens; ask the pool first."""
+        """Allocate the blocks that the sequence lacks for `tokens` tokens; ask the pool first."""
         sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
 
     def take_blocks(self, sequence: Sequence) -> None:
-        """Take the blocks of a sequence that stays."""
+        """Free the blocks of a sequence that stays held."""
         self.pool.free(sequence.sequence_id)
         sequence.block_ids = ()
 
-    # --- its record ---------------------------------------------------------------------------------------------------
+    # --- records ------------------------------------------------------------------------------------------------------
 
     def is_loading(self, choice_id: str, epoch: int) -> bool:
-        """Tell whether a load of the attempt's record is unanswered, also where the attempt itself has ended."""
+        """Tell whether a load of the attempt's record is unanswered, even where the attempt itself has ended."""
         return sequence_id(choice_id, epoch) in self._loading
 
     def load_record(self, sequence: Sequence) -> None:
-        """Ask for the record of a sequence that was just added; ask `is_loading` first."""
+        """Load the record of a sequence that was just added; ask `is_loading` first."""
         self._loading.add(sequence.sequence_id)
-        self.say(c.LoadRecord(sequence.choice_id, sequence.epoch))
+        self.emit(c.LoadRecord(sequence.choice_id, sequence.epoch))
 
     def load_answered(self, choice_id: str, epoch: int) -> Sequence | None:
-        """Note that a load was answered; return its sequence if it is still wanted."""
+        """Note that a load was answered; return its sequence if it has not ended."""
         self._loading.discard(sequence_id(choice_id, epoch))
         return self.get(choice_id, epoch)
 
@@ -116,14 +111,13 @@ class SequenceTable:
         return len(self._iterations)
 
     def begin_iteration(self, members: list[tuple[Sequence, int]]) -> None:
-        """Note which sequences take part in an iteration that is about to be ordered, with how many tokens."""
+        """Note the sequences, with their tokens, of an iteration that is about to be ordered."""
         for sequence, _ in members:
             sequence.in_iteration = True
         self._iterations.append(members)
-        self.lost_a_member = False
 
     def end_iteration(self) -> list[tuple[Sequence, int]]:
-        """Note that the oldest iteration ended; return the wanted sequences that took part, and their tokens."""
+        """Note that the oldest iteration ended; return its sequences that have not ended, and their tokens."""
         took_part = self._iterations.popleft()
         pending_free = []
         for sequence, _ in took_part:
@@ -134,31 +128,31 @@ class SequenceTable:
             self.release(sequence)
         return [member for member in took_part if not member[0].pending_free] if pending_free else took_part
 
-    # --- what follows -------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
-    def say(self, command: c.WorkerCommand) -> None:
-        """Add a command to the answer."""
+    def emit(self, command: c.WorkerCommand) -> None:
+        """Add a command."""
         self._commands.append(command)
 
     def publish(self, stream: m.StreamRef, delta: m.TokenDelta) -> None:
-        """Add to the one message that this event sends to the stream's gateway."""
+        """Add to the one token batch that this event sends to the stream's gateway."""
         self._deltas.setdefault((stream.gateway_id, stream.incarnation), []).append(delta)
 
     @property
     def gateways(self) -> tuple[m.GatewayStreams, ...]:
-        """The gateways that tokens were sent to, or will be, in order of id and incarnation."""
+        """The gateways that tokens were or will be sent to, in order of id and incarnation."""
         sent = {
             (each.stream.gateway_id, each.stream.incarnation): 0 for each in self if not each.pending_free
         } | self._batches_sent
         return tuple(m.GatewayStreams(*gateway, batches) for gateway, batches in sorted(sent.items()))
 
     def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
-        """Add a line to the request's ledger."""
+        """Add an entry to the request's ledger."""
         entry = m.LedgerEntry(sequence.choice_id, sequence.epoch, stage, self.worker_id, now, tuple(facts.items()))
-        self.say(m.RecordLedger(entry))
+        self.emit(m.RecordLedger(entry))
 
-    def answer(self) -> list[c.WorkerCommand]:
-        """Return what was said since the last answer: tokens first, because a client waits for them."""
+    def take_commands(self) -> list[c.WorkerCommand]:
+        """Return the commands since the last call: tokens first, because a client waits for them."""
         commands, self._commands = self._commands, []
         if self._deltas:
             commands = [*self._batches(), *commands]
@@ -167,7 +161,7 @@ class SequenceTable:
         return commands
 
     def _batches(self) -> list[m.Send]:
-        """Return what is published since the last answer, a numbered batch for each gateway."""
+        """Return the published tokens, a numbered batch for each gateway."""
         batches = []
         for gateway, deltas in self._deltas.items():
             gateway_id, incarnation = gateway
@@ -177,10 +171,10 @@ class SequenceTable:
         self._deltas.clear()
         return batches
 
-    def tell_failure(
+    def publish_failure(
         self, stream: m.StreamRef, tokens_sent: int, reason: str, *, retryable: bool, suspects: m.Suspects = ()
     ) -> None:
-        """Tell a stream's gateway that nothing more comes; one that has moved on ignores it."""
+        """End a stream with an error; a gateway that has begun a later attempt ignores it."""
         delta = m.TokenDelta(
             attempt_id=stream.attempt_id,
             token_index=tokens_sent,
@@ -192,17 +186,17 @@ class SequenceTable:
         )
         self.publish(stream, delta)
 
-    # --- ways out -----------------------------------------------------------------------------------------------------
+    # --- endings ------------------------------------------------------------------------------------------------------
 
     def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool, suspects: m.Suspects = ()) -> None:
-        """End a sequence that cannot be served here, and tell its gateway and its other worker."""
-        self.tell_failure(sequence.stream, sequence.output_tokens, reason, retryable=retryable, suspects=suspects)
+        """End a sequence that cannot be served here; its gateway and its token worker are notified."""
+        self.publish_failure(sequence.stream, sequence.output_tokens, reason, retryable=retryable, suspects=suspects)
         self.record(sequence, "failed", now, reason=reason)
         self.cancel_target(sequence)
         self.end(sequence, FinishReason.ERROR)
 
     def fence(self, choice_id: str, epoch: int) -> None:
-        """End all attempts up to `epoch`; whoever asked knows."""
+        """End all attempts up to `epoch` without notifying the gateway, which ordered it."""
         if choice_id not in self._attempts:
             return
         for sequence in [s for s in self if s.choice_id == choice_id and s.epoch <= epoch and not s.pending_free]:
@@ -210,31 +204,30 @@ class SequenceTable:
             self.end(sequence, FinishReason.ABORT)
 
     def forget_gateway(self, order: m.ForgetGateway, now: float) -> None:
-        """End what is decoded for a gateway that is gone, or was given up; one that is back after all hears of it."""
+        """End the sequences of a gateway that is gone; one that was only silent is notified of each."""
         for sequence in [s for s in self if not s.pending_free and _goes_to(s.stream, order)]:
             self.fail(sequence, "the scheduler gave the gateway up", now, retryable=True)
         gone = [key for key in self._batches_sent if key[0] == order.gateway_id and key[1] <= order.incarnation]
         self._gone_gateways.extend(gone)
 
     def cancel_target(self, sequence: Sequence) -> None:
-        """Give the reservation on the token worker back, where there is one."""
+        """Cancel the reservation on the token worker, where there is one."""
         if sequence.target is not None:
             order = m.CancelRequest(sequence.choice_id, sequence.epoch)
-            self.say(m.Send(sequence.target.worker_id, order))
+            self.emit(m.Send(sequence.target.worker_id, order))
 
     def end(self, sequence: Sequence, finish_reason: FinishReason) -> None:
-        """Let go: at once where its blocks are at rest, else once they are."""
+        """End a sequence; its blocks are freed once they are at rest."""
         if sequence.state is RequestState.WAITING_FOR_KV:
-            self.say(c.ForgetKv(sequence.choice_id))
+            self.emit(c.ForgetKv(sequence.choice_id))
         if sequence.push_in_flight:
-            self.say(c.AbortPush(sequence.choice_id, sequence.epoch))
+            self.emit(c.AbortPush(sequence.choice_id, sequence.epoch))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.pending_free = True
-        self.lost_a_member |= sequence.in_iteration
         self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Take the blocks of an ended or handed-off sequence back, unless they are in use."""
+        """Drop an ended or handed-off sequence and free its blocks, unless they are in use."""
         if sequence.push_in_flight or sequence.in_iteration or sequence.is_moving:
             return
         del self._sequences[sequence.sequence_id]
@@ -244,12 +237,12 @@ class SequenceTable:
         if sequence.block_ids:
             self.pool.free(sequence.sequence_id)
         if sequence.host_block_ids:
-            assert self.host is not None  # else it would have none there
+            assert self.host is not None  # a sequence with host blocks
             self.host.free(sequence.sequence_id)
-        self.say(c.DropSequence(sequence.sequence_id))
+        self.emit(c.DropSequence(sequence.sequence_id))
 
     def move_ended(self, sequence_id: str) -> tuple[Sequence, KvPlace] | None:
-        """Note that a move between device and host ended; return its sequence, and how it moved, if it is still wanted."""
+        """Note that a swap ended; return its sequence, and where its KV was, if the sequence has not ended."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None or not sequence.is_moving:
             return None
@@ -260,7 +253,7 @@ class SequenceTable:
         return sequence, moved
 
     def push_ended(self, choice_id: str, epoch: int) -> Sequence | None:
-        """Note that a push ended; return its sequence if it is still wanted."""
+        """Note that a push ended; return its sequence if it has not ended."""
         sequence = self._sequences.get(sequence_id(choice_id, epoch))
         if sequence is None or not sequence.push_in_flight:
             return None

@@ -1,15 +1,11 @@
-"""KV on its way between the device and the host's memory.
+"""Swaps KV between device and host memory.
 
-Law: what is read stays whose it is until it has been read: blocks of the device come free when the host has their KV, blocks of
-the host when the device has. Meanwhile the sequence takes part in no iteration; one that ends too early for that is pending,
-and leaves when its move has ended. Only what was computed moves, and of that only what is not there already: full blocks
-whose content is known are found on either side, shared and not copied, so a prefix that many sequences have in common is on
-the host once. A prompt whose beginning is on the host, and not on the device, has it fetched before it is computed.
+Law: a swap's source stays allocated until it has been read, and the sequence is in no iteration meanwhile.
+Only computed KV moves, and only full blocks that the other side does not hold already.
+A prompt whose beginning is on the host and not on the device has it fetched before it is computed.
+After a failed swap the KV is where it was, or lost and computed again; that sequence is not swapped any more.
 
-Source: FastServe (Wu et al., 2023), section 4.2: state moves by itself, beside the computation.
-
-Invariants: a sequence has one move at a time; after a move it has blocks on one side, but for prefixes that others keep; a move
-that failed leaves the KV where it was, or, where it cannot be told any more, nowhere: it is computed again.
+Source: proactive swapping beside the computation, FastServe (Wu et al., 2023), section 4.2.
 """
 
 from __future__ import annotations
@@ -23,10 +19,10 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class Swaps:
-    """Begins moves and takes their ends.
+    """Begins and ends swaps.
 
     Attributes:
-        swapped_out, swapped_in: blocks that were copied since the start.
+        swapped_out, swapped_in: blocks copied since the start.
     """
 
     def __init__(self, table: SequenceTable, host: BlockPool, prefixes: PrefixCache) -> None:
@@ -39,23 +35,23 @@ class Swaps:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks of the host that nobody owns."""
+        """Blocks of the host without an owner."""
         return self._host.free_blocks
 
     @property
     def leaving_blocks(self) -> int:
-        """Blocks of the device that come free when what is leaving now has left."""
+        """Blocks of the device that come free when the swaps in flight end."""
         leaving = [s.sequence_id for s in self._table if s.kv_place is KvPlace.LEAVING]
         return self._pool.freed_blocks(leaving) if leaving else 0
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence's KV may go to the host, and finds room there."""
+        """Tell whether a sequence's KV may be swapped out, and finds room on the host."""
         return not sequence.swap_failed and self._host.can_allocate(
             sequence.computed_tokens, self._found_on_host(sequence)
         )
 
     def leave(self, sequence: Sequence, now: float) -> None:
-        """Let a sequence's KV go to the host; ask `has_room_for` first."""
+        """Swap a sequence out; ask `has_room_for` first."""
         found = self._found_on_host(sequence)
         tokens = sequence.computed_tokens
         sequence.host_block_ids = self._host.allocate(sequence.sequence_id, tokens, found)
@@ -65,10 +61,10 @@ class Swaps:
         self._table.record(sequence, "swapped_out", now, blocks=blocks - len(found), known_blocks=len(found))
         self.swapped_out += blocks - len(found)
         source, place = sequence.block_ids[len(found) : blocks], sequence.host_block_ids[len(found) :]
-        self._table.say(c.SwapOut(sequence.sequence_id, source, place))
+        self._table.emit(c.SwapOut(sequence.sequence_id, source, place))
 
     def come_back(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """Let a sequence's KV come back, into the first of its blocks for `tokens` tokens; ask the pool first."""
+        """Swap a sequence in, into the first of its blocks for `tokens` tokens; ask the pool first."""
         found = self.found_on_device(sequence)
         self._table.allocate(sequence, tokens, found)
         blocks = len(sequence.host_block_ids)
@@ -76,18 +72,18 @@ class Swaps:
         self._table.record(sequence, "swapped_in", now, blocks=blocks - len(found), known_blocks=len(found))
         self.swapped_in += blocks - len(found)
         source, place = sequence.host_block_ids[len(found) :], sequence.block_ids[len(found) : blocks]
-        self._table.say(c.SwapIn(sequence.sequence_id, source, place))
+        self._table.emit(c.SwapIn(sequence.sequence_id, source, place))
 
     def fetch(
         self, sequence: Sequence, tokens: int, reused: tuple[int, ...], fetched: tuple[int, ...], now: float
     ) -> None:
-        """Let the beginning of a sequence come that others have computed; ask the pool first.
+        """Fetch a cached prefix from the host; ask the pool first.
 
         Args:
-            sequence: that has nothing computed.
+            sequence: with nothing computed yet.
             tokens: for which it gets blocks.
             reused: the first of these, which are on the device.
-            fetched: blocks of the host that go on behind them.
+            fetched: host blocks that follow them.
             now: Unix time.
         """
         self._table.allocate(sequence, tokens, reused)
@@ -97,17 +93,17 @@ class Swaps:
         self._table.record(sequence, "prefix_fetched", now, blocks=len(fetched), known_blocks=len(reused))
         self.swapped_in += len(fetched)
         place = sequence.block_ids[len(reused) : len(reused) + len(fetched)]
-        self._table.say(c.SwapIn(sequence.sequence_id, sequence.host_block_ids, place))
+        self._table.emit(c.SwapIn(sequence.sequence_id, sequence.host_block_ids, place))
 
     def found_on_device(self, sequence: Sequence) -> tuple[int, ...]:
-        """Return the first blocks of a sequence's KV on the host that the device has as well."""
+        """Return the first blocks of a sequence's swapped KV that the device holds as well."""
         return self._pool.find(self._prefixes.full_contents(sequence))
 
     def _found_on_host(self, sequence: Sequence) -> tuple[int, ...]:
         return self._host.find(self._prefixes.full_contents(sequence))
 
     def swapped(self, event: c.Swapped, now: float) -> None:
-        """Free what was read, if the sequence is still wanted."""
+        """Free the source of a swap."""
         ended = self._table.move_ended(event.sequence_id)
         if ended is None:
             return
@@ -129,7 +125,7 @@ class Swaps:
             self._give_host_blocks_back(sequence)
 
     def swap_failed(self, event: c.SwapFailed, now: float) -> None:
-        """Go on with what is left: the KV on the device, or none."""
+        """Continue with the KV on the device, or with none."""
         ended = self._table.move_ended(event.sequence_id)
         if ended is None:
             return

@@ -1,11 +1,10 @@
-"""The token worker's half: reservations, leases, and KV that arrives.
+"""Reservations, their leases, and KV that arrives.
 
-Law: blocks are reserved before the prompt starts (how many is `memory.py`'s) and held under a lease that the prompt worker
-renews; a lease that runs out ends the attempt and says so to the gateway, which tries again. KV is accepted into a queue_state
-reservation of the same epoch and nowhere else (the transfer plane asks before it writes).
+Law: blocks are reserved before the prompt starts, under a lease that the prompt worker renews.
+An expired lease ends the attempt as retryable, so a dead prompt worker holds no blocks.
+KV is accepted only into a live reservation of the same epoch.
 
-Source: joint assignment of both machines, Splitwise section 4.2; leases against what breaks elsewhere: blocks held for a
-dead peer.
+Source: joint assignment of both machines, Splitwise, section 4.2.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from spotwise.core.worker.kv_allocator import KvAllocator
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
-#: Terms that a lease lasts at first: the scheduler has yet to tell the prompt worker, which renews it, and may be slow.
+#: Lengths of a lease before its first renewal: the prompt worker's order may be slow to reach it.
 FIRST_TERM = 2
 
 
 class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
 
-    def __init__(self, table: SequenceTable, memory: KvAllocator, incarnation: int, address: str) -> None:
+    def __init__(self, table: SequenceTable, allocator: KvAllocator, incarnation: int, address: str) -> None:
         self._table = table
-        self._allocator = memory
+        self._allocator = allocator
         self._incarnation = incarnation
         self._address = address
 
     def reserve_kv(self, order: m.ReserveKv, now: float, *, draining: bool) -> None:
-        """Reserve blocks, or say why not."""
+        """Reserve blocks, or refuse with the reason."""
         table = self._table
         if refusal := self._refusal(order, now, draining):
             answer = m.KvRefused(order.choice_id, order.epoch, order.assignment, table.worker_id, refusal)
-            table.say(m.Send(order.scheduler_id, answer))
+            table.emit(m.Send(order.scheduler_id, answer))
             return
         table.fence(order.choice_id, order.epoch - 1)
         sequence = table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
         sequence.max_new_tokens_here = order.max_new_tokens
         sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
         table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens))
-        table.say(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
+        table.emit(c.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
         target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids)
         reserved = m.KvReserved(order.choice_id, order.epoch, order.assignment, target)
-        table.say(m.Send(order.scheduler_id, reserved))
+        table.emit(m.Send(order.scheduler_id, reserved))
         table.load_record(sequence)
 
     def _refusal(self, order: m.ReserveKv, now: float, draining: bool) -> str | None:
@@ -59,20 +58,20 @@ class TokenSide:
         return self._allocator.reservation_refusal(order.kv_tokens, order.max_new_tokens, now)
 
     def renew_leases(self, order: m.RenewLeases, now: float) -> None:
-        """Extend the reservations that their prompt workers still work on."""
+        """Extend reservations that their prompt workers still need."""
         for choice_id, epoch in order.leases:
             sequence = self._table.get(choice_id, epoch)
             if sequence is not None and sequence.lease_expires_s is not None:
                 sequence.lease_expires_s = now + sequence.lease_s
 
     def was_away(self, seconds: float) -> None:
-        """Extend all leases by a time in which no renewal could be heard."""
+        """Extend all leases by a time in which no renewal could be received."""
         for sequence in self._table:
             if sequence.lease_expires_s is not None:
                 sequence.lease_expires_s += seconds
 
     def expire_leases(self, now: float) -> None:
-        """Give back what nobody renewed."""
+        """Fail reservations whose leases have expired."""
         for sequence in list(self._table):
             expires_s = sequence.lease_expires_s
             if expires_s is not None and expires_s <= now and not sequence.pending_free:
@@ -82,7 +81,7 @@ class TokenSide:
         """Take a handed-off sequence into the token phase."""
         sequence = self._table.get(event.handoff.choice_id, event.handoff.epoch)
         if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
-            return  # ended while its last bytes were on the way
+            return  # it ended while its last bytes were on the way
         sequence.advance(RequestEvent.KV_ARRIVED)
         sequence.lease_expires_s = None
         sequence.computed_tokens = event.handoff.num_tokens
@@ -104,9 +103,9 @@ class TokenSide:
         self.pass_first_token(sequence)
 
     def pass_first_token(self, sequence: Sequence) -> None:
-        """Tell the engine the token that the prompt worker sampled, once the engine knows the sequence."""
+        """Append the prompt worker's token at the engine, once the engine knows the sequence."""
         if sequence.handed_token_id is not None and sequence.stop is not None:
-            self._table.say(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
+            self._table.emit(c.AppendToken(sequence.sequence_id, sequence.handed_token_id))
             sequence.token_ids.append(sequence.handed_token_id)
             self._allocator.prefixes.enter_computed(sequence)
             sequence.handed_token_id = None

@@ -1,18 +1,12 @@
-"""Who loses its blocks to whom.
+"""Which sequences are preempted for which.
 
-Law: a sequence that decodes and runs out of blocks takes those of the last arrival behind it. A prompt that has waited for
-`preempt_after_s` without a block takes those of sequences that decode, arrived before it or not, as few as it needs, and none
-where they would not do (prompts first on a mixed machine: Splitwise, section 4.3). It may take them from whom it outranks:
+Law: a growing sequence preempts the last arrival behind it.
+A prompt preempts, as few as suffice, decodes of lower rank, the lowest first; of equals the last arrival.
+Ranks: a prompt's is its wait times `PROMPT_WEIGHT`; a decode's is its age here times (1 + its preemptions).
+A victim decodes here, is in no iteration and was preempted fewer than `max_preemptions` times.
+The first arrival that runs here is never a prompt's victim; nor, where prompts come first, is a prompt that is being computed.
 
-- a prompt's rank is its wait, times `PROMPT_WEIGHT`;
-- a decode's rank is its age on this worker, times one more than it was preempted.
-
-So a prompt that waits outranks younger decodes first and older ones later, a decode grows out of its reach by age and by every
-preemption, and equals leave one another alone. The lowest rank loses first; of equals, the last arrival.
-
-Invariants: a victim decodes here, has been preempted fewer than `max_preemptions` times and takes part in no iteration; where
-prompts come first, nobody whose prompt is being computed is a victim; the first arrival of those that run here for themselves
-is never one of a prompt's. That of a sequence which decodes is never one that came before it.
+Source: prompts first on a mixed machine, Splitwise (Patel et al., ISCA 2024), section 4.3.
 """
 
 from __future__ import annotations
@@ -24,13 +18,13 @@ from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 
-#: A second that a prompt waits weighs as much as so many of a decode's age. What decodes has made its client wait already and
-#: shows progress since; ten seconds of decoding are an answer of common length.
+#: Seconds of a decode's age that weigh as much as one of a prompt's wait: a decode shows its client progress, and ten seconds
+#: of decoding are an answer of common length.
 PROMPT_WEIGHT = 10.0
 
 
 class Victims:
-    """Chooses victims; it takes nothing from them."""
+    """Chooses victims."""
 
     def __init__(self, table: SequenceTable, policy: WorkerPolicy) -> None:
         self._table = table
@@ -43,15 +37,15 @@ class Victims:
                 return None
             if self._may_lose(sequence):
                 return sequence
-        raise AssertionError("who needs blocks is held")
+        raise AssertionError("a sequence that needs blocks is held")
 
     def of_prompt(self, waited_s: float, now: float, suffices: Callable[[list[str]], bool]) -> list[Sequence]:
-        """Return whose blocks a prompt takes that has waited so long, or nobody where that would not do.
+        """Return a prompt's victims; none where all together do not suffice.
 
         Args:
             waited_s: by the prompt.
             now: Unix time.
-            suffices: tells whether the prompt would have room if these sequences gave up their blocks.
+            suffices: tells whether the prompt finds room once these sequences gave up their blocks.
         """
         prompt_rank = PROMPT_WEIGHT * waited_s
         ranked = [
@@ -77,17 +71,17 @@ class Victims:
 
 
 def decode_rank(sequence: Sequence, now: float) -> float:
-    """Return what a prompt must outrank to take a decode's blocks, in seconds."""
+    """Return a decode's rank in seconds."""
     return (now - sequence.arrived_s) * (1 + sequence.preemptions)
 
 
 def _is_being_computed(sequence: Sequence) -> bool:
-    """Tell whether a prompt, or a preempted sequence, is not computed to its end yet."""
+    """Tell whether a prompt, or a preempted sequence, is not fully computed yet."""
     return sequence.in_prompt_phase or not sequence.is_decoding
 
 
 def _needed(chosen: list[Sequence], suffices: Callable[[list[str]], bool]) -> list[Sequence]:
-    """Leave out, the highest rank first, who need not lose its blocks because of another one's."""
+    """Leave out, the highest rank first, victims that the others make unnecessary."""
     needed = chosen
     for sequence in reversed(chosen):
         others = [victim for victim in needed if victim is not sequence]

@@ -63,7 +63,7 @@ class Machine:
         self._phase_s = phase * settings.heartbeat_s
         self._around = around
         self._queue = around.queue
-        self._counts = policy.counted_steps > 1
+        self._counts = policy.counted_steps is not None
         self._token_times = TokenTimes(around.observer)
         self._pipeline = Pipeline(policy.max_in_flight) if policy.max_in_flight > 1 else None
         self._orders: deque[IterationOrder] = deque()

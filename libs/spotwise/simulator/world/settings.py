@@ -117,8 +117,8 @@ class WorldSettings:
     def worker_policy(self) -> WorkerPolicy:
         """The policy of every worker: with an oracle, what a request will need is reserved."""
         reserve = Reserve.MAX_TOKENS if self.knows_output else self.policy.reserve
-        one_by_one = self.policy.is_ranked or self.policy.max_in_flight > 1
-        return replace(self.policy, reserve=reserve, counted_steps=1 if one_by_one else self.counted_steps)
+        one_by_one = self.counted_steps == 1 or self.policy.is_ranked or self.policy.max_in_flight > 1
+        return replace(self.policy, reserve=reserve, counted_steps=None if one_by_one else self.counted_steps)
 
     def asked_tokens(self, output_tokens: int) -> int:
         """Return what a request with such an answer asks for; never less than the answer has."""

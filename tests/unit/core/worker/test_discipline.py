@@ -11,16 +11,11 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import StreamRef
 from spotwise.core.mlfq import MlfqPolicy, QueueLevel
 from spotwise.core.request import RequestState, StopCriteria
+from spotwise.core.worker.mlfq_policy import MlfqSchedulingPolicy, queues_for
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy_registry import scheduling_policy_of
 from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import (
-    KeyedPolicy,
-    MlfqSchedulingPolicy,
-    by_priority,
-    by_tokens_left,
-    queues_for,
-    scheduling_policy_of,
-)
+from spotwise.core.worker.scheduling_policy import KeyedPolicy, by_priority, by_tokens_left
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 

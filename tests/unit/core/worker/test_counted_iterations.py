@@ -70,13 +70,11 @@ def test_the_first_to_end_ends_the_order() -> None:
 
 
 def test_an_order_is_no_longer_than_the_policy_says() -> None:
-    """Nor longer than 1 where it says nothing."""
-    bench = bench_of(counted_steps=5)
-    bench.in_place("a", max_new=50)
-    assert steps(counted(bench)) == 5
-    bench = WorkerBench()
-    bench.in_place("a", max_new=50)
-    assert steps(counted(bench)) == 1
+    """Whatever a sequence has left."""
+    for counted_steps in (5, 1):
+        bench = bench_of(counted_steps=counted_steps)
+        bench.in_place("a", max_new=50)
+        assert steps(counted(bench)) == counted_steps
 
 
 def test_what_was_counted_in_mid_order_counts() -> None:

@@ -1,0 +1,133 @@
+"""Orders to workers, from schedulers and from other workers, and the workers' answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotwise.core.members import Pool
+from spotwise.core.record import KvTarget
+
+#: A choice, and the epoch of its attempt.
+Attempt = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRef:
+    """Where a sequence's tokens go: a gateway's incarnation, which numbers its attempts from 1, and the attempt there."""
+
+    gateway_id: str
+    attempt_id: int
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveKv:
+    """Reserve blocks for a sequence whose prompt another worker will compute; `KvReserved` or `KvRefused` answers.
+
+    Attributes:
+        assignment: the scheduler's running number; heartbeats echo the last one received, to reconcile its view.
+        kv_tokens: tokens to hold at most, prompt and new ones; the worker decides for how many it takes blocks at once.
+        max_new_tokens: new tokens at most.
+        lease_s: seconds after its last renewal at which the reservation expires.
+    """
+
+    choice_id: str
+    epoch: int
+    stream: StreamRef
+    scheduler_id: str
+    assignment: int
+    kv_tokens: int
+    max_new_tokens: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill:
+    """Compute the prompt, sample one token, deliver the KV to `target`.
+
+    Attributes:
+        scheduler_id: receives `PrefillAccepted` or `KvRefused` where both phases are on one worker.
+        target: the reservation; where both phases are here, this worker with no blocks: the prompt waits for its first ones.
+        max_new_tokens: new tokens at most.
+    """
+
+    choice_id: str
+    epoch: int
+    stream: StreamRef
+    scheduler_id: str
+    assignment: int
+    prompt_tokens: int
+    target: KvTarget
+    lease_s: float
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Drop all attempts of the sequence up to `epoch`, without an answer."""
+
+    choice_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeHomePool:
+    """Take another home pool; sequences that the worker holds stay."""
+
+    worker_id: str
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take no new requests, let running ones finish, then leave; at the deadline the rest fails as retryable."""
+
+    worker_id: str
+    deadline_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetGateway:
+    """Drop every sequence whose tokens go to that incarnation of a gateway, or to an earlier one: it is gone."""
+
+    gateway_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvReserved:
+    """The reservation of order `assignment` is made."""
+
+    choice_id: str
+    epoch: int
+    assignment: int
+    target: KvTarget
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAccepted:
+    """The request of order `assignment` is queued here for both its phases."""
+
+    choice_id: str
+    epoch: int
+    assignment: int
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvRefused:
+    """Order `assignment` finds no room, or the worker takes nothing new."""
+
+    choice_id: str
+    epoch: int
+    assignment: int
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLeases:
+    """The prompt worker still needs these reservations."""
+
+    leases: tuple[Attempt, ...]
