@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spotwise.cli.launch.plan import Machine, plan_joining_worker
+from spotwise.cli.launch.plan import LocalHost, plan_joining_worker
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
@@ -50,7 +50,7 @@ class FailingEngine(SimulatedEngine):
 def start_failing_worker(mesh: LiveMesh, worker_id: str, pool: str = "mixed") -> subprocess.Popen[bytes]:
     """Let such a process join a mesh of simulated workers, as `spotwise join` would."""
     state = mesh.state
-    plan = plan_joining_worker(state.options, state.nats_url, state.redis_url, pool, worker_id, Machine.this())
+    plan = plan_joining_worker(state.options, state.nats_url, state.redis_url, pool, worker_id, LocalHost.this())
     with (mesh.home / f"{worker_id}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.live.failing_worker"],
