@@ -57,7 +57,7 @@ down: ## Stop what `make up ARGS=--detach` started
 check: setup proto-check ## Formatting, lint, types, import contracts, generated code
 	$(BIN)/ruff format --check libs services tests
 	$(BIN)/ruff check libs services tests
-	$(BIN)/mypy libs services
+	$(BIN)/mypy libs services tests
 	$(BIN)/lint-imports
 
 # In a copy: the check must not touch the files that it compares with.

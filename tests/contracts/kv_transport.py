@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -17,8 +17,20 @@ from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, KvTra
 LAYERS, BLOCKS, CELL_BYTES = 3, 16, 64
 HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5, level=QueueLevel(3, 0.25))
 
-#: Makes a transport of this worker (id, incarnation) over this memory, not started.
-MakeTransport: TypeAlias = Callable[[KvMemory, str, int, HandoffHandler], KvTransport]
+
+class MakeTransport(Protocol):
+    """Makes a transport, not started."""
+
+    def __call__(
+        self,
+        memory: KvMemory,
+        worker_id: str,
+        incarnation: int,
+        on_handoff: HandoffHandler,
+        *,
+        model_digest: str | None,
+    ) -> KvTransport:
+        """Make that of a worker over its memory."""
 
 
 class ArrayMemory:

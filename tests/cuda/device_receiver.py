@@ -10,11 +10,11 @@ from typing import Any
 import structlog
 import torch
 import uvloop
-from on_device import GEOMETRY, filled
 
 from spotwise.engine.device_kv import DeviceKv
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
+from tests.cuda.on_device import GEOMETRY, filled
 
 
 async def receive(device: torch.device, blocks: tuple[int, ...]) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import GEOMETRY, filled, load
 
 from spotwise.core.record import KvHandoff, KvTarget
 from spotwise.engine.device_kv import DeviceKv
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
+from tests.cuda.on_device import GEOMETRY, filled, load
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model
 
 pytestmark = pytest.mark.cuda
@@ -71,12 +71,13 @@ def test_kv_moved_to_another_engine_goes_on_with_the_same_tokens(
 
 
 class Receiver:
-    """`device_receiver.py` in a process of its own."""
+    """`tests.cuda.device_receiver` in a process of its own."""
 
     def __init__(self, device: torch.device, blocks: tuple[int, ...]) -> None:
         options = {"device": str(device), "blocks": blocks}
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("device_receiver.py")), json.dumps(options)],
+            [sys.executable, "-m", "tests.cuda.device_receiver", json.dumps(options)],
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from on_device import load
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from spotwise.core.sampling import SamplingParams
 from spotwise.engine.agreement import compare
 from spotwise.engine.engine import Engine
 from spotwise.engine.loading import EngineConfig
+from tests.cuda.on_device import load
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, record, save_model
 
 pytestmark = pytest.mark.cuda

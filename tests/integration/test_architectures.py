@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -177,7 +177,7 @@ def test_every_term_of_a_layer_counts(name: str, term: str, tmp_path: Path) -> N
 def test_nothing_else_is_read_into_a_layer(name: str, tmp_path: Path) -> None:
     """Beside its terms, a layer of every architecture is plain."""
     _, facts = load_model(EngineConfig(tiny(name, tmp_path), "float32", "cpu", threads=1))
-    usual = LayerAttention(scaling=pytest.approx(facts.geometry.key_dim**-0.5))
+    usual = LayerAttention(scaling=cast(float, pytest.approx(facts.geometry.key_dim**-0.5)))
     terms = {term: getattr(usual, term) for term in MODELS[name][2]}
     for layer in facts.layers:
         assert usual == replace(layer, **terms)

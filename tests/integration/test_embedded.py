@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import nats
@@ -15,7 +17,7 @@ import redis
 
 from spotwise.mesh import embedded
 from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
-from spotwise.mesh.embedded import EmbeddedServerError, free_port, nats_server, redis_server, running
+from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, free_port, nats_server, redis_server, running
 
 pytestmark = pytest.mark.mesh
 
@@ -63,8 +65,12 @@ def test_the_store_is_empty_again(redis_url: str) -> None:
         assert store.dbsize() == 0
 
 
+#: Makes an embedded server whose files are in a folder.
+MakeServer = Callable[..., EmbeddedServer]
+
+
 @pytest.mark.parametrize("make_server", [nats_server, redis_server])
-def test_a_stopped_server_is_gone_and_can_start_again_on_its_port(make_server, tmp_path: Path) -> None:
+def test_a_stopped_server_is_gone_and_can_start_again_on_its_port(make_server: MakeServer, tmp_path: Path) -> None:
     """Stop ends the process; the same server starts once more where clients look for it."""
     server = make_server(tmp_path, port=free_port())
     first = server.start()
@@ -108,7 +114,7 @@ def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
 
 def test_a_missing_program_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wheel and without the program on PATH, the message names the extra."""
-    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EmbeddedServerError, match=r"spotwise\[embedded\]"):
         nats_server(tmp_path)

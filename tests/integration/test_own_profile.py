@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from spotwise.cli.options import read_profile
 from spotwise.core.cost_model import BatchShape, TableIterationCost, pairs
-from spotwise.core.cost_profile import CostProfile
 from spotwise.engine.engine import EngineConfig
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.own_profile import own_profile
@@ -73,7 +72,7 @@ def answers(engine: EngineThread) -> dict[str, list[int]]:
     return tokens
 
 
-def events(logs: list[dict[str, object]]) -> list[object]:
+def events(logs: Iterable[Mapping[str, object]]) -> list[object]:
     return [line["event"] for line in logs if str(line["event"]).startswith("cost_profile")]
 
 
@@ -110,9 +109,7 @@ async def test_two_starts_at_once_measure_once(engine: EngineThread, settings: W
     smaller = await loaded(settings.model_copy(update={"kv_cache_bytes": KV_BYTES // 2}))
     try:
         with capture_logs() as logs:
-            profiles: list[CostProfile] = await asyncio.gather(
-                own_profile(engine, settings), own_profile(smaller, settings)
-            )
+            profiles = await asyncio.gather(own_profile(engine, settings), own_profile(smaller, settings))
     finally:
         smaller.close()
     assert sorted(map(str, events(logs))) == ["cost_profile_loaded", "cost_profile_measured"]

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from onlooker import Onlooker, looking_on
 
 from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.options import MeshOptions
@@ -26,6 +25,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.integration.onlooker import Onlooker, looking_on
 
 pytestmark = pytest.mark.mesh
 

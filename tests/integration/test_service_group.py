@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from onlooker import looking_on
 
 from spotwise.core.messages import Drain, Member, MemberKind, MemberState
 from spotwise.mesh.grpc_control import EngineDescription, RecentIterations, is_serving
@@ -19,6 +18,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.integration.onlooker import looking_on
 
 pytestmark = pytest.mark.mesh
 

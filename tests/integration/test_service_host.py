@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from onlooker import Onlooker, looking_on
 from structlog.testing import capture_logs
 
 from spotwise.core.messages import (
@@ -29,6 +28,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.integration.onlooker import Onlooker, looking_on
 
 pytestmark = pytest.mark.mesh
 

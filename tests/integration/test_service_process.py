@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from onlooker import Onlooker, looking_on
 
 from spotwise.core.messages import MemberState
 from spotwise.mesh.embedded import LOOPBACK, free_port, nats_server, redis_server, running
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.integration.onlooker import Onlooker, looking_on
 
 pytestmark = pytest.mark.mesh
 

@@ -9,10 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from onlooker import Onlooker, looking_on
 
 from spotwise.core.messages import Drain, InterruptionKind, InterruptionReported, MemberKind, MemberState
 from spotwise.mesh.ports import BusMessage
@@ -20,10 +20,19 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode
 from tests.contracts.waiting import PATIENCE_S
 from tests.fakes.metadata_server import Fault, MetadataServer
+from tests.integration.onlooker import Onlooker, looking_on
 
 pytestmark = pytest.mark.mesh
 
 WORKER_IDS = ("token-0", "token-1")
+
+
+def is_ready(mesh: Mesh, member_id: str) -> bool:
+    return MemberState.READY in mesh.states(member_id)
+
+
+def has_left(mesh: Mesh, member_id: str) -> bool:
+    return mesh.states(member_id)[-1] is MemberState.LEFT
 
 
 class Mesh:
@@ -128,7 +137,7 @@ async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: 
             CLOUD_BACKOFF_S="0.2",
         )
         for member_id in (*WORKER_IDS, "watcher-0"):
-            await until_said(lambda m=member_id: MemberState.READY in mesh.states(m), f"{member_id} to be ready")
+            await until_said(partial(is_ready, mesh, member_id), f"{member_id} to be ready")
         await until_said(lambda: len(server.asked("/metadata/scheduledevents")) > 3, "questions")
         assert mesh.notices == []
 
@@ -139,7 +148,7 @@ async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: 
         await until_said(lambda: server.acknowledged, "the acknowledgement")
         for worker_id in WORKER_IDS:
             # The watcher may have heard the last goodbye a moment before this test.
-            await until_said(lambda m=worker_id: mesh.states(m)[-1] is MemberState.LEFT, f"{worker_id} to leave")
+            await until_said(partial(has_left, mesh, worker_id), f"{worker_id} to leave")
             assert mesh.states(worker_id)[-2] is MemberState.DRAINING
         assert {(each.worker_id, each.deadline_s) for each in mesh.notices} == {
             (each, deadline_s) for each in WORKER_IDS

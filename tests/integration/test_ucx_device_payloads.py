@@ -73,7 +73,7 @@ class DeviceMemory:
         return DeviceArray(np.empty(size, np.uint8))
 
     def checksum(self, payload: DeviceArray) -> int:
-        return zlib.crc32(payload.data)
+        return zlib.crc32(payload.data.tobytes())
 
 
 def device_transport(
@@ -147,7 +147,13 @@ def test_only_blocks_are_received_into_payload_memory() -> None:
     """A COMMIT is read on the host."""
     memory = DeviceMemory(ArrayMemory(1))
     buffers = PayloadBuffers(memory, 8192, keep=1)
-    frame = {"choice_id": "r", "epoch": 1, "push_id": 1, "sender_incarnation": 1, "target_incarnation": 2}
+    frame: dict[str, Any] = {
+        "choice_id": "r",
+        "epoch": 1,
+        "push_id": 1,
+        "sender_incarnation": 1,
+        "target_incarnation": 2,
+    }
     commit = buffers.take(KvFrame(kind=FrameKind.COMMIT, payload_bytes=16, **frame))
     assert isinstance(commit, np.ndarray) and commit.nbytes == 16
     chunk = buffers.take(KvFrame(kind=FrameKind.CHUNK, payload_bytes=5000, **frame))

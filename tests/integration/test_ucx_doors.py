@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 import pytest
-from test_ucx_faults import GOOD, RawPeer
-from ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
 from spotwise.mesh.ucx_loopback import listeners
 from spotwise.wire.kv_frames import FrameKind
+from tests.integration.test_ucx_faults import GOOD, RawPeer
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
 pytestmark = pytest.mark.mesh
 

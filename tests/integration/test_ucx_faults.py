@@ -6,12 +6,12 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
-from ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
 
 from spotwise.mesh.ucx_link import HostPayloads, PayloadBuffers, UcxLink
 from spotwise.mesh.ucx_links import UcxLinks
@@ -25,8 +25,13 @@ from spotwise.wire.kv_frames import (
     encode_handoff,
     layout_fingerprint,
 )
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
 
 pytestmark = pytest.mark.mesh
+
+
+def _answered(raw: RawPeer, times: int) -> bool:
+    return len(raw.answers) >= times
 
 
 class RawPeer:
@@ -123,7 +128,7 @@ async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> No
         for times in range(1, MAX_RESENDS + 2):
             link.send(raw.frame(FrameKind.CHUNK, GOOD, chunk_index=7), b"\xff" + GOOD[1:])
             link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT)
-            await until(lambda times=times: len(raw.answers) >= times)
+            await until(partial(_answered, raw, times))
         asked, refused = raw.answers[:-1], raw.answers[-1]
         assert [answer.kind for answer in asked] == [FrameKind.RESEND] * MAX_RESENDS
         assert {(each.first_layer, each.num_layers, each.first_block, each.num_blocks) for each in asked} == {

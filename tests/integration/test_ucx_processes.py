@@ -16,10 +16,20 @@ import numpy as np
 import pytest
 import uvloop
 import xxhash
-from ucx_worker import BLOCKS, CELL_BYTES, LAYERS, PATIENCE_S, ArrayMemory, Worker, handoff, running, until
 
 from spotwise.core.record import KvTarget
 from spotwise.mesh.ports import KvTransferError
+from tests.integration.ucx_worker import (
+    BLOCKS,
+    CELL_BYTES,
+    LAYERS,
+    PATIENCE_S,
+    ArrayMemory,
+    Worker,
+    handoff,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.mesh
 

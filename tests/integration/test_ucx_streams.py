@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
-from spotwise.mesh.ports import KvPush, KvTransferError
+from spotwise.mesh.ports import KvTransferError
 from spotwise.mesh.ucx_link import HostPayloads
+from spotwise.mesh.ucx_push import UcxPush
 from spotwise.wire.kv_frames import MAX_RESENDS
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
 pytestmark = pytest.mark.mesh
 
@@ -105,12 +106,12 @@ async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended() -> No
     copying, go_on = threading.Event(), threading.Event()
     export = sender.memory.export_layers
 
-    def slow(first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any) -> Any:
+    def slow(first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any) -> NDArray[np.uint8]:
         copying.set()
         assert go_on.wait(30)
         return export(first_layer, num_layers, block_ids)
 
-    sender.memory.export_layers = slow  # type: ignore[method-assign]
+    sender.memory.export_layers = slow  # type: ignore[method-assign, assignment]
     async with running(sender, receiver):
         receiver.transport.expect("r", 1, RESERVED)
         push = sender.transport.open_push(receiver.target(RESERVED), "r", 1, SOURCE)
@@ -174,12 +175,16 @@ async def test_a_link_that_damages_everything_is_given_up() -> None:
 @pytest.mark.parametrize("exported_bytes", [1, 64 * 2**20])
 async def test_many_prompts_that_are_computed_together_share_a_link(exported_bytes: int) -> None:
     """Sixteen pushes each way, layer by layer in any order of the pushes; also where one chunk may be copied out at a time."""
-    options = {"chunk_bytes": 4 * CELL_BYTES, "stream_bytes": CELL_BYTES, "exported_bytes": exported_bytes}
+    options: dict[str, Any] = {
+        "chunk_bytes": 4 * CELL_BYTES,
+        "stream_bytes": CELL_BYTES,
+        "exported_bytes": exported_bytes,
+    }
     left, right = Worker("l", 1, **options), Worker("r", 2, **options)
     rng = random.Random(1)
     finals = {worker.name: held_back(worker, tuple(range(32))) for worker in (left, right)}
     async with running(left, right):
-        open_pushes: list[tuple[Worker, int, KvPush]] = []
+        open_pushes: list[tuple[Worker, int, UcxPush]] = []
         for n in range(16):
             blocks, reserved = (2 * n, 2 * n + 1), (32 + 2 * n, 33 + 2 * n)
             for sender, receiver in ((left, right), (right, left)):

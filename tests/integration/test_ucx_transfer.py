@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
 from spotwise.core.record import KvHandoff
 from spotwise.mesh.ports import KvTransferError, MeshError, TransferReport
 from spotwise.mesh.ucx_reactor import UcxReactor
 from spotwise.mesh.ucx_transfer import UcxKvTransport
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
 pytestmark = pytest.mark.mesh
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -160,6 +161,14 @@ def test_a_second_mesh_of_the_same_name_is_refused(home: Home) -> None:
     assert home.left() == []
 
 
+def _restarts(home: Home, service_id: str, times: int) -> bool:
+    return home.service(service_id).restarts == times
+
+
+def _is_healthy(home: Home, service_id: str) -> bool:
+    return home.service(service_id).state is ServiceState.HEALTHY
+
+
 def test_a_killed_child_is_started_again(home: Home) -> None:
     """kill -9 of a service or of an embedded server: it comes back healthy, the servers where they were."""
     assert home.up().returncode == 0
@@ -167,8 +176,8 @@ def test_a_killed_child_is_started_again(home: Home) -> None:
     for service_id in ("token-0", "nats-server"):
         killed = home.pid(service_id)
         os.kill(killed, signal.SIGKILL)
-        wait_for(lambda service_id=service_id: home.service(service_id).restarts == 1, f"{service_id} restarts")
-        wait_for(lambda service_id=service_id: home.service(service_id).state is ServiceState.HEALTHY, "it is healthy")
+        wait_for(partial(_restarts, home, service_id, 1), f"{service_id} restarts")
+        wait_for(partial(_is_healthy, home, service_id), "it is healthy")
         assert home.pid(service_id) != killed
     assert nats_answers(nats_port)
     log = (home.path / "run" / "test" / "logs" / "supervisor.log").read_text()

@@ -68,5 +68,5 @@ def _break(_signal: int, _frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _break)
-    serve.SimulatedEngine = FailingEngine  # type: ignore[misc]
+    serve.SimulatedEngine = FailingEngine  # type: ignore[misc, attr-defined]
     sys.exit(run_service(SimulatedWorkerSettings, serve.serve_simulated))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.live.mesh import MODEL, LiveMesh
@@ -103,9 +104,7 @@ class SimulatedMesh(LiveMesh):
 
             async with self.async_client() as client:
                 disturbing = asyncio.create_task(disturbance())
-                done = await asyncio.gather(
-                    *(self.stream(client, seed, tokens, lambda s, seed=seed: seen(seed, s)) for seed in seeds)
-                )
+                done = await asyncio.gather(*(self.stream(client, seed, tokens, partial(seen, seed)) for seed in seeds))
                 await disturbing
                 return done
 

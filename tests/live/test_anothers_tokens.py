@@ -7,12 +7,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import pytest
 
 from tests.live.mesh import MODEL, wait_for
-from tests.live.simulated_mesh import QUESTION, SimulatedMesh
+from tests.live.simulated_mesh import QUESTION, SeededStream, SimulatedMesh
 
 OLD, NEW = range(100, 108), range(8)
 #: The old streams last for minutes; the new ones pass the indexes at which those are.
@@ -51,11 +52,12 @@ def replaced(mesh: SimulatedMesh, scheduler_pid: int) -> bool:
 async def _begin_and_restart(mesh: SimulatedMesh) -> None:
     """Start the old streams, kill the scheduler, and the gateway once that is back; the clients' streams break."""
     begun = {seed: asyncio.Event() for seed in OLD}
+
+    def has_begun(seed: int, _: SeededStream) -> None:
+        begun[seed].set()
+
     async with mesh.async_client() as client:
-        streams = [
-            asyncio.create_task(mesh.stream(client, seed, OLD_TOKENS, lambda _, seed=seed: begun[seed].set()))
-            for seed in OLD
-        ]
+        streams = [asyncio.create_task(mesh.stream(client, seed, OLD_TOKENS, partial(has_begun, seed))) for seed in OLD]
         await asyncio.gather(*(event.wait() for event in begun.values()))
         first = mesh.pid("scheduler-0")
         kill(mesh, "scheduler-0")

@@ -31,7 +31,7 @@ def test_a_chat_is_answered(mesh: LiveMesh) -> None:
     """The default model knows its capitals; usage counts the prompt as the chat template writes it."""
     answer = mesh.client().chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=32)
     rendered = tokenizer().apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)
-    assert "Paris" in answer.choices[0].message.content
+    assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.prompt_tokens == len(rendered["input_ids"])
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
@@ -124,7 +124,7 @@ def test_max_tokens_of_one_ends_on_the_prompt_worker(mesh: LiveMesh) -> None:
 def test_a_chat_without_a_bound_gets_what_a_worker_holds(mesh: LiveMesh) -> None:
     """256 MiB of KV hold 5,824 tokens, fewer than the context; a chat that names no bound is served all the same."""
     answer = mesh.client().chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
-    assert "Paris" in answer.choices[0].message.content
+    assert "Paris" in (answer.choices[0].message.content or "")
 
 
 def test_logit_bias(mesh: LiveMesh) -> None:
@@ -197,7 +197,7 @@ def test_logprobs_and_echo(mesh: LiveMesh) -> None:
     chat = mesh.client().chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, max_tokens=4, logprobs=True, top_logprobs=3
     )
-    scored = chat.choices[0].logprobs.content
+    scored: Any = chat.choices[0].logprobs and chat.choices[0].logprobs.content
     assert len(scored) == 4
     assert all(len(token.top_logprobs) == 3 and token.logprob == token.top_logprobs[0].logprob for token in scored)
     assert "".join(token.token for token in scored) == chat.choices[0].message.content

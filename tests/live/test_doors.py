@@ -15,7 +15,7 @@ import redis
 from nats.aio.client import Client
 
 from tests.live.mesh import MODEL
-from tests.live.test_simulated import SimulatedMesh
+from tests.live.simulated_mesh import SimulatedMesh
 
 
 @pytest.fixture(scope="module")

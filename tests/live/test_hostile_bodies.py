@@ -12,8 +12,8 @@ import pytest
 
 from tests.live.hostility import MEMORY_BYTES, limit_memory, memory_high_water_bytes, tell
 from tests.live.mesh import MODEL, LiveMesh
+from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
-from tests.live.test_simulated import SimulatedMesh
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 WORDS = "the quick brown fox jumps over the lazy dog. "

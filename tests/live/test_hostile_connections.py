@@ -19,8 +19,8 @@ from tests.live.hostility import (
     tell,
 )
 from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
-from tests.live.test_simulated import SimulatedMesh
 
 PLACES = 200
 #: Shorter than what a gateway allows by default; nothing here is waited for longer than for a loaded machine.

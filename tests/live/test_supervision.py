@@ -16,7 +16,7 @@ import pytest
 
 from spotwise.cli.launch.run_state import ServiceState
 from tests.live.mesh import wait_for
-from tests.live.test_simulated import SimulatedMesh
+from tests.live.simulated_mesh import SimulatedMesh
 
 LONG_S = 90.0
 HANG_S = "4"

@@ -80,6 +80,21 @@ POOL_POLICIES = st.builds(
 )
 
 
+def close_if_open(world: MeshWorld, request_id: str) -> None:
+    if request_id in world.stops:
+        world.close(request_id)
+
+
+def kill_if_there(world: MeshWorld, worker_id: str) -> None:
+    if worker_id in world.workers:
+        world.kill(worker_id)
+
+
+def start_if_away(world: MeshWorld, worker_id: str, pool: Pool) -> None:
+    if worker_id not in world.workers:
+        world.start_worker(worker_id, pool)
+
+
 def world_of(
     seed: int,
     pools: list[Pool],
@@ -96,7 +111,7 @@ def world_of(
     world.run_until(world.now + 1.0)
     for number in range(count):
         prompt, new = rng.randint(1, MAX_PROMPT), rng.randint(1, MAX_NEW)
-        world.at(rng.uniform(0, 2), lambda n=number, p=prompt, k=new: world.request(f"r{n}", p, k))
+        world.at(rng.uniform(0, 2), partial(world.request, f"r{number}", prompt, new))
     return world
 
 
@@ -168,7 +183,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     """Half of the clients leave, in every phase of their requests; the others get every token."""
     world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     for number in range(0, count, 2):
-        world.at(world.rng.uniform(0.5, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
+        world.at(world.rng.uniform(0.5, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
     for choice_id, ending in world.ended.items():
         assert ending in ("length", "closed")
@@ -200,7 +215,7 @@ def test_requests_that_are_over_live_on_nowhere(
     for _ in range(restarts):
         world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
     for number in range(0, count, 2):
-        world.at(world.rng.uniform(0.1, 5), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
+        world.at(world.rng.uniform(0.1, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
     for choice_id, ending in world.ended.items():
         assert ending in ("length", "closed", "no_workers", "no_scheduler")
@@ -390,10 +405,10 @@ def test_kv_on_hosts_is_lost_and_left_without_a_trace(seed, pools, num_blocks, p
     world = world_of(seed, pools, num_blocks, (0.05, 0.1), policy, count, PoolPolicy())
     for _ in range(kills):
         number, at_s = world.rng.randrange(len(pools)), world.rng.uniform(1, 6)
-        world.at(at_s, lambda n=number: f"w{n}" in world.workers and world.kill(f"w{n}"))
-        world.at(at_s + 1.0, lambda n=number: f"w{n}" in world.workers or world.start_worker(f"w{n}", pools[n]))
+        world.at(at_s, partial(kill_if_there, world, f"w{number}"))
+        world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
     for number in range(0, count if leaves else 0, 3):
-        world.at(world.rng.uniform(0.5, 8), lambda n=number: f"r{n}" in world.stops and world.close(f"r{n}"))
+        world.at(world.rng.uniform(0.5, 8), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
     for choice_id, ending in world.ended.items():
         assert ending in ("length", "closed", "no_workers")

@@ -64,7 +64,7 @@ FAIR = POLICIES.map(
     lambda policy: replace(
         policy,
         discipline=Discipline.MLFQ if policy.discipline is Discipline.MLFQ else Discipline.FCFS,
-        mlfq=replace(policy.mlfq, starve_limit_s=min(policy.mlfq.starve_limit_s, 3.0)),
+        mlfq=policy.mlfq and replace(policy.mlfq, starve_limit_s=min(policy.mlfq.starve_limit_s, 3.0)),
     )
 ).filter(lambda policy: policy.is_ranked)
 #: Iterations that a request may be here, of some 2,400 in all. Of the twelve that are here at most each needs some 20, of a

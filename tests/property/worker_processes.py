@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from spotwise.core import messages as m
@@ -74,7 +75,7 @@ class WorkerProcesses:
         world = self._world
         match command:
             case c.LoadRecord(choice_id, epoch):
-                world.at(world.delay(), lambda r=choice_id, e=epoch: self._load(worker, r, e))
+                world.at(world.delay(), partial(self._load, worker, choice_id, epoch))
             case c.DropSequence(attempt):
                 worker.engine.pop(attempt, None)
             case c.AppendToken(attempt, token_id):
@@ -98,15 +99,15 @@ class WorkerProcesses:
             case c.OpenPush(choice_id, epoch, target, blocks, tokens, written):
                 self._start_push(worker, FakePush(choice_id, epoch, target, blocks, tokens, written))
             case c.CommitPush(handoff):
-                push = worker.pushes.get(sequence_id(handoff.choice_id, handoff.epoch))
-                if push is not None:
-                    assert push.written == push.num_tokens == handoff.num_tokens
-                    push.handoff = handoff
+                committed = worker.pushes.get(sequence_id(handoff.choice_id, handoff.epoch))
+                if committed is not None:
+                    assert committed.written == committed.num_tokens == handoff.num_tokens
+                    committed.handoff = handoff
             case c.AbortPush(choice_id, epoch):
-                push = worker.pushes.get(sequence_id(choice_id, epoch))
-                if push is not None and not push.over:
-                    push.over = True
-                    world.at(world.delay(world.push_s), lambda p=push: self._push_failed(worker, p, "called off"))
+                called_off = worker.pushes.get(sequence_id(choice_id, epoch))
+                if called_off is not None and not called_off.over:
+                    called_off.over = True
+                    world.at(world.delay(world.push_s), partial(self._push_failed, worker, called_off, "called off"))
             case c.SwapOut(attempt, there, on_host):
                 self._move(worker, attempt, (worker.blocks, there), (worker.host_blocks, on_host))
             case c.SwapIn(attempt, on_host, there):
@@ -243,7 +244,9 @@ class WorkerProcesses:
             worker.waiting.append(lambda: self._delivered(worker, push))
             return
         del worker.pushes[sequence_id(push.choice_id, push.epoch)]
-        costs = PushCosts(*(LinkCost(self._world.rng.random(), 1.0 + self._world.rng.random()) for _ in range(2)))
+        rng = self._world.rng
+        serial, layerwise = (LinkCost(rng.random(), 1.0 + rng.random()) for _ in range(2))
+        costs = PushCosts(serial, layerwise)
         self._world.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
         tokens = push.num_tokens
         self._world.feed_worker(worker, c.HandoffDelivered(push.choice_id, push.epoch, tokens, 0.0, "memory", 0.0))

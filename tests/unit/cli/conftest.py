@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, command_line
+
+from tests.unit.cli.command_line import CommandLine, command_line
 
 
 @pytest.fixture

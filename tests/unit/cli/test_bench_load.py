@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command_line import CommandLine
+
+from tests.unit.cli.command_line import CommandLine
 
 KEY = "secret"
 
@@ -25,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        events = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
+        events: list[dict[str, Any]] = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
         events.append({"choices": [], "usage": {"completion_tokens": 2}})
         self._answer(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
 

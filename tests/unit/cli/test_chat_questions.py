@@ -6,7 +6,8 @@ import io
 import sys
 
 import pytest
-from command_line import CommandLine
+
+from tests.unit.cli.command_line import CommandLine
 
 NOBODY = "http://127.0.0.1:1"
 

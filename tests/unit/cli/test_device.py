@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from command_line import CommandLine
 
 from spotwise.cli import device
 from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
+from tests.unit.cli.command_line import CommandLine
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -120,7 +121,7 @@ def test_native_workers_take_the_cores_of_an_idle_partner(cores: int, workers: i
 
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"dtype": "float16"}])
-def test_what_torch_computes_keeps_to_its_share(changes: dict[str, str]) -> None:
+def test_what_torch_computes_keeps_to_its_share(changes: dict[str, Any]) -> None:
     """The native kernels know neither."""
     assert plan(cores=8, native=True, **changes)["token-0"].env["SPOTWISE_THREADS"] == "4"
 

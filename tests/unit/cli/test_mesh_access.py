@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine
 
 from spotwise.cli import drain as drain_module
 from spotwise.cli.errors import CommandError, OptionError
@@ -17,6 +16,7 @@ from spotwise.cli.options import MeshOptions
 from spotwise.mesh.child_process import ProcessIdentity
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redis_store import RedisStore
+from tests.unit.cli.command_line import CommandLine
 
 LOCAL = MeshAddresses("nats://127.0.0.1:1", "redis://127.0.0.1:2/0")
 OTHER = MeshAddresses("nats://127.0.0.1:3", "redis://127.0.0.1:4/0")

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine
 
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerRole
 from spotwise.mesh.journal import SUFFIX, make_role
 from spotwise.mesh.memory import FakeClock
 from spotwise.mesh.role_loop import RoleLoop
+from tests.unit.cli.command_line import CommandLine
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.listening_port import open_port
 from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
+from tests.unit.cli.command_line import CommandLine
 
 
 @pytest.mark.parametrize(

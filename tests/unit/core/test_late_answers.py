@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker import commands as c
@@ -14,7 +16,7 @@ PROMPT = worker_member("p", m.Pool.PROMPT, blocks=2)
 WORKER = worker_member("w")
 
 
-def assert_one_prefill_into_a_reservation_that_stands(scheduler: SchedulerBench, inbox: list[m.Message]) -> None:
+def assert_one_prefill_into_a_reservation_that_stands(scheduler: SchedulerBench, inbox: list[Any]) -> None:
     """The worker works its inbox off, the scheduler hears the answers; what is wanted stands, on both sides."""
     worker = WorkerBench()
     commands = [command for order in inbox for command in worker.feed(order)]

@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 import typer.main
-from docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup
 
@@ -23,6 +22,7 @@ from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_STREAM_OPTIONS, Endpoint, Ignored, Refused
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
+from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
@@ -177,7 +177,7 @@ def test_the_picture_is_well_formed() -> None:
 
 def test_the_diagram_of_states_is_what_the_table_says() -> None:
     """docs/request-life.md was made anew after the last change of the transition table."""
-    command = [sys.executable, ROOT / "scripts" / "request_life.py", "--check"]
+    command = [sys.executable, str(ROOT / "scripts" / "request_life.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, section, table
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
@@ -16,6 +15,7 @@ from spotwise.mesh.settings import ServiceSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
+from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, section, table
 
 OWNERS: dict[str, type[BaseSettings]] = {
     "all": ServiceSettings,

@@ -30,7 +30,7 @@ NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_to
 SEEDED = SamplingParams(temperature=0.8, seed=11)
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
+@pytest.fixture(scope="module", params=list(SHAPES.values()), ids=list(SHAPES))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = llama_config(max_position_embeddings=1024, **request.param)
     return save_model(config, tmp_path_factory.mktemp("invariance") / "llama")

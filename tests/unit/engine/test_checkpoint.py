@@ -79,7 +79,7 @@ def say_no_json(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((8).to_bytes(8, "little") + b"{{{{{{{{")
 
 
-DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut within the last tensor": (
         cut(WEIGHTS, -5),
         rf"{WEIGHTS} is truncated: it has \d+ bytes, and model\.\S+ ends at",

@@ -19,7 +19,7 @@ def sequences(engine: Engine, suffix: str, first_block: int) -> Batch:
     """Three sequences, one of which decodes already; the batch of their next iteration."""
     rows = []
     for number, (name, prompt) in enumerate(PROMPTS.items()):
-        scores = {"prompt_logprobs": 1} if name == "scored" else {}
+        scores: dict[str, Any] = {"prompt_logprobs": 1} if name == "scored" else {}
         sampling = SamplingParams(temperature=1.0, seed=7 + number, presence_penalty=0.5, logprobs=2, **scores)
         engine.add_sequence(record(f"{name}-{suffix}", prompt, sampling))
         rows.append(BatchRow(f"{name}-{suffix}@1", 0, len(prompt), (first_block + number,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 from transformers import Gemma2Config, MistralConfig
 
 from spotwise.core.batching import Batch, BatchRow
-from spotwise.engine import cuda_attention, flashinfer_attention
+from spotwise.engine import flashinfer_attention
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, choose_attention, torch_attention, try_flashinfer
 from spotwise.engine.engine import Engine
@@ -175,6 +176,6 @@ def test_a_cache_beyond_its_counting_is_named() -> None:
 
 def test_a_cpu_computes_with_torch(loaded: tuple[Any, ModelFacts], monkeypatch: pytest.MonkeyPatch) -> None:
     """The library is not even looked for."""
-    monkeypatch.setattr(cuda_attention.importlib, "import_module", lambda name: pytest.fail(name))
+    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(name))
     _, facts = loaded
     assert choose_attention(cache_of(facts), facts).name == "torch attention"

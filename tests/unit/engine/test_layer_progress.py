@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
     class Attention:
         on_written = None
 
-    attention, seen = Attention(), []
+    attention: Any = Attention()
+    seen: list[int] = []
     with telling(attention, engine.kv, seen.append):
         for layer in (1, 0, 2, 1, 1):
             attention.on_written(layer)  # type: ignore[misc]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -115,7 +116,7 @@ def locks_refused(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError("this file system has no locks")
 
-    monkeypatch.setattr(shared_weights.FileLock, "acquire", refuse)
+    monkeypatch.setattr(FileLock, "acquire", refuse)
 
 
 def rename_refused(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:

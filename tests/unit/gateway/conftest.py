@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -17,6 +16,7 @@ from spotwise.gateway.api import create_app
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import ApiOptions
 from spotwise.gateway.text import ChatText
+from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('refused') }}{% endif %}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken, TokenLogprobs
@@ -12,8 +13,8 @@ from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHe
 
 MODEL = "acme/tiny-chat"
 CONTEXT_LENGTH = 256
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
-COMPLETION = {"model": MODEL, "prompt": "Hi"}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
 
 
 @dataclass

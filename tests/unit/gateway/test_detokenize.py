@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from spotwise.gateway.text import ChatText
 Encode = Callable[[str], list[int]]
 
 
-def pieces_of(detokenizer: Detokenizer, token_ids: list[int]) -> list[str]:
+def pieces_of(detokenizer: Detokenizer, token_ids: list[Any]) -> list[str]:
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
 
 
@@ -50,7 +51,7 @@ def test_an_unfinished_character_is_told_at_the_end_only(text: ChatText, model_d
 
 def test_bytes_that_never_become_text_are_not_held_for_ever(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
     """A model that says only continuation bytes does not make every step slower."""
-    continuation = model_dir_tokenizer.token_to_id("Ģ")
+    continuation: Any = model_dir_tokenizer.token_to_id("Ģ")
     detokenizer = text.detokenizer()
     pieces = [detokenizer.push(continuation) for _ in range(100)]
     assert "".join(pieces) + detokenizer.flush() == "\ufffd" * 100
@@ -67,7 +68,7 @@ def byte_fallback_tokenizer() -> Tokenizer:
 
 
 @given(st.lists(st.sampled_from([257, 258, 259, 260]), max_size=20))
-def test_spaces_of_sentencepiece_models_survive(token_ids: list[int]) -> None:
+def test_spaces_of_sentencepiece_models_survive(token_ids: list[Any]) -> None:
     """A decoder that strips the first space strips it once a text, not once a piece."""
     tokenizer = byte_fallback_tokenizer()
     pieces = pieces_of(Detokenizer(tokenizer, frozenset()), token_ids)

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, FakeMesh
 
 from spotwise.gateway.generation import GenerationError
 from spotwise.gateway.text import ChatText
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 Encode = Callable[[str], list[int]]
 

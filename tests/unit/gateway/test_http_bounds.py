@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 from fastapi import FastAPI
 
 from spotwise.gateway.stop_strings import StopTables
 from spotwise.gateway.text import ChatText
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 
 MakeApp = Callable[..., FastAPI]
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

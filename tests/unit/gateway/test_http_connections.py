@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, FakeMesh
 from fastapi import FastAPI
-from listening import Listening, listening, post
 
 from spotwise.gateway.http_limits import HttpLimits
 from tests.contracts.waiting import until
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from tests.unit.gateway.listening import Listening, listening, post
 
 MakeApp = Callable[..., FastAPI]
 PATH = "/v1/completions"

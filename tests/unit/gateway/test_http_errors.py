@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 from fastapi import FastAPI
+
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 
 USER = {"role": "user", "content": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 from fastapi import FastAPI
 from pydantic import ValidationError
 
 from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.settings import GatewaySettings
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]
 ORIGIN = "https://chat.example"

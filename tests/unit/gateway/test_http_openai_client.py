@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 import httpx2
 import openai
 import pytest
-from fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from spotwise.gateway.auth import ApiKey
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
 
 @pytest.fixture

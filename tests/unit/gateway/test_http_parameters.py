@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 from fastapi import FastAPI
 
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 
 EVERYTHING = {
     "max_tokens": 9,

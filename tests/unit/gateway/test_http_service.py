@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.generation import GenerationError
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]
 
@@ -82,7 +83,7 @@ async def test_metrics_count_what_was_served(
 @pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Bearer ", "Basic key-1", "Bearer schlüssel"])
 async def test_keys_are_asked_for(make_app: MakeApp, authorization: str | None) -> None:
     """Without a valid bearer key every path of the API is 401."""
-    headers = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
+    headers: Any = {} if authorization is None else {"Authorization": authorization.encode("latin-1")}
     async with connect(make_app(api_keys=(ApiKey("key-1"), ApiKey("key-2", "acme")))) as client:
         for response in (
             await client.get("/v1/models", headers=headers),
@@ -99,7 +100,7 @@ async def test_any_of_the_keys_opens(make_app: MakeApp) -> None:
     app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("clé")))
     for key in ("key-1", "clé"):
         async with connect(app) as client:
-            response = await client.get("/v1/models", headers={"Authorization": f"bearer {key}".encode()})
+            response = await client.get("/v1/models", headers={b"Authorization": f"bearer {key}".encode()})
             assert response.status_code == 200
     async with connect(app) as client:
         assert [(await client.get(path)).status_code for path in ("/health", "/metrics")] == [200, 200]

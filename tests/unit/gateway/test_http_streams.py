@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, FakeMesh
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from spotwise.gateway.generation import GenerationError
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 Encode = Callable[[str], list[int]]
 
@@ -46,7 +46,13 @@ class Connection:
             {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
         ]
         headers = [(b"content-type", b"application/json"), (b"host", b"gateway")]
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": headers,
+        }
         scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "raw_path": path.encode()}
         self.task = asyncio.create_task(app(scope, self._receive, self.sent.put))
 

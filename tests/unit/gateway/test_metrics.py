@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from fake_mesh import COMPLETION, MODEL, FakeMesh
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
@@ -13,6 +12,7 @@ from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
 from spotwise.gateway.request_series import token_buckets
+from tests.unit.gateway.fake_mesh import COMPLETION, MODEL, FakeMesh
 
 
 def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:

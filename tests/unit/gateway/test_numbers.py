@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, FakeMesh
 
 from spotwise.core.record import RequestRecord
 from spotwise.wire.codec_tokens import decode_record, encode_record
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 INTEGERS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "logprobs", "best_of")
 FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

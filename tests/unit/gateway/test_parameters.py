@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, FakeMesh
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chat
 
@@ -14,6 +13,7 @@ from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_STREAM_OPTIONS
 from spotwise.gateway.schema import GenerationRequest
 from spotwise.gateway.schema_chat import ChatRequest
 from spotwise.gateway.schema_completions import CompletionRequest
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 MODELS: dict[Endpoint, type[GenerationRequest]] = {
     Endpoint.CHAT: ChatRequest,
@@ -88,7 +88,8 @@ def test_the_other_endpoints_parameters_are_in_one_class(endpoint: Endpoint) -> 
     """A parameter that the other endpoint honours is not ignored here without a word in the table."""
     other = next(each for each in Endpoint if each is not endpoint)
     here = set(MODELS[endpoint].model_fields)
-    here |= {rule.name for rule in (*REFUSED, *IGNORED) if endpoint in rule.at}
+    rules: list[Any] = [*REFUSED, *IGNORED]
+    here |= {rule.name for rule in rules if endpoint in rule.at}
     assert set(MODELS[other].model_fields) <= here
 
 

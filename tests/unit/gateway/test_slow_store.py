@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fake_mesh import MODEL
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.messages import CloseRequest, Member, MemberKind, MemberState, RequestAccepted, SubmitRequest
@@ -27,6 +26,7 @@ from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import until
+from tests.unit.gateway.fake_mesh import MODEL
 
 SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))
 

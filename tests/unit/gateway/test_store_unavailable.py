@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import structlog
-from fake_mesh import MODEL
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.gateway import commands as g
@@ -29,6 +28,7 @@ from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from tests.unit.gateway.fake_mesh import MODEL
 
 SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))
 

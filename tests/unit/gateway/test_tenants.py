@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
@@ -37,6 +36,7 @@ from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.service import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]
 BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]

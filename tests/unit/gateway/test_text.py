@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_mesh import CONTEXT_LENGTH
 from transformers import Gemma3TextConfig
 
 from spotwise.gateway.text import ChatTemplateError, ChatText, ModelTextError, PromptTooLongError
+from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
 
 Encode = Callable[[str], list[int]]
 

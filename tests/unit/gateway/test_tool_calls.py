@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_mesh import CHAT, MODEL, FakeMesh
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
@@ -17,6 +16,7 @@ from spotwise.gateway.api import create_app
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import ApiOptions
 from spotwise.gateway.text import ChatText
+from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 
 CALLS = "{% for call in m.tool_calls %}[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}"
 #: Templates as models have them, each written for another spelling of no content.
@@ -124,7 +124,8 @@ async def test_a_template_that_refuses_the_calls_says_why(chat_with: Callable[[s
 async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh) -> None:
     """An empty list, or null, as clients send back what they got, reaches no template."""
     app, text = chat_with(TEMPLATES["looks for the key"])
-    for none in ([], None):
+    nothing: tuple[Any, ...] = ([], None)
+    for none in nothing:
         assert (await ask(app, conversation(content="Rain.", tool_calls=none, function_call=None))).status_code == 200
         assert "assistant:Rain.;" in text.decode(mesh.spec.prompt_token_ids)
         mesh.specs.clear()

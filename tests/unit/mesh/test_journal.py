@@ -316,9 +316,8 @@ def test_a_gateways_journal_tells_of_its_requests(tmp_path: Path) -> None:
     journals = find_journals(tmp_path)
     assert replay(journals[0]).difference is None
     (request,) = recorded_requests(journals)
-    assert request == RecordedRequest(
-        pytest.approx(arrived_s), 30, 2, pytest.approx(0.4), pytest.approx(0.1), pytest.approx(0.5)
-    )
+    approx: Any = pytest.approx
+    assert request == RecordedRequest(approx(arrived_s), 30, 2, approx(0.4), approx(0.1), approx(0.5))
     path = tmp_path / "requests.csv"
     write_requests([request, RecordedRequest(2.0, 1, 1, 0.25, None, 0.25)], path)
     lines = path.read_text().splitlines()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
@@ -86,7 +88,7 @@ def test_what_was_not_found_is_not_made_up() -> None:
 def test_every_headline_has_its_searches() -> None:
     """All of the paper's clusters, and the splits at the throughput that 40 DGX-H100 were found to have."""
     oracle = Oracle(lambda case: (case.rate or 0.0) <= 2.0 * case.split.machines)
-    searches = {
+    searches: dict[Any, Any] = {
         **limit_searches(SCOPE, clusters()),
         **provisioning_searches(SCOPE),
         **{f"saturated {design}": search for design, search in saturation_searches(SCOPE).items()},

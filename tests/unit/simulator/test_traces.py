@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ GOOD = (
 )
 
 
+#: A figure of a record that is compared.
+approx: Any = pytest.approx
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "trace.csv"
     path.write_text(text)
@@ -27,7 +32,7 @@ def write(folder: Path, text: str) -> Path:
 def test_a_trace_keeps_its_own_times(tmp_path: Path) -> None:
     """The first request comes at 0; the last line needs no end of line."""
     arrivals = list(trace_arrivals(write(tmp_path, GOOD)))
-    assert arrivals == [Arrival(0.0, 4808, 10), Arrival(pytest.approx(0.052), 3180, 8), Arrival(60.0, 110, 27)]
+    assert arrivals == [Arrival(0.0, 4808, 10), Arrival(approx(0.052), 3180, 8), Arrival(60.0, 110, 27)]
 
 
 def test_later_traces_are_read_too(tmp_path: Path) -> None:

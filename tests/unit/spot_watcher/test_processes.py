@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,7 @@ async def test_one_that_said_goodbye_is_not_told_of(
     leaving, staying = member(process.pid, "a"), member(process.pid, "b")
     processes.heard(leaving)
     processes.heard(staying)
-    processes.heard(
-        Member(
-            *(getattr(leaving, name) for name in ("id", "kind", "incarnation")), MemberState.LEFT, HOST, process.pid, ""
-        )
-    )
+    processes.heard(replace(leaving, state=MemberState.LEFT, grpc_address=""))
     process.kill()
     await until(lambda: ended)
     assert ended == [staying]

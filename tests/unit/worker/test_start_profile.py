@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from spotwise.core.cost_model import BatchShape, LinearIterationCost, PiecewiseLinear, TableIterationCost, pairs
 from spotwise.worker.cost_fit import fit_iterations
 from spotwise.worker.start_profile import MeasuredIterations, measure_iterations, profile_sections
+from spotwise.worker.worker_engine import WorkerEngine
 from tests.unit.worker.timed_engine import TimedEngine
 
 COST = TableIterationCost(
@@ -20,7 +23,7 @@ CONTEXT = 4096
 
 async def measured(engine: TimedEngine, allowed_s: float = 10.0, max_num_seqs: int = 256) -> MeasuredIterations:
     sections = profile_sections(engine.num_blocks, engine.block_size, CONTEXT, max_num_seqs)
-    return await measure_iterations(engine, 1000, sections, allowed_s, engine.clock)
+    return await measure_iterations(cast("WorkerEngine", engine), 1000, sections, allowed_s, engine.clock)
 
 
 async def test_the_cost_behind_the_iterations_is_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import httpx
 import orjson
@@ -14,7 +15,7 @@ from spotwise.cli.errors import CommandError
 TOKEN = {"choices": [{"text": "a"}], "usage": None}
 
 
-def stream_of(*events: dict[str, object]) -> httpx.AsyncClient:
+def stream_of(*events: dict[str, Any]) -> httpx.AsyncClient:
     """A client whose server streams these events, a comment first."""
     body = (
         b": hello\n\n" + b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
-from command_line import CommandLine
 
 from spotwise.cli.bench.planning import changes, choices
+from tests.unit.cli.command_line import CommandLine
 
 
 def test_every_decision_is_measured(spotwise: CommandLine, tmp_path: Path) -> None:

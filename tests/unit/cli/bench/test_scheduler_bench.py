@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from command_line import CommandLine
 
 from spotwise.cli.bench.counting_fleet import CountingFleet
 from spotwise.cli.bench.scheduler import measure
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerRole
+from tests.unit.cli.command_line import CommandLine
 
 
 def test_every_decision_is_timed_once() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine
 
 from spotwise.cli.bench.servers import up_arguments
+from tests.unit.cli.command_line import CommandLine
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def _folder(folder: Path, config: dict[str, Any], tensors: dict[str, tuple[int, ...]]) -> Path:
+def _folder(folder: Path, config: dict[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from command_line import CommandLine
+
+from tests.unit.cli.command_line import CommandLine
 
 
 def test_a_plan_says_what_moves_and_what_that_is_worth(spotwise: CommandLine, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from command_line import CommandLine
 
 from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
+from tests.unit.cli.command_line import CommandLine
 
 TINY = "--workload code --seconds 5 --jobs 1"
 

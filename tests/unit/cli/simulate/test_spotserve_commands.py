@@ -6,9 +6,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from command_line import CommandLine
 
 from spotwise.simulator.spotserve.studies import SEGMENTS
+from tests.unit.cli.command_line import CommandLine
 from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from spotwise.core.cluster.placement import PlacedBy
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.members import Member, MemberState, Pool
@@ -155,7 +157,7 @@ class TestBreakEven:
     """Both phases on one machine where that delays everybody less, if it was measured."""
 
     @staticmethod
-    def by(prompt: dict[str, object], token: dict[str, object], **demand: object) -> PlacedBy:
+    def by(prompt: dict[str, Any], token: dict[str, Any], **demand: Any) -> PlacedBy:
         found = chosen(prompt_worker("p", **prompt), worker_member("t", **token), **demand)
         assert found is not None
         return found[2]

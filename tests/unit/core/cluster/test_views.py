@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
@@ -92,7 +94,7 @@ class TestPool:
         ],
     )
     def test_a_worker_is_in_the_mixed_pool_while_it_reports_foreign_work(
-        self, home: Pool, native: dict[str, int], foreign: dict[str, int]
+        self, home: Pool, native: dict[str, Any], foreign: dict[str, Any]
     ) -> None:
         """And at home with any amount of its own."""
         view = WorkerView(worker_member("w", home, **native))

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from hypothesis import event as seen
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.fleet import events as e
@@ -331,6 +331,16 @@ NEWS = st.one_of(
     st.lists(st.tuples(st.floats(0.1, 25), st.sampled_from([True, True, True, False])), min_size=1, max_size=8),
     st.sampled_from([0.0, 0.2, 3.0]),
 )
+@example(  # acquired again after a loss, an instance whose notice was withdrawn before it
+    [
+        (1.0, e.InstanceLost("a")),
+        (0.0, e.InstanceNoticed("v", 1.0)),
+        (1.0, e.InstanceAcquired("v", 0.0)),
+        (0.0, e.NoticeWithdrawn("v")),
+    ],
+    [(1.0, True)],
+    0.0,
+)
 def test_whatever_comes_everything_is_settled_once(
     news: list[tuple[float, e.FleetEvent]], changes: list[tuple[float, bool]], gather_s: float
 ) -> None:
@@ -357,7 +367,7 @@ def test_whatever_comes_everything_is_settled_once(
         commands = fleet.handle(event, now_s)
         for name in {each.instance for each in fleet.unsettled} - before:
             interrupted_at[name] = handled
-        if isinstance(event, e.InstanceAcquired):
+        if isinstance(event, e.InstanceAcquired | e.NoticeWithdrawn):  # either makes it one that may join
             acquired_at.setdefault(event.instance, handled)
         for command in commands:
             match command:

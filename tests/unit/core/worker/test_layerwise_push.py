@@ -69,7 +69,7 @@ class TestLayerwise:
             commands = bench.feed(m.CancelRequest("r", 1))
             assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
             assert sent(commands, "t") == [m.CancelRequest("r", 1)]
-            ends = [c.IterationFinished(()), c.HandoffFailed("r", 1, "called off")]
+            ends: list[c.WorkerEvent] = [c.IterationFinished(()), c.HandoffFailed("r", 1, "called off")]
             bench.feed(ends[push_first])
             assert bench.pool.free_blocks == 18
             assert bench.feed(ends[not push_first]) == [c.DropSequence("r@1")]

@@ -11,6 +11,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.record import KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
@@ -83,7 +84,7 @@ class TestReactive:
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
-        bench.start("o", prompt=60, target=m.KvTarget("w", 9, "w:2", ()))
+        bench.start("o", prompt=60, target=KvTarget("w", 9, "w:2", ()))
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == ([], ["a@1", "b@1"])
 
