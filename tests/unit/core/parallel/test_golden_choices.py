@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices
-from spotwise.core.parallel.optimizer import Demand, Policy, choose
+from spotwise.core.parallel.optimizer import Policy, ServiceDemand, choose
 from tests.unit.core.parallel.profiles import published
 
 pytestmark = pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
@@ -73,7 +73,7 @@ def test_the_published_optimizers_answers(
     tables = published(model)
     supply = Supply(InstanceType("g4dn", 4, 16 << 30, 1.9046, 3.912, tables), spot=instances, held_spot=instances)
     policy = Policy.spotserve(tables.padded_layers, max_tensor=tables.max_tensor)
-    choice = choose(Demand(rate), [supply], LeastDevices(least_devices), policy)
+    choice = choose(ServiceDemand(rate), [supply], LeastDevices(least_devices), policy)
     if answer is None:
         assert choice is None
         return

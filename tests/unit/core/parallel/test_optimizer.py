@@ -10,16 +10,16 @@ from spotwise.core.parallel.choice import InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
-from spotwise.core.parallel.optimizer import Choice, Demand, Latency, Phases, Policy, Preference, choose
+from spotwise.core.parallel.optimizer import ConfigChoice, Latency, Phases, Policy, Preference, ServiceDemand, choose
 from spotwise.core.parallel.queueing import waiting_s
 from tests.unit.core.parallel.builders import MODEL, machine, scaled
 from tests.unit.core.parallel.exhaustive import every
 
 ANY = LeastDevices(1)
-LOAD = Demand(1.0, 1.0, input_tokens=100, output_tokens=20)
+LOAD = ServiceDemand(1.0, 1.0, input_tokens=100, output_tokens=20)
 
 
-def chosen(demand: Demand, supplies: list[Supply], policy: Policy | None = None) -> Choice:
+def chosen(demand: ServiceDemand, supplies: list[Supply], policy: Policy | None = None) -> ConfigChoice:
     choice = choose(demand, supplies, ANY, policy)
     assert choice is not None
     return choice
@@ -44,7 +44,7 @@ def test_a_load_that_can_be_met_is_met_with_the_least_latency() -> None:
 def test_a_load_that_cannot_be_met_gets_the_greatest_throughput() -> None:
     """Requests then wait for ever."""
     supplies = [Supply(machine(), 1, 1)]
-    demand = Demand(1000.0, 1.0, 100, 20)
+    demand = ServiceDemand(1000.0, 1.0, 100, 20)
     choice = chosen(demand, supplies)
     assert not choice.meets_demand
     assert choice.request_s == math.inf
@@ -65,7 +65,7 @@ def test_pipelines_may_span_instances_and_share_them() -> None:
     supply = Supply(machine(devices=2, cost=scaled()), 3)
     spanning = chosen(LOAD, [supply], small(pipeline_degrees=(3,), preference=Preference.MOST))
     assert (spanning.config, spanning.instances) == (ParallelConfig(2, 3, 1), 3)
-    sharing = chosen(Demand(1e6, 1.0, 100, 20), [Supply(supply.type, 2)], small())
+    sharing = chosen(ServiceDemand(1e6, 1.0, 100, 20), [Supply(supply.type, 2)], small())
     assert (sharing.config, sharing.instances) == (ParallelConfig(4, 1, 1), 2)
 
 
@@ -73,9 +73,9 @@ def test_of_those_as_fast_the_preference_decides() -> None:
     """A slow load: one instance is enough; of two types that are as fast, the cheaper or the one with more devices."""
     cheap, large = machine("cheap", 1, spot=1.0), machine("large", 4, spot=9.0)
     supplies = [Supply(cheap, 9), Supply(large, 2)]
-    demand = Demand(5.0, 1.0, 100, 1)
+    demand = ServiceDemand(5.0, 1.0, 100, 1)
     policy = small(latency=Latency.EXECUTION, latency_slack=0.0)
-    per_pipeline = chosen(Demand(0.0, 1.0, 100, 1), [Supply(cheap, 1)], policy).throughput
+    per_pipeline = chosen(ServiceDemand(0.0, 1.0, 100, 1), [Supply(cheap, 1)], policy).throughput
     assert 1 <= demand.arrival_rate / per_pipeline < 2
     fewest = chosen(demand, supplies, policy)
     assert fewest.shares == (InstanceShare(large, 0, 4, 1, 0),)
@@ -90,7 +90,7 @@ def test_pipelines_of_several_types_serve_together() -> None:
     fast, slow = machine("fast", 1, cost=scaled()), machine("slow", 1, cost=scaled(slower=3.0))
     supplies = [Supply(fast, 1, 1), Supply(slow, 0, 6)]
     alone = chosen(LOAD, [supplies[0]], small(latency=Latency.EXECUTION))
-    demand = Demand(alone.throughput * 2.2, 1.0, 100, 20)
+    demand = ServiceDemand(alone.throughput * 2.2, 1.0, 100, 20)
     choice = chosen(demand, supplies, small(latency=Latency.EXECUTION))
     assert choice.shares == (InstanceShare(fast, 0, 2, 1, 1), InstanceShare(slow, 0, 1, 0, 1))
     assert alone.execution_s < choice.execution_s < 3 * alone.execution_s
@@ -101,7 +101,7 @@ def test_a_slow_and_cheap_type_is_enough_within_the_target() -> None:
     """Without one, the least latency is what counts."""
     fast, slow = machine("fast", 1, spot=10.0, cost=scaled()), machine("slow", 1, cost=scaled(slower=3.0))
     supplies = [Supply(fast, 9), Supply(slow, 9)]
-    demand = Demand(0.1, 1.0, 100, 20)
+    demand = ServiceDemand(0.1, 1.0, 100, 20)
     eager = chosen(demand, supplies, small(preference=Preference.CHEAPEST))
     assert [share.type.name for share in eager.shares] == ["fast"]
     patient = chosen(demand, supplies, small(preference=Preference.CHEAPEST, latency_target_s=10.0))
@@ -113,7 +113,7 @@ def test_the_request_waits_less_with_more_pipelines_and_the_execution_does_not()
     """So the latency of requests takes more than throughput asks for; that of execution alone does not."""
     supplies = [Supply(machine(devices=1, cost=scaled()), 40)]
     one = chosen(LOAD, supplies, small(latency=Latency.EXECUTION)).throughput
-    demand = Demand(one * 0.95, 1.0, 100, 20)
+    demand = ServiceDemand(one * 0.95, 1.0, 100, 20)
     assert chosen(demand, supplies, small(latency=Latency.EXECUTION)).config.data == 1
     assert chosen(demand, supplies, small()).config.data > 1
 
@@ -121,7 +121,7 @@ def test_the_request_waits_less_with_more_pipelines_and_the_execution_does_not()
 def test_phases_apart_share_pipelines_out_by_their_work() -> None:
     """The throughput is the lesser of the two; no other shares of as many pipelines have more."""
     supplies = [Supply(machine(devices=4, cost=scaled()), 3)]
-    demand = Demand(1e6, 1.0, 100, 5)
+    demand = ServiceDemand(1e6, 1.0, 100, 5)
     choice = chosen(demand, supplies, small(phases=Phases.SPLIT))
     prompt_s, step_s = scaled().prompt_s(choice.config, 100), scaled().step_s(choice.config)
     rates = [min(prompts / prompt_s, (12 - prompts) / (5 * step_s)) for prompts in range(1, 12)]
@@ -136,7 +136,7 @@ def test_phases_may_be_on_types_of_their_own() -> None:
         Supply(machine("fast", 1, spot=9.0, cost=scaled()), 4),
         Supply(machine("slow", 1, spot=1.0, cost=scaled(slower=2.0)), 40),
     ]
-    demand = Demand(8.0, 1.0, 400, 2)
+    demand = ServiceDemand(8.0, 1.0, 400, 2)
     policy = small(phases=Phases.SPLIT, preference=Preference.CHEAPEST, latency_target_s=0.3)
     choice = chosen(demand, supplies, policy)
     kinds = [(share.type.name, bool(share.prompt_data), bool(share.data)) for share in choice.shares]
@@ -157,7 +157,7 @@ def test_either_is_no_worse_than_both() -> None:
 def test_a_type_that_is_too_small_gives_nothing() -> None:
     """Its pipelines would not fit; the other's do."""
     supplies = [Supply(machine("small", memory_bytes=1_000_000), 9), Supply(machine("large"), 2)]
-    choice = choose(Demand(1000.0, 1.0, 100, 20), supplies, RealMemory(MODEL, 100, prompt_tokens=1), small())
+    choice = choose(ServiceDemand(1000.0, 1.0, 100, 20), supplies, RealMemory(MODEL, 100, prompt_tokens=1), small())
     assert choice is not None
     assert [share.type.name for share in choice.shares] == ["large"]
 
@@ -183,7 +183,7 @@ def test_a_thousand_devices_are_answered() -> None:
     ]
     assert sum(supply.instances * supply.type.devices for supply in supplies) == 1000
     policy = Policy(phases=Phases.EITHER, preference=Preference.CHEAPEST, latency_target_s=30.0)
-    choice = chosen(Demand(40.0, 1.5, 100, 20), supplies, policy)
+    choice = chosen(ServiceDemand(40.0, 1.5, 100, 20), supplies, policy)
     assert choice.meets_demand
     assert choice.request_s <= 30.0
 
@@ -204,15 +204,15 @@ def test_a_policy_that_is_none_is_refused(changes: dict[str, object], why: str) 
 
 def test_a_demand_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
-        Demand(-1.0)
+        ServiceDemand(-1.0)
     with pytest.raises(ValueError, match="1 token"):
-        Demand(1.0, output_tokens=0)
+        ServiceDemand(1.0, output_tokens=0)
 
 
 def test_with_phases_apart_a_request_waits_twice() -> None:
     """For its prompt, and for its decoding."""
     supplies = [Supply(machine(devices=2, cost=scaled()), 1)]
-    cost, demand = scaled(), Demand(2.0, 1.0, 100, 5)
+    cost, demand = scaled(), ServiceDemand(2.0, 1.0, 100, 5)
     choice = chosen(demand, supplies, small(phases=Phases.SPLIT))
     waits_s = [
         waiting_s(2.0, 1.0, cost.prompt_s(choice.config, 100), 1),
