@@ -11,26 +11,20 @@ from hypothesis import strategies as st
 
 from spotwise.core.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.parallel.candidates import shapes
+from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.evaluation import evaluate
 from spotwise.core.parallel.execution import ExecutionCost, throughput
+from spotwise.core.parallel.fleet import fleet_delta
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.core.parallel.optimizer import (
-    Choice,
-    Demand,
-    Latency,
-    Phases,
-    Policy,
-    Preference,
-    choose,
-    fleet_delta,
-)
-from spotwise.core.parallel.queueing import waiting_s
+from spotwise.core.parallel.optimizer import choose
+from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
 from spotwise.core.parallel.scaled_cost import ScaledCost
 from tests.unit.core.parallel.builders import TABLES
 from tests.unit.core.parallel.exhaustive import every, preferred, ranked
+from tests.unit.core.parallel.waits import waiting_s
 
 MODEL = ModelShape("m", 6, 64, 1_000_000, 300_000, 700_000, 1_000)
 
@@ -64,7 +58,7 @@ def supplies(draw: st.DrawFn, most_types: int = 2, most_instances: int = 3) -> l
 
 
 demands = st.builds(
-    Demand,
+    ServiceDemand,
     st.one_of(st.just(0.0), st.floats(0.01, 100.0)),
     st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     st.sampled_from([10, 512]),
@@ -88,14 +82,14 @@ LOADS = st.sampled_from([None, 0.2003, 0.5007, 0.9011])
 memories = st.sampled_from([LeastDevices(1), LeastDevices(2), RealMemory(MODEL, 100, prompt_tokens=10)])
 
 
-def latency_of(choice: Choice, policy: Policy) -> float:
+def latency_of(choice: ConfigChoice, policy: Policy) -> float:
     return choice.request_s if policy.latency is Latency.REQUEST else choice.execution_s
 
 
 @settings(max_examples=80, deadline=None)
 @given(demands, supplies(), memories, policies, LOADS)
 def test_the_choice_is_as_good_as_trying_everything(
-    demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, load: float | None
+    demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy, load: float | None
 ) -> None:
     """It keeps up if any does, is as fast, and as few or as cheap as the preference wants; some loads only some can meet."""
     if load is not None:
@@ -119,7 +113,7 @@ def test_the_choice_is_as_good_as_trying_everything(
 
 @settings(max_examples=80, deadline=None)
 @given(demands, supplies(2, 4), policies)
-def test_among_many_mixes_the_fastest_is_found(demand: Demand, had: list[Supply], policy: Policy) -> None:
+def test_among_many_mixes_the_fastest_is_found(demand: ServiceDemand, had: list[Supply], policy: Policy) -> None:
     """With more mixes than are tried one by one: as if these few were many."""
     policy = replace(policy, latency_slack=0.0, latency_target_s=None)
     with patch("spotwise.core.parallel.mixes.MOST_TRIED", 0):
@@ -138,7 +132,7 @@ def test_among_many_mixes_the_fastest_is_found(demand: Demand, had: list[Supply]
 
 @settings(max_examples=60, deadline=None)
 @given(demands, supplies(3), policies)
-def test_no_mix_exceeds_the_bounds_of_its_shape(demand: Demand, had: list[Supply], policy: Policy) -> None:
+def test_no_mix_exceeds_the_bounds_of_its_shape(demand: ServiceDemand, had: list[Supply], policy: Policy) -> None:
     """What is passed over for its bounds could not have won; with phases together the greatest throughput is the bound."""
     for shape in shapes(demand, had, LeastDevices(1), policy):
         for is_split in (False, True) if shape.can_split else (False,):
@@ -152,7 +146,7 @@ def test_no_mix_exceeds_the_bounds_of_its_shape(demand: Demand, had: list[Supply
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(3), memories, policies)
 def test_a_choice_is_what_it_says(
-    demand: Demand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
+    demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
 ) -> None:
     """Its shares make its configuration, fit what can be had, and cost what it costs; a single type's phi is as defined."""
     choice = choose(demand, had, memory, policy)
@@ -178,7 +172,7 @@ def test_a_choice_is_what_it_says(
 
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(), policies, st.integers(0, 1))
-def test_more_to_be_had_is_never_worse(demand: Demand, had: list[Supply], policy: Policy, which: int) -> None:
+def test_more_to_be_had_is_never_worse(demand: ServiceDemand, had: list[Supply], policy: Policy, which: int) -> None:
     """It keeps up if less did, at no longer a latency; where it cannot, with no less throughput."""
     policy = replace(policy, latency_slack=0.0, latency_target_s=None)
     which = min(which, len(had) - 1)
@@ -196,7 +190,9 @@ def test_more_to_be_had_is_never_worse(demand: Demand, had: list[Supply], policy
 
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(), policies, st.floats(1.0, 3.0))
-def test_a_higher_load_is_never_served_faster(demand: Demand, had: list[Supply], policy: Policy, times: float) -> None:
+def test_a_higher_load_is_never_served_faster(
+    demand: ServiceDemand, had: list[Supply], policy: Policy, times: float
+) -> None:
     """What does not keep up with less does not with more, and who waits longer was not chosen before."""
     policy = replace(policy, latency_slack=0.0, latency_target_s=None)
     higher = replace(demand, arrival_rate=demand.arrival_rate * times)
@@ -212,7 +208,7 @@ def test_a_higher_load_is_never_served_faster(demand: Demand, had: list[Supply],
 @settings(max_examples=50, deadline=None)
 @given(demands, supplies(3), policies, st.integers(0, 4))
 def test_changes_to_the_fleet_lead_to_the_choice(
-    demand: Demand, had: list[Supply], policy: Policy, spares: int
+    demand: ServiceDemand, had: list[Supply], policy: Policy, spares: int
 ) -> None:
     """Once all that was asked for is there, a second look gives back what is too much, and a third changes nothing."""
     choice = choose(demand, had, LeastDevices(1), policy)

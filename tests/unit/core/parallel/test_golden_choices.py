@@ -8,7 +8,8 @@ import pytest
 
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices
-from spotwise.core.parallel.optimizer import Policy, ServiceDemand, choose
+from spotwise.core.parallel.optimizer import choose
+from spotwise.core.parallel.policy import Policy, ServiceDemand
 from tests.unit.core.parallel.profiles import published
 
 pytestmark = pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
