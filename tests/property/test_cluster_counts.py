@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spotwise.core.cluster.pools import ALL_GROUPS, TOKEN_AT_HOME, TOKEN_AWAY, Pools
+from spotwise.core.cluster.pools import ALL_GROUPS, TOKEN_OFF_POOL, TOKEN_ON_POOL, Pools
 from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
 from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 
@@ -50,8 +50,8 @@ class Reconciliation(RuleBasedStateMachine):
         self.intended[choice_id] = prompt
 
     @rule(choice_id=st.sampled_from("abc"))
-    def intend_no_more(self, choice_id: str) -> None:
-        self.pools.intend_no_more("w", choice_id)
+    def drop_intended(self, choice_id: str) -> None:
+        self.pools.drop_intended("w", choice_id)
         self.intended.pop(choice_id, None)
 
     @rule(seconds=st.floats(0.1, 2 * ASSIGNMENT_LOST_S))
@@ -95,7 +95,7 @@ class Reconciliation(RuleBasedStateMachine):
         self.hear(self.reports.pop(0))
 
     def hear(self, report: WorkerLoad) -> None:
-        self.pools.heard(heartbeat(report), "s", self.now)
+        self.pools.reported(heartbeat(report), "s", self.now)
         seen = dict(report.assignments_seen)["s"]
         overdue_s = self.now - ASSIGNMENT_LOST_S
         self.counted = [a for a in self.counted if a.number > seen and a.sent_s > overdue_s]
@@ -115,12 +115,12 @@ class Reconciliation(RuleBasedStateMachine):
         assert self.view.remaining_tokens == load.remaining_tokens + sum(a.remaining_tokens for a in orders)
         assert self.view.free_tokens == load.kv_block_size * (load.kv_blocks_free - sum(a.kv_blocks for a in orders))
         has_prompts = bool(self.intended) or any(a.prompt_tokens for a in orders)
-        assert self.view.is_away is has_prompts
+        assert self.view.is_off_pool is has_prompts
 
     @invariant()
     def it_stands_in_one_group(self) -> None:
         assert self.pools.members(*ALL_GROUPS) == [self.view]
-        assert self.pools.group_of("w") is (TOKEN_AWAY if self.view.is_away else TOKEN_AT_HOME)
+        assert self.pools.group_of("w") is (TOKEN_OFF_POOL if self.view.is_off_pool else TOKEN_ON_POOL)
 
     @invariant()
     def nothing_is_counted_below_zero(self) -> None:
@@ -131,7 +131,7 @@ class Reconciliation(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once all orders and reports have arrived or are overdue, the view is the worker's account, to the token."""
         for choice_id in list(self.intended):
-            self.intend_no_more(choice_id)
+            self.drop_intended(choice_id)
         self.held += self.orders
         if self.orders:
             self.seen = self.orders[-1].number

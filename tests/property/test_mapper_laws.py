@@ -12,10 +12,11 @@ from scipy.optimize import linear_sum_assignment
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.held import Held, Part, PartKind, Share, kv_of, overlap, share_bytes, weights_of
 from spotwise.core.migration.mapping.mapper import map_devices
+from spotwise.core.migration.mapping.shares import Part, PartKind, Share, overlap, share_bytes
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from tests.unit.core.migration.held_parts import HeldShare, kv_of, weights_of
 
 #: Deployments take longer to draw than to map.
 EXAMPLES = 50
@@ -66,7 +67,7 @@ def old_pipelines(mapped: DeviceMap) -> dict[str, int]:
     return {request.id: number for number, requests in mapped.before.running.items() for request in requests}
 
 
-def common_bytes(ours: list[Held], theirs: list[Held], whole: dict[PartKind, int]) -> int:
+def common_bytes(ours: list[HeldShare], theirs: list[HeldShare], whole: dict[PartKind, int]) -> int:
     shares: dict[Part, Share] = {entry.part: entry.share for entry in theirs}
     return sum(
         share_bytes(whole[entry.part.kind], overlap(entry.share, shares[entry.part]))

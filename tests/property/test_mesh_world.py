@@ -386,7 +386,7 @@ def test_workers_return_home_when_the_foreign_work_is_done(seed, pools, num_bloc
     world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
     settle(world, count)
     views = sorted(world.scheduler.pools, key=lambda view: view.id)
-    assert [(view.home_pool, view.is_away) for view in views] == [(pool, False) for pool in pools]
+    assert [(view.home_pool, view.is_off_pool) for view in views] == [(pool, False) for pool in pools]
     assert_nothing_held(world)
 
 

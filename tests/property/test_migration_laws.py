@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import Device
-from spotwise.core.migration.planning.planner import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
+from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, paper_migration_s
+from spotwise.core.migration.planning.planner import plan_migration
 from tests.unit.core.migration.plan_cases import NOW_S, Byte, Case, Replay, cases, ports_of, reordered
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

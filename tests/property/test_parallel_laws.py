@@ -21,10 +21,10 @@ from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
-from spotwise.core.parallel.queueing import waiting_s
 from spotwise.core.parallel.scaled_cost import ScaledCost
 from tests.unit.core.parallel.builders import TABLES
 from tests.unit.core.parallel.exhaustive import every, preferred, ranked
+from tests.unit.core.parallel.waits import waiting_s
 
 MODEL = ModelShape("m", 6, 64, 1_000_000, 300_000, 700_000, 1_000)
 

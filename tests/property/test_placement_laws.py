@@ -131,18 +131,20 @@ def test_pools_that_are_within_their_thresholds_do_their_own_work(
     if found is None:
         return
     fit_prompt = [
-        view for view in pools if view.home_pool is Pool.PROMPT and not view.is_away and is_within(view, demand, policy)
+        view
+        for view in pools
+        if view.home_pool is Pool.PROMPT and not view.is_off_pool and is_within(view, demand, policy)
     ]
     fit_tokens = [
         view
         for view in pools
-        if view.home_pool is Pool.TOKEN and not view.is_away and owes_within(view, demand, policy)
+        if view.home_pool is Pool.TOKEN and not view.is_off_pool and owes_within(view, demand, policy)
     ]
     if not fit_prompt or not fit_tokens:
         return
-    assert found.by in (PlacedBy.HOME, PlacedBy.BREAK_EVEN)
+    assert found.by in (PlacedBy.HOME_POOL, PlacedBy.BREAK_EVEN)
     assert found.token_worker is min(fit_tokens, key=lambda view: (view.remaining_tokens, view.id))
-    if found.by is PlacedBy.HOME:
+    if found.by is PlacedBy.HOME_POOL:
         assert found.prompt_worker is min(
             fit_prompt, key=lambda view: (view.pending_prompt_tokens + demand.uncomputed(view), view.id)
         )
@@ -177,10 +179,10 @@ def test_work_of_the_other_pool_makes_a_worker_mixed_and_its_end_brings_it_home(
         prompt, owed = data.draw(st.sampled_from([(5, 0), (0, 5)]))
         pools.assign("w", Assignment(number, 1000.0, prompt, owed, 1 if owed else 0))
         foreign |= bool(owed if home is Pool.PROMPT else prompt)
-    assert pools["w"].is_away is foreign
+    assert pools["w"].is_off_pool is foreign
     done = WorkerLoad(kv_blocks_total=20, kv_blocks_free=20, assignments_seen=(("s", 6),))
-    pools.heard(Member("w", member.kind, 1, member.state, "host", 1, "", home, load=done), "s", 1000.0)
-    assert not pools["w"].is_away
+    pools.reported(Member("w", member.kind, 1, member.state, "host", 1, "", home, load=done), "s", 1000.0)
+    assert not pools["w"].is_off_pool
 
 
 # --- rankings ---------------------------------------------------------------------------------------------------------

@@ -206,9 +206,9 @@ class SchedulerRole:
 
     def _note_success(self, entry: AcceptedRequest) -> None:
         """Learn of a hand-off that went well, where the request could not end with its first token."""
-        prompt_worker, token_worker, asked_s = entry.prompt_worker, entry.token_worker, entry.asked_s
-        if prompt_worker and token_worker and asked_s is not None and entry.order.max_new_tokens > 1:
-            self._assigner.quarantine.went_well((prompt_worker, token_worker), asked_s)
+        prompt_worker, token_worker, sent_s = entry.prompt_worker, entry.token_worker, entry.sent_s
+        if prompt_worker and token_worker and sent_s is not None and entry.order.max_new_tokens > 1:
+            self._assigner.quarantine.succeeded((prompt_worker, token_worker), sent_s)
 
     def _attempts_confirmed(self, answer: m.AttemptsConfirmed, now: float) -> None:
         for choice_id, epoch in answer.ended:
@@ -224,7 +224,7 @@ class SchedulerRole:
             self._member_changed(event)
         is_present = self.membership.get(member.id) is member  # and no late word of an earlier incarnation
         if is_present and member.id in self.pools:
-            self.pools.heard(member, self.scheduler_id, now)
+            self.pools.reported(member, self.scheduler_id, now)
             self._assigner.room_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
                 self._commands.append(m.Send(member.id, order))
@@ -243,7 +243,7 @@ class SchedulerRole:
                 self._assigner.drop(entry, cancel=True)
                 if self.membership.get(member.id) is None:  # else it has restarted, and its streams are others
                     error = f"the scheduler gave the gateway up: {event.reason}"
-                    self._assigner.tell_dropped(entry.order.stream, error)
+                    self._assigner.report_dropped(entry.order.stream, error)
 
     def _tick(self, event: m.Tick, now: float) -> None:
         if event.away_s:
@@ -259,14 +259,14 @@ class SchedulerRole:
             held = ((e.order.stream, (e.choice_id, e.order.epoch), e.accepted_s) for e in self._requests)
             self._commands += self._confirmations.ask(held, now)
         silent_since = now - self.limits.reservation_timeout_s
-        self._assigner.give_back(lambda entry: (entry.asked_s or now) <= silent_since)
+        self._assigner.give_back(lambda entry: (entry.sent_s or now) <= silent_since)
         for entry in self._requests.queued:
             if now - entry.accepted_s > self.limits.max_queue_s:
                 self._assigner.drop(entry, cancel=True)
                 message = f"no room came free within {self.limits.max_queue_s:g} s"
                 self._reject(entry.order, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)
-        if order := self._assigner.repurposing.look(self.pools, now):
+        if order := self._assigner.repurposing.observe(self.pools, now):
             self._commands.append(m.Send(order.worker_id, order))
 
     def _drop_orphans(self, now: float) -> None:

@@ -39,11 +39,11 @@ class TestSpill:
         """With its next heartbeat, which has seen the order and has nothing of it."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
-        assert bench.role.pools["t"].is_away
+        assert bench.role.pools["t"].is_off_pool
         bench.feed(refused())
         bench.feed(m.CloseRequest("r", 1, finished=False))
         bench.feed(worker_member("t", seen=(("s", 1),)))
-        assert not bench.role.pools["t"].is_away
+        assert not bench.role.pools["t"].is_off_pool
 
     def test_a_closed_request_brings_it_home_as_well(self) -> None:
         """Before it has answered."""
@@ -51,16 +51,16 @@ class TestSpill:
         bench.feed(submission())
         bench.feed(m.CloseRequest("r", 1, finished=False))
         bench.feed(worker_member("t", seen=(("s", 1),)))
-        assert not bench.role.pools["t"].is_away
+        assert not bench.role.pools["t"].is_off_pool
 
     def test_the_heartbeat_after_the_work_brings_it_home(self) -> None:
         """No message, and no state of the scheduler's own."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.assign()
         bench.feed(worker_member("t", prompts_in_place=1, seen=(("s", 1),)))
-        assert bench.role.pools["t"].is_away
+        assert bench.role.pools["t"].is_off_pool
         bench.feed(worker_member("t", decoding=1, seen=(("s", 1),)))
-        assert not bench.role.pools["t"].is_away
+        assert not bench.role.pools["t"].is_off_pool
 
 
 class TestPrefixes:
@@ -138,7 +138,7 @@ class TestRestart:
             old.feed(member)
         new = SchedulerBench(*told, policy=TIGHT)
         for role in (old.role, new.role):
-            assert {view.id: (view.home_pool, view.is_away) for view in role.pools} == {
+            assert {view.id: (view.home_pool, view.is_off_pool) for view in role.pools} == {
                 "p": (Pool.PROMPT, False),
                 "t": (Pool.TOKEN, True),
                 "u": (Pool.PROMPT, True),

@@ -9,7 +9,8 @@ import pytest
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.planner import MigrationPlan, plan_migration
+from spotwise.core.migration.planning.plan import MigrationPlan
+from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
 from spotwise.simulator.spotserve.serving import SpotOutcome, serve, world_of

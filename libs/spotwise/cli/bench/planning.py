@@ -28,7 +28,8 @@ from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import RealMemory
-from spotwise.core.parallel.optimizer import Phases, Policy, ServiceDemand, choose
+from spotwise.core.parallel.optimizer import choose
+from spotwise.core.parallel.policy import Phases, Policy, ServiceDemand
 from spotwise.core.parallel.scaled_cost import ScaledCost
 
 #: A decision about 1,024 devices takes less than this.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from spotwise.core.migration.mapping.held import PartKind
+from spotwise.core.migration.mapping.shares import PartKind
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 
 

@@ -1,17 +1,12 @@
-"""How a request in the queue gets its two workers.
+"""Assigns queued requests to workers: the exchange of messages that reserves KV and starts prefill.
 
-Law: an assignment is a conversation. Two workers: reserve KV on the token worker; once that stands, start the prefill on the
-prompt worker and tell the gateway. One worker for both phases: start the prefill there; once it is accepted, tell the gateway.
-Requests are assigned in order of priority, then of arrival, and one further behind never passes one without room. A refusal
-sends the request back to its place in the queue. So does a reservation without an answer, be it silence or a lost worker. Who
-was asked for both phases and did not answer may be computing all the same: that attempt is over, and its gateway, which knows
-what came of it, is asked for another one, whose epoch fences this one. Of an answer that nobody waits for any more only one
-thing follows: whoever gave it must not hold blocks for it.
-
-Source: joint assignment of both machines, Splitwise section 4.2; admission before prefill against what breaks elsewhere.
-
-Invariants: what is ordered of a worker is counted for it at once, in one number that its heartbeats echo; a prompt counts for
-its worker from the moment that it is chosen.
+Law: two workers: reserve KV on the token worker, then start prefill on the prompt worker and notify the gateway.
+One worker for both phases: start prefill there; once it accepts, notify the gateway.
+Requests are assigned in queue order; none passes an earlier request that finds no room.
+A refused reservation, or one without reply, returns the request to its place in the queue; a worker without reply that was to
+serve both phases may be computing, so that attempt ends and its gateway submits the next one, whose epoch fences the first.
+A reply to an order that was given up cancels what the worker holds for it.
+Source: joint assignment of both machines, Splitwise, section 4.2; admission before prefill is ours.
 """
 
 from __future__ import annotations
@@ -34,16 +29,15 @@ from spotwise.core.request import FinishReason
 
 
 class Assigner:
-    """Carries on the conversations of one scheduler.
+    """Runs the assignment of one scheduler's requests.
 
     Args:
-        scheduler_id: who asks.
         pools: all workers.
         requests: all requests.
         policy: how workers are chosen.
         lease_s: length of a reservation's lease.
         first_assignment: orders are numbered from here.
-        say: takes a command.
+        emit: takes a command.
     """
 
     def __init__(
@@ -54,7 +48,7 @@ class Assigner:
         policy: PoolPolicy,
         lease_s: float,
         first_assignment: int,
-        say: Callable[[m.Send | m.RecordLedger], None],
+        emit: Callable[[m.Send | m.RecordLedger], None],
     ) -> None:
         self.repurposing = Repurposing(policy)
         self._scheduler_id = scheduler_id
@@ -65,18 +59,16 @@ class Assigner:
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
-        self._without_room: AcceptedRequest | None = None  #: the head of the queue, if it was looked at and stayed
-        self._say = say
-
-    # --- asking -------------------------------------------------------------------------------------------------------
+        self._without_room: AcceptedRequest | None = None  #: the head of the queue, once no worker had room for it
+        self._emit = emit
 
     def assign_waiting(self, now: float) -> None:
-        """Assign from the head of the queue until one finds no room."""
+        """Assign from the head of the queue until a request finds no room."""
         may_be_full = False
         while (entry := self._requests.head()) is not None:
             order = entry.order
             need = Need(order.prompt_tokens, order.max_new_tokens, reserves=True)
-            if may_be_full and not self._pools.have_room(need):  # asked first, it costs less than to be told so at last
+            if may_be_full and not self._pools.have_room(need):  # a cheap check before the whole placement
                 break
             held = self._prefixes.held(order.prefix_spans, self._incarnation_of)
             demand = RequestDemand(order.prompt_tokens, order.max_new_tokens, held)
@@ -84,12 +76,12 @@ class Assigner:
             if placement is None:
                 break
             self.repurposing.placed(placement.short)
-            self._ask(entry, demand, placement, now)
+            self._send(entry, demand, placement, now)
             may_be_full = True
         self._without_room = entry
 
     def room_reported(self, worker_id: str, now: float) -> None:
-        """Assign what waits, after a worker's report: who had no room anywhere before can have it there only."""
+        """Assign queued requests after a worker's report: a head that had no room anywhere can have it on that worker only."""
         entry = self._requests.head()
         if entry is None:
             return
@@ -102,12 +94,12 @@ class Assigner:
     def _incarnation_of(self, worker_id: str) -> int | None:
         return self._pools[worker_id].member.incarnation if worker_id in self._pools else None
 
-    def _ask(self, entry: AcceptedRequest, demand: RequestDemand, placement: Placement, now: float) -> None:
+    def _send(self, entry: AcceptedRequest, demand: RequestDemand, placement: Placement, now: float) -> None:
         prompt_worker, token_worker = placement.prompt_worker, placement.token_worker
         entry.prompt_worker, entry.token_worker = prompt_worker.id, token_worker.id
         entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by.value
         self._assignments += 1
-        self._requests.ask(entry, self._assignments, now)
+        self._requests.send(entry, self._assignments, now)
         if prompt_worker is token_worker:
             self._count(entry, token_worker, entry.prompt_queued, now)
             target = KvTarget(
@@ -121,7 +113,7 @@ class Assigner:
             self._reserve(entry, self._assignments, token_worker.id)
 
     def _count(self, entry: AcceptedRequest, worker: WorkerView, prompt_tokens: int, now: float) -> None:
-        """Count for a worker what it was just asked to take."""
+        """Count for a worker what it was just sent."""
         order = entry.order
         kv_blocks = worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
         self._pools.assign(
@@ -140,7 +132,7 @@ class Assigner:
             max_new_tokens=order.max_new_tokens,
             lease_s=self._lease_s,
         )
-        self._say(m.Send(token_id, reservation))
+        self._emit(m.Send(token_id, reservation))
 
     def _start_prefill(self, entry: AcceptedRequest, assignment: int, target: KvTarget) -> None:
         order = entry.order
@@ -156,25 +148,23 @@ class Assigner:
             lease_s=self._lease_s,
             max_new_tokens=order.max_new_tokens,
         )
-        self._say(m.Send(entry.prompt_worker, start))
-
-    # --- answers ------------------------------------------------------------------------------------------------------
+        self._emit(m.Send(entry.prompt_worker, start))
 
     def _answered_entry(self, choice_id: str, epoch: int, worker_id: str, assignment: int) -> AcceptedRequest | None:
         """Return the entry whose current order a worker answers.
 
-        An answer to an order that was given up is ignored where the same worker was asked again: the cancellation that
-        gave it up was sent between the two orders, and one sent now would end the second.
+        An answer to an order that was given up is ignored where the same worker has a second order:
+        a cancellation sent now would end that one.
         """
         entry = self._requests.get(choice_id)
         if entry is None or entry.order.epoch != epoch or entry.token_worker != worker_id:
             self.cancel(worker_id, choice_id, epoch)
             return None
-        is_current = self._requests.is_asked(entry) and entry.assignment == assignment
+        is_current = self._requests.is_unanswered(entry) and entry.assignment == assignment
         return entry if is_current else None
 
     def kv_reserved(self, report: m.KvReserved, now: float) -> None:
-        """Start the prefill on the other worker."""
+        """Start the prefill on the prompt worker."""
         target = report.target
         entry = self._answered_entry(report.choice_id, report.epoch, target.worker_id, report.assignment)
         if entry is None or entry.prompt_worker is None:
@@ -186,59 +176,57 @@ class Assigner:
         self._assigned(entry, entry.prompt_worker, target.worker_id, now)
 
     def prefill_accepted(self, report: m.PrefillAccepted, now: float) -> None:
-        """Both phases are on one worker, where the request waits for its turn now."""
+        """Both phases are on one worker, which has queued the request."""
         worker_id = report.worker_id
         entry = self._answered_entry(report.choice_id, report.epoch, worker_id, report.assignment)
         if entry is not None:
             self._assigned(entry, worker_id, worker_id, now)
 
     def _assigned(self, entry: AcceptedRequest, prompt_id: str, token_id: str, now: float) -> None:
-        """Tell the gateway and the ledger, and remember who has the prompt's beginning."""
+        """Notify gateway and ledger, and remember which workers get the prompt's prefix."""
         order = entry.order
         self._requests.assigned(entry)
-        self._say(m.to_gateway(order.stream, m.RequestAssigned(order.choice_id, order.epoch, prompt_id, token_id)))
+        self._emit(m.to_gateway(order.stream, m.RequestAssigned(order.choice_id, order.epoch, prompt_id, token_id)))
         for worker_id in dict.fromkeys((token_id, prompt_id)):
             self._prefixes.sent(order.prefix_spans, worker_id, self._pools[worker_id].member.incarnation)
         facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
-        if entry.placed_by != PlacedBy.HOME.value:
+        if entry.placed_by != PlacedBy.HOME_POOL.value:
             facts.append(("placed_by", entry.placed_by))
         facts.append(("queue_s", now - entry.accepted_s))
         ledger = m.LedgerEntry(order.choice_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
-        self._say(m.RecordLedger(ledger))
+        self._emit(m.RecordLedger(ledger))
 
     def kv_refused(self, report: m.KvRefused, now: float) -> None:
-        """Back to the queue; the worker's next heartbeat says what room it really has."""
+        """Requeue the request; the worker's next heartbeat reports its actual room."""
         entry = self._answered_entry(report.choice_id, report.epoch, report.worker_id, report.assignment)
         if entry is not None:
             self._requeue(entry)
 
-    # --- ways back ----------------------------------------------------------------------------------------------------
-
     def give_back(self, is_affected: Callable[[AcceptedRequest], bool]) -> None:
-        """Give up what a worker was asked to take that is gone or silent.
+        """Give up orders to a worker that is gone or silent.
 
         The cancellation goes to a lost worker too: one that was only silent still has the order in its inbox.
         """
-        for entry in [entry for entry in self._requests.asked if is_affected(entry)]:
+        for entry in [entry for entry in self._requests.unanswered if is_affected(entry)]:
             if entry.is_in_place:
                 self.drop(entry, cancel=True)
-                self.tell_dropped(entry.order.stream, f"worker {entry.token_worker} did not answer the scheduler")
+                self.report_dropped(entry.order.stream, f"worker {entry.token_worker} did not answer the scheduler")
             else:
                 assert entry.token_worker is not None
                 self.cancel(entry.token_worker, entry.choice_id, entry.order.epoch)
                 self._requeue(entry)
 
-    def tell_dropped(self, stream: m.StreamRef, error: str) -> None:
-        """Ask a gateway for another attempt; it would else wait for tokens that perhaps nobody computes."""
+    def report_dropped(self, stream: m.StreamRef, error: str) -> None:
+        """Make a gateway submit another attempt, instead of waiting for tokens that no worker may compute."""
         delta = m.TokenDelta(stream.attempt_id, 0, None, FinishReason.ERROR, error, retryable=True)
-        self._say(m.to_gateway(stream, m.TokenBatch(self._scheduler_id, (delta,))))
+        self._emit(m.to_gateway(stream, m.TokenBatch(self._scheduler_id, (delta,))))
 
     def _requeue(self, entry: AcceptedRequest) -> None:
         self._forget_intent(entry)
         self._requests.requeue(entry)
 
     def drop(self, entry: AcceptedRequest, *, cancel: bool) -> None:
-        """Forget a request; with `cancel` its workers are told."""
+        """Forget a request; with `cancel` its workers are notified."""
         self._forget_intent(entry)
         self._requests.drop(entry)
         if cancel:
@@ -248,8 +236,8 @@ class Assigner:
 
     def _forget_intent(self, entry: AcceptedRequest) -> None:
         if entry.prompt_worker is not None:
-            self._pools.intend_no_more(entry.prompt_worker, entry.choice_id)
+            self._pools.drop_intended(entry.prompt_worker, entry.choice_id)
 
     def cancel(self, worker_id: str, choice_id: str, epoch: int) -> None:
-        """Tell a worker to drop whatever it has of a request up to that attempt."""
-        self._say(m.Send(worker_id, m.CancelRequest(choice_id, epoch)))
+        """Make a worker drop what it has of a request up to that attempt."""
+        self._emit(m.Send(worker_id, m.CancelRequest(choice_id, epoch)))

@@ -1,12 +1,10 @@
-"""Placement that keeps away from what failed.
+"""Placement that avoids workers and pairs that failed.
 
-Law: the rules of `placement.py` choose; where they choose workers that failed, they choose again without those. Avoided are
-the workers and pairs of which the request's earlier attempts failed, and the pairs in quarantine. Of a bad pair the prompt
-worker gets another token worker, or the token worker another prompt worker; where there is none, or the request's hand-offs
-failed `MAX_FAILED_HANDOFFS` times, the token worker serves both phases. To avoid is a preference: a request that a worker has
-room for is placed.
-
-Invariants: with nothing to avoid, the choice is that of the rules; a placement exists if and only if the rules find one.
+Law: `placement.py` chooses; where its choice failed before, it chooses again without the failed workers.
+Avoided are workers and pairs on which earlier attempts of the request failed, and pairs in quarantine.
+For a bad pair: another token worker for the prompt worker, else another prompt worker for the token worker, else both phases on
+the token worker; the last also after `MAX_FAILED_HANDOFFS` failed hand-offs of the request.
+Avoidance is a preference: a request is placed if and only if `placement.py` finds workers for it.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ MAX_FAILED_HANDOFFS = 2
 
 
 class AvoidingPlacer:
-    """Chooses workers for one request after another.
+    """Chooses workers for one request at a time.
 
     Args:
-        placer: by the rules.
+        placer: the placement rules.
         quarantine: pairs that get no hand-offs for a while.
     """
 
@@ -35,7 +33,7 @@ class AvoidingPlacer:
         self._quarantine = quarantine
 
     def place(self, demand: RequestDemand, avoid: tuple[Suspects, ...], now: float) -> Placement | None:
-        """Return the workers of a request whose earlier attempts failed of `avoid`; `None` where nobody has room for it."""
+        """Return the workers of a request whose earlier attempts failed on `avoid`; `None` where no worker has room."""
         plan = self._placer.place(demand)
         if plan is None or not (avoid or self._quarantine):
             return plan

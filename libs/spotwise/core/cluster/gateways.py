@@ -1,9 +1,8 @@
-"""Which gateways are gone, that workers still send tokens to.
+"""Finds gateways that are gone and that workers still send tokens to.
 
-Law: a worker reports to whom its tokens go. An incarnation of a gateway is gone once a later one was heard, or once nothing was
-heard of it for `patience_s` while the scheduler listened; then each worker that reports it is told to forget it, again with
-every report until it has. So a gateway's requests end with it, whatever was lost on the way: its last word, the scheduler that
-knew its requests, or an earlier order to forget it.
+Law: a gateway's incarnation is gone once a later one was seen, or after `patience_s` of listening without a heartbeat of it.
+Each worker that reports a gone gateway is ordered to forget it, again with every report until it has.
+Thus a gateway's requests end with it, whichever message was lost.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ class GoneGateways:
     """Compares what workers report with the gateways present.
 
     Args:
-        membership: who is present.
+        membership: the members present.
         patience_s: listening time after which an absent gateway counts as gone; a scheduler that has just started knows none.
     """
 
@@ -26,11 +25,11 @@ class GoneGateways:
         self._absent_s: dict[tuple[str, int], float] = {}
 
     def was_away(self, seconds: float) -> None:
-        """Put off by a time in which nobody could be heard."""
+        """Extend the patience by a time in which the scheduler was cut off."""
         self._absent_s = {gateway: since_s + seconds for gateway, since_s in self._absent_s.items()}
 
     def among(self, worker: m.Member, now: float) -> list[m.ForgetGateway]:
-        """Return what a worker is to forget of those that its heartbeat names."""
+        """Return the gateways that a worker is to forget, of those in its heartbeat."""
         streams = worker.load.gateways if worker.load is not None else ()
         return [
             m.ForgetGateway(each.gateway_id, each.incarnation)
@@ -39,12 +38,12 @@ class GoneGateways:
         ]
 
     def forget_old(self, now: float) -> None:
-        """Drop what no worker has named for long."""
+        """Drop gateways that no worker has named for long."""
         keep_s = 10 * self._patience_s
         self._absent_s = {gateway: since for gateway, since in self._absent_s.items() if now - since < keep_s}
 
     def is_gone(self, gateway_id: str, incarnation: int, now: float) -> bool:
-        """Tell whether nobody waits any more for what that incarnation asked for."""
+        """Tell whether that incarnation waits for nothing any more."""
         if self._membership.is_gone(gateway_id, incarnation):
             return True
         key = gateway_id, incarnation

@@ -1,9 +1,6 @@
-"""When a pool is full, when two workers are one too many, and when a worker is better off in another pool.
+"""A scheduler's pool policy: thresholds, break-even and re-purposing, as configured at its start.
 
-Law: choices only, made once at the scheduler's start. What they mean is decided in one place each: thresholds and the
-break-even in `placement.py`, home_pools in `repurposing.py`, the memory of prefixes in `prefix_memory.py`.
-
-Source: Splitwise, section 4.2; the figures are those of its reference simulator where it has any.
+Source: Splitwise, section 4.2; the defaults are those of its reference simulator where it has any.
 """
 
 from __future__ import annotations
@@ -13,11 +10,10 @@ from enum import StrEnum
 
 
 class DecodeQueue(StrEnum):
-    """What a sequence that decodes adds to the queue of a worker that is to serve a request in place."""
+    """What a decoding sequence adds to the queue of a worker that is to serve a request in place."""
 
-    REMAINING_TOKENS = "remaining_tokens"  #: all that it may still bring: long answers are kept apart
-    #: One, as to each iteration: the shortest queue is that of prompts (the reference simulator).
-    SEQUENCES = "sequences"
+    REMAINING_TOKENS = "remaining_tokens"  #: its tokens still to decode, which keeps long outputs apart
+    SEQUENCES = "sequences"  #: one, as in the reference simulator
 
     @classmethod
     def _missing_(cls, value: object) -> DecodeQueue | None:
@@ -27,17 +23,16 @@ class DecodeQueue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicy:
-    """What a scheduler was told of pools.
+    """The configured policy.
 
     Attributes:
-        max_pending_prompt_tokens: a prompt queue in which somebody waits is over its threshold if it would be longer than this.
-        max_owed_tokens: a token queue that is not empty is over its threshold if it would be longer than this; `None` for
-            memory as the only bound.
-        break_even: both phases on one machine where splitting costs more delay than it saves.
-        repurpose_share: share of a window for which a worker must have worked for the other pool to be given to it.
-        repurpose_window_s: length of a window; `None` keeps every worker at the home that it was started with.
-        prefix_spans: spans of prompts remembered, of all requests together; 0 for no memory.
-        decode_queue: how decodes count where one worker serves both phases; on token workers they count by tokens owed.
+        max_pending_prompt_tokens: a non-empty prompt queue is over its threshold if it would become longer than this.
+        max_owed_tokens: the same of a token queue, in tokens; `None` leaves memory as the only bound.
+        break_even: serve both phases on one worker where splitting costs more delay than it saves.
+        repurpose_share: share of a window, above 0 and up to 1, with off-pool work before a worker changes its home pool.
+        repurpose_window_s: length of a window; `None` keeps every worker in its initial pool.
+        prefix_spans: spans of prompts remembered over all requests; 0 for none.
+        decode_queue: how decodes count where one worker serves both phases; on token workers they count by remaining tokens.
     """
 
     max_pending_prompt_tokens: int = 8192
@@ -56,6 +51,6 @@ class PoolPolicy:
         if not 0.0 < self.repurpose_share <= 1.0:
             raise ValueError("repurpose_share is a share, above 0 and at most 1")
         if self.repurpose_window_s is not None and self.repurpose_window_s <= 0.0:
-            raise ValueError("repurpose_window_s must be above 0; None changes no home")
+            raise ValueError("repurpose_window_s must be above 0; None changes no home pool")
         if self.prefix_spans < 0:
             raise ValueError("prefix_spans must be at least 0")

@@ -1,12 +1,8 @@
-"""All workers, by the pool that they belong to and the one that they are in.
+"""All workers, grouped by their home pool and the pool that they are in.
 
-Law: a worker stands in one group: its home and whether it is there or in the mixed pool at this moment, both derived from its
-view. A worker that takes no requests, or has other weights than the mesh serves, stands in none. Each group is ranked by the
-queues that are looked at in it: workers that compute prompts for others by their prompts, those that take such KV in by their
-tokens, all by both, for requests that stay on one worker.
-
-Invariants: after every change each ready worker is in the rankings of its group and in no other, at the place that its view
-gives it; nothing else is stored.
+Law: a ready worker is in one group: its home pool, and whether it is there or in the mixed pool now, derived from its view.
+A worker that takes no requests, or has other weights than the mesh serves, is in none.
+Each group is ranked by its own queue (prompts in the prompt pool, tokens elsewhere) and by both queues, for service in place.
 """
 
 from __future__ import annotations
@@ -25,36 +21,35 @@ from spotwise.core.members import Member, Pool
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Workers of one home that are in one pool; there are five of them."""
+    """Workers of one home pool that are in one pool; there are five groups."""
 
     home_pool: Pool
     pool: Pool
 
 
-PROMPT_AT_HOME = Group(Pool.PROMPT, Pool.PROMPT)
-PROMPT_AWAY = Group(Pool.PROMPT, Pool.MIXED)
-TOKEN_AT_HOME = Group(Pool.TOKEN, Pool.TOKEN)
-TOKEN_AWAY = Group(Pool.TOKEN, Pool.MIXED)
+PROMPT_ON_POOL = Group(Pool.PROMPT, Pool.PROMPT)
+PROMPT_OFF_POOL = Group(Pool.PROMPT, Pool.MIXED)
+TOKEN_ON_POOL = Group(Pool.TOKEN, Pool.TOKEN)
+TOKEN_OFF_POOL = Group(Pool.TOKEN, Pool.MIXED)
 MIXED = Group(Pool.MIXED, Pool.MIXED)
-ALL_GROUPS = (PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
+ALL_GROUPS = (PROMPT_ON_POOL, PROMPT_OFF_POOL, TOKEN_ON_POOL, TOKEN_OFF_POOL, MIXED)
 
-#: Where a worker's capacity stands in what it is ranked by.
+#: Index of a worker's capacity in what it is ranked by.
 _CAPACITY = 0
 
 
 class Queue(StrEnum):
     """What a ranking counts."""
 
-    HOME = "home"  #: prompts in the prompt pool, tokens in the others
+    HOME_POOL = "home"  #: prompts in the prompt pool, tokens in the others
     BOTH = "both"
 
 
 def _group_of(view: WorkerView) -> Group:
-    home = view.member.pool
-    if home is Pool.TOKEN:
-        return TOKEN_AWAY if view.is_away else TOKEN_AT_HOME
-    if home is Pool.PROMPT:
-        return PROMPT_AWAY if view.is_away else PROMPT_AT_HOME
+    if view.member.pool is Pool.TOKEN:
+        return TOKEN_OFF_POOL if view.is_off_pool else TOKEN_ON_POOL
+    if view.member.pool is Pool.PROMPT:
+        return PROMPT_OFF_POOL if view.is_off_pool else PROMPT_ON_POOL
     return MIXED
 
 
@@ -62,7 +57,7 @@ def _pending(view: WorkerView) -> int:
     return view.pending_prompt_tokens
 
 
-def _owed(view: WorkerView) -> int:
+def _remaining(view: WorkerView) -> int:
     return view.remaining_tokens
 
 
@@ -70,7 +65,7 @@ def _decoding(view: WorkerView) -> int:
     return view.decoding
 
 
-def _pending_and_owed(view: WorkerView) -> int:
+def _pending_and_remaining(view: WorkerView) -> int:
     return view.pending_prompt_tokens + view.remaining_tokens
 
 
@@ -82,7 +77,7 @@ class Pools:
     """The scheduler's view of all workers.
 
     Args:
-        decode_queue: how decodes count in the queue of both.
+        decode_queue: how decodes count in the ranking by both queues.
 
     Attributes:
         decode_length: a worker's decodes, counted so.
@@ -91,18 +86,18 @@ class Pools:
 
     def __init__(self, decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS) -> None:
         by_tokens = decode_queue is DecodeQueue.REMAINING_TOKENS
-        self.decode_length: Callable[[WorkerView], int] = _owed if by_tokens else _decoding
+        self.decode_length: Callable[[WorkerView], int] = _remaining if by_tokens else _decoding
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[int, ...]]] = {}
         self._home_pools: Counter[Pool] = Counter()
         self._most_kv_tokens: int | None = None
-        self._by_home = {group: Ranking(_pending if group.home_pool is Pool.PROMPT else _owed) for group in ALL_GROUPS}
-        self._by_both = {
-            group: Ranking(_pending_and_owed if by_tokens else _pending_and_decoding) for group in ALL_GROUPS
+        self._by_home = {
+            group: Ranking(_pending if group.home_pool is Pool.PROMPT else _remaining) for group in ALL_GROUPS
         }
-
-    # --- who is there -------------------------------------------------------------------------------------------------
+        self._by_both = {
+            group: Ranking(_pending_and_remaining if by_tokens else _pending_and_decoding) for group in ALL_GROUPS
+        }
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._views.values())
@@ -115,20 +110,20 @@ class Pools:
 
     @property
     def ready(self) -> int:
-        """Workers that take requests."""
+        """Number of workers that take requests."""
         return self._home_pools.total()
 
     def ready_at(self, *home_pools: Pool) -> int:
-        """Workers of these home_pools that take requests, wherever they are at this moment."""
-        return sum(self._home_pools[home] for home in home_pools)
+        """Number of workers of these home pools that take requests, on or off their pool."""
+        return sum(self._home_pools[pool] for pool in home_pools)
 
     def group_of(self, worker_id: str) -> Group | None:
-        """Return where a worker stands, or `None` where it takes no requests."""
+        """Return a worker's group, or `None` where it takes no requests."""
         place = self._places.get(worker_id)
         return None if place is None else place[0]
 
     def with_other_weights(self) -> list[Member]:
-        """Return the workers that are ready and take no requests, because of their weights; in order of id."""
+        """Return the workers that are ready but excluded for their weights, in order of id."""
         refused = (v.member for v in self._views.values() if v.is_ready and not self.served_model.admits(v.member))
         return sorted(refused, key=lambda member: member.id)
 
@@ -137,10 +132,8 @@ class Pools:
         views = (view for group in groups for view in self._by_both[group])
         return sorted(views, key=lambda view: view.id)
 
-    # --- what happens to them -----------------------------------------------------------------------------------------
-
     def join(self, member: Member) -> None:
-        """Take in a worker that was heard for the first time."""
+        """Add a new worker."""
         self._views[member.id] = WorkerView(member)
         self._place(self._views[member.id])
 
@@ -150,10 +143,10 @@ class Pools:
         self._most_kv_tokens = None
         del self._views[worker_id]
 
-    def heard(self, member: Member, scheduler_id: str, now: float) -> None:
-        """Take in a worker's report; it is known."""
+    def reported(self, member: Member, scheduler_id: str, now: float) -> None:
+        """Replace a known worker's report."""
         view = self._views[member.id]
-        view.heard(member, scheduler_id, now)
+        view.reported(member, scheduler_id, now)
         self._place(view)
 
     def assign(self, worker_id: str, assignment: Assignment) -> None:
@@ -163,27 +156,27 @@ class Pools:
         self._place(view)
 
     def intend(self, worker_id: str, choice_id: str, prompt_tokens: int) -> None:
-        """Count a prompt that a worker will be given once its reservation stands."""
+        """Count a prompt that a worker will be sent once its reservation stands."""
         view = self._views[worker_id]
         view.intend(choice_id, prompt_tokens)
         self._place(view)
 
     def order_intended(self, worker_id: str, choice_id: str, assignment: Assignment) -> None:
-        """Count the order by which a worker is given the prompt that it was to be given."""
+        """Count the order that sends a worker its intended prompt."""
         view = self._views[worker_id]
-        view.intend_no_more(choice_id)
+        view.drop_intended(choice_id)
         view.assign(assignment)
         self._place(view)
 
-    def intend_no_more(self, worker_id: str, choice_id: str) -> None:
-        """A prompt will not be given to the worker, which may be gone."""
+    def drop_intended(self, worker_id: str, choice_id: str) -> None:
+        """Stop counting a prompt that will not be sent to the worker, which may be gone."""
         view = self._views.get(worker_id)
         if view is not None:
-            view.intend_no_more(choice_id)
+            view.drop_intended(choice_id)
             self._place(view)
 
     def _place(self, view: WorkerView) -> None:
-        """See to a worker's place in the rankings after a change."""
+        """Update a worker's place in the rankings."""
         if view.is_ready and not self.served_model.is_final:
             self.served_model.decide(each.member for each in self._views.values())
         if not view.is_ready or not self.served_model.admits(view.member):
@@ -220,19 +213,17 @@ class Pools:
             self._by_home[group].remove(worker_id)
             self._by_both[group].remove(worker_id)
 
-    # --- questions ----------------------------------------------------------------------------------------------------
-
     def first_of(self, queue: Queue, groups: Iterable[Group], need: Need) -> list[WorkerView]:
-        """Return of each group the worker with the shortest queue that has what is needed, where there is one."""
+        """Return of each group the worker with the shortest queue that meets the need, where there is one."""
         rankings = self._by_both if queue is Queue.BOTH else self._by_home
         return [view for group in groups if (view := rankings[group].first(need)) is not None]
 
     def have_room(self, need: Need) -> bool:
-        """Tell whether any worker has what is needed now."""
+        """Tell whether any worker meets the need now."""
         return any(ranking.first(need) is not None for ranking in self._by_both.values())
 
     def most_kv_tokens(self) -> int:
-        """Tokens that the largest KV cache of a ready worker holds; 0 where there is none."""
+        """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""
         if self._most_kv_tokens is None:
             self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_both.values())
         return self._most_kv_tokens

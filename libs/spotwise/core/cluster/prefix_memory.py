@@ -1,11 +1,9 @@
-"""Which worker was sent which beginning of a prompt.
+"""Remembers which worker was sent which prompt prefix.
 
-Law: a memory of what was ordered, not of what is: a worker may have given such blocks away since, or may never have computed
-them. A wrong answer costs computing and never a token, because the worker looks for itself. It is bounded in every direction
-and forgets what was not used for longest.
-
-Invariants: at most `capacity` spans, and of each at most `HOLDERS` workers, the latest; nothing is said of an incarnation that
-is not the one asked about.
+Law: the memory holds what was ordered, not what is cached: a worker may have evicted the blocks since.
+A wrong answer costs computation and never a token, since the worker looks up its own cache.
+At most `capacity` spans are kept, the least recently used go first; of each span at most `HOLDERS` workers, the latest.
+Only a worker's current incarnation is named.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class PrefixMemory:
         self._holders: OrderedDict[int, tuple[tuple[str, int], ...]] = OrderedDict()
 
     def sent(self, spans: tuple[int, ...], worker_id: str, incarnation: int) -> None:
-        """Note that a prompt of these spans was given to a worker."""
+        """Note that a worker was sent a prompt of these spans."""
         if not self._capacity:
             return
         holder = (worker_id, incarnation)
@@ -52,11 +50,11 @@ class PrefixMemory:
             holders.popitem(last=False)
 
     def held(self, spans: tuple[int, ...], incarnation_of: Callable[[str], int | None]) -> dict[str, int]:
-        """Return how many of a prompt's first tokens workers were sent before, by worker, the most first.
+        """Return by worker how many of a prompt's first tokens it was sent before, the most first.
 
         Args:
             spans: of the prompt.
-            incarnation_of: a worker's at present, `None` where it is gone.
+            incarnation_of: a worker's current one, `None` where it is gone.
         """
         found: dict[str, int] = {}
         for index in range(min(len(spans), len(_ENDS)) - 1, -1, -1):

@@ -1,14 +1,10 @@
-"""Pairs of workers between which hand-offs fail.
+"""Quarantine for pairs of workers between which KV hand-offs fail.
 
-Law: a pair whose hand-offs failed for `FAILURES` requests, with none in between that went well, gets no hand-offs for a
-while. Then it is tried with one request; while that one may still fail, others go elsewhere. A failure lets it rest for twice
-as long as the last time, `LONGEST_S` at most; a success, or a trial without a failure, frees it. What happened to a worker
-that has left or was restarted is forgotten, and so is a pair of which nothing was heard for `FORGOTTEN_S`.
-
-Failures are reported with the next attempt, successes with the end of a request: a success counts for a pair if its request
-was placed after the last failure.
-
-Invariants: only pairs of workers that are there are kept; while nothing fails, nothing is kept.
+Law: after hand-offs of `FAILURES` requests failed with no success in between, a pair gets no hand-offs for a while.
+Then one request tries the pair; other requests avoid it until that trial can no longer fail.
+Each further failure doubles the quarantine, up to `LONGEST_S`; a success, or a trial without a failure, ends it.
+A success counts if its request was placed after the last failure: failures are reported at once, successes at a request's end.
+Records of workers that left or restarted, and those without news for `FORGOTTEN_S`, are dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ Pair = tuple[str, str]
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of a pair; `rests` counts its quarantines, `is_due` says that the next hand-off is a trial."""
+    """A pair's failures; `rests` counts its quarantines, `is_due` marks the next hand-off as a trial."""
 
     failures: int = 0
     failed_s: float = 0.0
@@ -42,7 +38,7 @@ class _Record:
 
 
 class Quarantine:
-    """Remembers failures of pairs, and says which pairs to avoid."""
+    """Records failures of pairs and names the pairs to avoid."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
@@ -53,7 +49,7 @@ class Quarantine:
     # --- what happened ------------------------------------------------------------------------------------------------
 
     def failed(self, pair: Pair, now: float) -> None:
-        """Note that a request's hand-off failed."""
+        """Count a failed hand-off."""
         record = self._records.setdefault(pair, _Record())
         record.failures += 1
         record.failed_s = now
@@ -63,10 +59,10 @@ class Quarantine:
             record.rests += 1
             record.is_due = True
 
-    def went_well(self, pair: Pair, asked_s: float) -> None:
-        """Note that a request that was placed at `asked_s` was handed off."""
+    def succeeded(self, pair: Pair, placed_s: float) -> None:
+        """Count a hand-off of a request that was placed at `placed_s`."""
         record = self._records.get(pair)
-        if record is not None and asked_s > record.failed_s:
+        if record is not None and placed_s > record.failed_s:
             del self._records[pair]
 
     def tried(self, pair: Pair, now: float) -> None:
@@ -81,7 +77,7 @@ class Quarantine:
         self._records = {pair: record for pair, record in self._records.items() if worker_id not in pair}
 
     def expire(self, now: float) -> None:
-        """Forget old news."""
+        """Drop old records."""
         if self._records:
             self._records = {
                 pair: record
@@ -96,7 +92,7 @@ class Quarantine:
         return frozenset(pair for pair, record in self._records.items() if now < record.until_s)
 
     def shown(self, now: float) -> tuple[QuarantinedPair, ...]:
-        """Return the same for people, in order."""
+        """Return the quarantined pairs for display, in order."""
         return tuple(
             QuarantinedPair(*pair, record.failures, record.until_s)
             for pair, record in sorted(self._records.items())

@@ -1,12 +1,8 @@
-"""Workers in order of a queue's length, and the first of them that has what a request needs.
+"""Workers sorted by queue length, with a search for the first that meets a need.
 
-Law: ranks are kept, not computed: a report or an order moves one worker, and a choice looks at a few. The ranking is a sorted
-list in short runs; of each run it knows the most that any member has of what a request may need, so that a choice passes over
-whole runs in which nobody can serve it. With n workers a move costs O(log n) comparisons and a copy of at most `RUN_LENGTH`
-references; a choice looks at n / `RUN_LENGTH` runs at most, and into one of them.
-
-Invariants: members are in order of (key, id), so that ties go to the smaller id; `first` returns what a scan of all members
-in that order would.
+Law: members are in order of (queue length, id); `first` returns what a scan in that order would.
+The list is kept in runs of at most `RUN_LENGTH`; each run knows its members' best values, so that a search skips whole runs.
+A move costs O(log n) comparisons and a copy of one run; a search reads at most n / `RUN_LENGTH` runs and scans into one.
 """
 
 from __future__ import annotations
@@ -25,15 +21,14 @@ RUN_LENGTH = 48
 
 @dataclass(slots=True)
 class Need:
-    """What a worker must have to be chosen; several are made for every decision.
+    """What a worker must have to be chosen.
 
-    A queue of length 0 is within any bound, hence `_bound`.
+    An empty queue is within any bound (`_bound`).
 
     Attributes:
-        prompt_tokens, max_new_tokens: of the request.
-        reserves: whether it must have room for the request's KV; else it must only be able to hold the prompt ever.
-        max_pending: prompt tokens that may be pending there at most, where a prompt waits; `None` for no bound.
-        max_owed: tokens that may be owed there at most, where any are; `None` for no bound.
+        reserves: whether it must have room for the request's KV now; else it must only be able to hold the prompt when idle.
+        max_pending: bound on its pending prompt tokens where a prompt waits; `None` for no bound.
+        max_remaining: bound on its remaining tokens to decode; `None` for no bound.
         without: workers that are not chosen.
     """
 
@@ -41,7 +36,7 @@ class Need:
     max_new_tokens: int
     reserves: bool
     max_pending: int | None = None
-    max_owed: int | None = None
+    max_remaining: int | None = None
     without: frozenset[str] = frozenset()
 
     @property
@@ -50,8 +45,8 @@ class Need:
         return self.prompt_tokens + (self.max_new_tokens if self.reserves else 0)
 
     def is_met_by(self, view: WorkerView) -> bool:
-        """Tell whether the worker has all of it."""
-        if view.tokens_to_wait_behind > _bound(self.max_pending) or view.remaining_tokens > _bound(self.max_owed):
+        """Tell whether the worker meets the need."""
+        if view.tokens_to_wait_behind > _bound(self.max_pending) or view.remaining_tokens > _bound(self.max_remaining):
             return False
         if self.without and view.id in self.without:
             return False
@@ -67,12 +62,9 @@ def _bound(most: int | None) -> float:
 
 
 class _Run:
-    """Some members in order, and the most that any of them has.
+    """Some members in order, as columns of one quantity each, with the best value of each column."""
 
-    Each column holds one quantity of every member, in the members' order.
-    """
-
-    __slots__ = ("_ahead", "_capacity", "_owed", "_pending", "free", "keys", "most", "views")
+    __slots__ = ("_ahead", "_capacity", "_pending", "_remaining", "free", "keys", "most", "views")
 
     def __init__(self) -> None:
         self.keys: list[tuple[int, str]] = []
@@ -80,43 +72,43 @@ class _Run:
         self._capacity: list[int] = []
         self.free: list[int] = []
         self._pending: list[int] = []
-        self._owed: list[int] = []
+        self._remaining: list[int] = []
         self._ahead: list[int] = []
-        #: Capacity, free tokens, pending, owed, ahead of whoever is best off in each; `None` since a change.
+        #: Best capacity, free tokens, pending, remaining and ahead; `None` since a change.
         self.most: tuple[int, int, int, int, int] | None = None
 
     def _columns(self) -> tuple[list[Any], ...]:
-        return self.keys, self.views, self._capacity, self.free, self._pending, self._owed, self._ahead
+        return self.keys, self.views, self._capacity, self.free, self._pending, self._remaining, self._ahead
 
     def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
-        """Take a member in at a position."""
+        """Insert a member at a position."""
         self.keys.insert(at, key)
         self.views.insert(at, view)
         self._capacity.insert(at, view.kv_tokens)
         self.free.insert(at, view.free_tokens)
         self._pending.insert(at, view.tokens_to_wait_behind)
-        self._owed.insert(at, view.remaining_tokens)
+        self._remaining.insert(at, view.remaining_tokens)
         self._ahead.insert(at, view.reserves_ahead)
         self.most = None
 
     def change(self, at: int, view: WorkerView) -> None:
-        """Take note of what has changed of the member at a position, which keeps its place."""
+        """Update the member at a position, which keeps its place."""
         self.views[at] = view
         self._capacity[at] = view.kv_tokens
         self.free[at] = view.free_tokens
         self._pending[at] = view.tokens_to_wait_behind
-        self._owed[at] = view.remaining_tokens
+        self._remaining[at] = view.remaining_tokens
         self._ahead[at] = view.reserves_ahead
         self.most = None
 
     def delete(self, at: int) -> None:
-        """Take the member at a position out."""
+        """Delete the member at a position."""
         del self.keys[at], self.views[at], self._capacity[at], self.free[at]
-        del self._pending[at], self._owed[at], self._ahead[at]
+        del self._pending[at], self._remaining[at], self._ahead[at]
         self.most = None
 
     def split(self) -> _Run:
-        """Give the second half of the members to a run of their own."""
+        """Move the second half of the members to a new run."""
         half, other = len(self.keys) // 2, _Run()
         for column, rest in zip(self._columns(), other._columns(), strict=True):
             rest.extend(column[half:])
@@ -125,14 +117,9 @@ class _Run:
         return other
 
     def sum_up(self) -> tuple[int, int, int, int, int]:
-        """Return `most`, worked out anew."""
-        self.most = most = (
-            max(self._capacity),
-            max(self.free),
-            min(self._pending),
-            min(self._owed),
-            min(self._ahead),
-        )
+        """Compute `most`."""
+        pending, remaining, ahead = min(self._pending), min(self._remaining), min(self._ahead)
+        self.most = most = max(self._capacity), max(self.free), pending, remaining, ahead
         return most
 
 
@@ -153,7 +140,7 @@ class Ranking:
         return (view for run in self._runs for view in run.views)
 
     def put(self, view: WorkerView) -> None:
-        """Take a worker in, or see to its place after a change."""
+        """Insert a worker, or update its place."""
         key = (self._length(view), view.id)
         if self._keys.get(view.id) == key:
             run = self._runs[bisect_left(self._last, key)]
@@ -173,7 +160,7 @@ class Ranking:
         self._last[at] = run.keys[-1]
 
     def remove(self, worker_id: str) -> None:
-        """Take a worker out, if it is here."""
+        """Remove a worker, if it is here."""
         key = self._keys.pop(worker_id, None)
         if key is None:
             return
@@ -186,21 +173,16 @@ class Ranking:
             del self._runs[at], self._last[at]
 
     def first(self, need: Need) -> WorkerView | None:
-        """Return the first worker that has all of it."""
-        # In one piece, and with nothing asked twice: most of a decision is spent here, passing over who cannot serve.
-        prompt_tokens, new_tokens, reserves, kv_tokens = (
-            need.prompt_tokens,
-            need.max_new_tokens,
-            need.reserves,
-            need.kv_tokens,
-        )
-        max_pending, max_owed = _bound(need.max_pending), _bound(need.max_owed)
+        """Return the first worker that meets the need."""
+        # Unrolled, since most of a placement's time is spent here, on workers that cannot serve.
+        prompt_tokens, new_tokens, kv_tokens = need.prompt_tokens, need.max_new_tokens, need.kv_tokens
+        max_pending, max_remaining = _bound(need.max_pending), _bound(need.max_remaining)
         least: float = -math.inf
         for run in self._runs:
-            capacity, free, pending, owed, ahead = run.most or run.sum_up()
-            if reserves:
+            capacity, free, pending, remaining, ahead = run.most or run.sum_up()
+            if need.reserves:
                 least = prompt_tokens + (new_tokens if new_tokens < ahead else ahead)
-            if kv_tokens > capacity or least > free or pending > max_pending or owed > max_owed:
+            if kv_tokens > capacity or least > free or pending > max_pending or remaining > max_remaining:
                 continue
             for at, free_tokens in enumerate(run.free):
                 if free_tokens >= least and need.is_met_by(run.views[at]):

@@ -1,10 +1,8 @@
-"""Requests that were closed before the scheduler had heard of them.
+"""Requests that were closed before their submission reached the scheduler.
 
-Law: gateways send submissions and closings on one subject, in order, but a submission may wait in its gateway or on its way.
-One that comes after the closing of its attempt, or of a later one, is refused. What is remembered is bounded in number and in
-time: a submission that is later still is found by the scheduler's questions (`confirmation.py`).
-
-Invariants: at most `CAPACITY` requests, each for `LIFETIME_S` at most.
+Law: a submission that arrives after its attempt, or a later one, was closed is refused.
+At most `CAPACITY` requests are remembered, each for `LIFETIME_S`; the scheduler's confirmations (`confirmation.py`) find
+submissions that are later still.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Tombstones:
         self._forget(now)
 
     def cover(self, choice_id: str, epoch: int, now: float) -> bool:
-        """Tell whether an attempt was closed before it came."""
+        """Tell whether an attempt was closed before it arrived."""
         self._forget(now)
         closed = self._closed.get(choice_id)
         return closed is not None and epoch <= closed[0]

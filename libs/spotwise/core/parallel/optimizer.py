@@ -29,23 +29,9 @@ from numpy.typing import NDArray
 from spotwise.core.parallel.candidates import Shape, shapes
 from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.evaluation import Mixes, evaluate
-from spotwise.core.parallel.fleet import FleetDelta, fleet_delta
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
-from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
-
-__all__ = [
-    "ConfigChoice",
-    "FleetDelta",
-    "InstanceShare",
-    "Latency",
-    "Phases",
-    "Policy",
-    "Preference",
-    "ServiceDemand",
-    "choose",
-    "fleet_delta",
-]
+from spotwise.core.parallel.policy import Phases, Policy, Preference, ServiceDemand
 
 #: Of numbers that differ by less, neither is greater: they were added up in another order.
 _ROUNDING = 1e-9

@@ -71,17 +71,3 @@ def waits_s(
     until_next_s = (turn_s + (finite_s - turn_s) * bunched) / 2
     for_pipeline = (1 - 1 / max_batch**2) * alone**steepness * meet * until_next_s
     return np.where(stable, for_room + for_pipeline, np.inf)
-
-
-def waiting_s(
-    arrival_rate: float, arrival_cv: float, service_s: float, servers: int, max_batch: int = 1, service_cv: float = 0.0
-) -> float:
-    """Return the seconds that a request waits; as `waits_s` of one number of pipelines.
-
-    Raises:
-        ValueError: a rate, a coefficient, a batch or a number of pipelines that cannot be.
-    """
-    if servers < 1:
-        raise ValueError("there is at least 1 pipeline")
-    waits = waits_s(arrival_rate, arrival_cv, np.array([service_s]), np.array([float(servers)]), max_batch, service_cv)
-    return float(waits[0])

@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.migration.mapping.mapper import map_devices
-from spotwise.core.migration.planning.planner import PlanPolicy, plan_migration
+from spotwise.core.migration.planning.plan import PlanPolicy
+from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import Job, Pipeline
 from spotwise.simulator.spotserve.choices import Choices

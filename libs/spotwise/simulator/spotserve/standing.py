@@ -22,7 +22,8 @@ from spotwise.core.migration.interruption.just_in_time import LinearExecution, b
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.planner import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
+from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, paper_migration_s
+from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spotserve.batches import Pipeline
 from spotwise.simulator.spotserve.spot_world import SpotWorld

@@ -38,10 +38,10 @@ def test_the_fleet_reports_what_it_was_given_and_gives_it_back(blocks: int) -> N
         for answer in fleet.take(role.handle(fleet.submission(), 1000.0)):
             fleet.take(role.handle(answer, 1000.0))
     assert fleet.serving > 0
-    believed = {view.id: (view.remaining_tokens, view.free_tokens, view.is_away) for view in role.pools}
+    believed = {view.id: (view.remaining_tokens, view.free_tokens, view.is_off_pool) for view in role.pools}
     for beat in fleet.beats(10):
         role.handle(beat, 1000.0)
-    reported = {view.id: (view.remaining_tokens, view.free_tokens, view.is_away) for view in role.pools}
+    reported = {view.id: (view.remaining_tokens, view.free_tokens, view.is_off_pool) for view in role.pools}
     assert reported == believed
     closed = fleet.work(0, 0)
     assert all(order.finished for order in closed)

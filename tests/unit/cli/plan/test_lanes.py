@@ -6,7 +6,8 @@ from spotwise.cli.plan.lanes import lanes
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.planner import MigrationPlan, plan_migration
+from spotwise.core.migration.planning.plan import MigrationPlan
+from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -34,9 +34,9 @@ def chosen(
 
 def test_a_request_whose_pair_failed_gets_another_token_worker() -> None:
     """Or, where there is none, another prompt worker."""
-    assert chosen(*LARGE) == ("p", "t", PlacedBy.HOME)
-    assert chosen(*LARGE, avoid=(("p", "t"),)) == ("p", "u", PlacedBy.HOME)
-    assert chosen(*LARGE[:3], avoid=(("p", "t"),)) == ("q", "t", PlacedBy.HOME)
+    assert chosen(*LARGE) == ("p", "t", PlacedBy.HOME_POOL)
+    assert chosen(*LARGE, avoid=(("p", "t"),)) == ("p", "u", PlacedBy.HOME_POOL)
+    assert chosen(*LARGE[:3], avoid=(("p", "t"),)) == ("q", "t", PlacedBy.HOME_POOL)
 
 
 def test_a_pair_without_another_is_served_by_its_token_worker() -> None:
@@ -53,10 +53,10 @@ def test_a_request_whose_hand_offs_failed_twice_is_handed_off_no_more() -> None:
 @pytest.mark.parametrize(
     ("resting", "choice"),
     [
-        ((("p", "t"),), ("p", "u", PlacedBy.HOME)),
-        ((("p", "t"), ("p", "u")), ("q", "t", PlacedBy.HOME)),
+        ((("p", "t"),), ("p", "u", PlacedBy.HOME_POOL)),
+        ((("p", "t"), ("p", "u")), ("q", "t", PlacedBy.HOME_POOL)),
         ((("p", "t"), ("q", "t"), ("p", "u")), ("t", "t", PlacedBy.BAD_PAIR)),
-        ((("q", "u"),), ("p", "t", PlacedBy.HOME)),
+        ((("q", "u"),), ("p", "t", PlacedBy.HOME_POOL)),
     ],
 )
 def test_pairs_in_quarantine_are_avoided_by_all(
@@ -68,8 +68,8 @@ def test_pairs_in_quarantine_are_avoided_by_all(
 
 def test_a_worker_that_failed_is_avoided() -> None:
     """For both phases; where nobody else is there, it is better than nobody."""
-    assert chosen(*LARGE, avoid=(("t",),)) == ("p", "u", PlacedBy.HOME)
-    assert chosen(*LARGE, avoid=(("p",),)) == ("q", "t", PlacedBy.HOME)
+    assert chosen(*LARGE, avoid=(("t",),)) == ("p", "u", PlacedBy.HOME_POOL)
+    assert chosen(*LARGE, avoid=(("p",),)) == ("q", "t", PlacedBy.HOME_POOL)
     assert chosen(worker_member("t"), avoid=(("t",),))[:2] == ("t", "t")
     assert chosen(worker_member("t"), worker_member("u", owed=500), avoid=(("t",),))[:2] == ("u", "u")
 

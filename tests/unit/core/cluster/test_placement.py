@@ -70,7 +70,7 @@ class TestPrefixes:
     def test_the_threshold_counts_what_would_be_computed(self) -> None:
         """100 tokens are over it behind 50, 40 are not."""
         workers = [prompt_worker("p", pending=50), worker_member("t")]
-        assert chosen(*workers, prompt_tokens=100, kv_tokens=110, held={"p": 60}) == ("p", "t", PlacedBy.HOME)
+        assert chosen(*workers, prompt_tokens=100, kv_tokens=110, held={"p": 60}) == ("p", "t", PlacedBy.HOME_POOL)
         assert chosen(*workers, prompt_tokens=100, kv_tokens=110) == ("t", "t", PlacedBy.CONVERSION)
 
     def test_a_holder_that_is_gone_or_not_of_the_group_is_passed_over(self) -> None:
@@ -165,46 +165,46 @@ class TestBreakEven:
     def test_an_idle_token_worker_computes_a_prompt_whose_push_costs_more_than_nothing(self) -> None:
         """Nobody is held up there."""
         assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.1}, {}) is PlacedBy.BREAK_EVEN
-        assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.0}, {}) is PlacedBy.HOME
+        assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.0}, {}) is PlacedBy.HOME_POOL
 
     def test_those_that_decode_there_are_each_held_up_by_the_whole_prompt(self) -> None:
         """16 tokens of 1 s for two sequences against a push of 2 s a token: 32 s are not fewer than 32 s, 16 s are."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 2.0}
-        assert self.by(figures, {"decoding": 2}) is PlacedBy.HOME
+        assert self.by(figures, {"decoding": 2}) is PlacedBy.HOME_POOL
         assert self.by(figures, {"decoding": 1}) is PlacedBy.BREAK_EVEN
 
     def test_both_prompt_queues_count(self) -> None:
         """The request would wait in one or the other."""
         waits = {"prompt_token_s": 1.0, "kv_push_token_s": 0.0, "pending": 20}
         assert self.by(waits, {"decoding": 1}) is PlacedBy.BREAK_EVEN
-        assert self.by(waits, {"decoding": 1, "pending": 5}) is PlacedBy.HOME
+        assert self.by(waits, {"decoding": 1, "pending": 5}) is PlacedBy.HOME_POOL
 
     def test_each_worker_has_its_own_pace(self) -> None:
         """One that has computed no prompt yet is taken for as fast as the other."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.5}
         assert self.by(figures, {"prompt_token_s": 1.4}) is PlacedBy.BREAK_EVEN
-        assert self.by(figures, {"prompt_token_s": 1.6}) is PlacedBy.HOME
+        assert self.by(figures, {"prompt_token_s": 1.6}) is PlacedBy.HOME_POOL
 
     def test_what_is_held_on_either_side_need_not_be_computed(self) -> None:
         """The push is of the whole prompt all the same."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
-        assert self.by(figures, {}, held={"p": 15}) is PlacedBy.HOME
+        assert self.by(figures, {}, held={"p": 15}) is PlacedBy.HOME_POOL
         assert self.by(figures, {"decoding": 3}, held={"t": 15}) is PlacedBy.BREAK_EVEN
 
     def test_without_both_figures_phases_are_split(self) -> None:
         """Nothing is guessed."""
-        assert self.by({"prompt_token_s": 1.0}, {}) is PlacedBy.HOME
-        assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME
+        assert self.by({"prompt_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
+        assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
 
     def test_it_can_be_switched_off(self) -> None:
         """To measure what a split costs, for instance."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
-        assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME
+        assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME_POOL
 
     def test_a_token_worker_over_its_threshold_of_prompts_gets_none(self) -> None:
         """Whatever the figures say."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 100.0}
-        assert self.by(figures, {"pending": 85}) is PlacedBy.HOME
+        assert self.by(figures, {"pending": 85}) is PlacedBy.HOME_POOL
 
     def test_it_is_looked_at_in_the_mixed_pool_too(self) -> None:
         """Wherever a request would be split."""

@@ -16,12 +16,16 @@ class TestPromptsSpillOver:
     def test_a_queue_that_is_empty_is_never_over(self) -> None:
         """A prompt longer than the threshold must go somewhere."""
         long = {"prompt_tokens": 500, "kv_tokens": 510}
-        assert chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), **long) == ("p", "t", PlacedBy.HOME)
+        assert chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), **long) == (
+            "p",
+            "t",
+            PlacedBy.HOME_POOL,
+        )
 
     def test_the_threshold_itself_is_within(self) -> None:
         """84 and 16 are 100."""
         workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
-        assert chosen(*workers) == ("p", "t", PlacedBy.HOME)
+        assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
 
     def test_the_mixed_pool_comes_first_and_serves_in_place(self) -> None:
         """KV never leaves a worker whose home is not the prompt pool."""
@@ -46,7 +50,7 @@ class TestPromptsSpillOver:
     def test_a_prompt_worker_that_decodes_does_not_stand_in_the_prompt_pool(self) -> None:
         """One without decodes comes first, though its queue is longer."""
         workers = [prompt_worker("p1", pending=60), prompt_worker("p2", decoding=1), worker_member("t")]
-        assert chosen(*workers) == ("p1", "t", PlacedBy.HOME)
+        assert chosen(*workers) == ("p1", "t", PlacedBy.HOME_POOL)
 
     def test_else_the_token_worker_that_owes_least_is_converted(self) -> None:
         """It computes the prompt in place, if it has room for all of it."""
@@ -85,7 +89,7 @@ class TestTokensSpillOver:
     def test_token_workers_with_prompts_in_place_are_in_the_mixed_pool(self) -> None:
         """One of them without comes first, though it owes more."""
         away = worker_member("t2", prompts_in_place=1)
-        assert chosen(prompt_worker("p"), worker_member("t1", owed=50), away) == ("p", "t1", PlacedBy.HOME)
+        assert chosen(prompt_worker("p"), worker_member("t1", owed=50), away) == ("p", "t1", PlacedBy.HOME_POOL)
         assert chosen(prompt_worker("p"), self.FULL, away) == ("p", "t2", PlacedBy.MIXED_POOL)
 
     def test_a_prompt_worker_that_decodes_serves_in_place(self) -> None:
@@ -114,8 +118,12 @@ class TestTokensSpillOver:
         bound = PoolPolicy(max_owed_tokens=50)
         workers = [prompt_worker("p"), worker_member("t", owed=35), mixed_worker("m", owed=30)]
         assert chosen(*workers, policy=bound) == ("p", "m", PlacedBy.MIXED_POOL)
-        assert chosen(*workers) == ("p", "t", PlacedBy.HOME)
-        assert chosen(prompt_worker("p"), worker_member("t"), kv_tokens=99, policy=bound) == ("p", "t", PlacedBy.HOME)
+        assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
+        assert chosen(prompt_worker("p"), worker_member("t"), kv_tokens=99, policy=bound) == (
+            "p",
+            "t",
+            PlacedBy.HOME_POOL,
+        )
 
     def test_all_over_the_token_worker_that_owes_least(self) -> None:
         """Before the mixed pool, where it has room."""

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.pools import MIXED, PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, Pools, Queue
+from spotwise.core.cluster.pools import (
+    MIXED,
+    PROMPT_OFF_POOL,
+    PROMPT_ON_POOL,
+    TOKEN_OFF_POOL,
+    TOKEN_ON_POOL,
+    Pools,
+    Queue,
+)
 from spotwise.core.cluster.ranking import Need
 from spotwise.core.cluster.views import Assignment
 from spotwise.core.members import Member, MemberState, Pool
@@ -31,35 +39,35 @@ class TestGroups:
             worker_member("m", Pool.MIXED),
         )
         groups = [pools.group_of(worker_id) for worker_id in ("p", "pd", "t", "tp", "m")]
-        assert groups == [PROMPT_AT_HOME, PROMPT_AWAY, TOKEN_AT_HOME, TOKEN_AWAY, MIXED]
+        assert groups == [PROMPT_ON_POOL, PROMPT_OFF_POOL, TOKEN_ON_POOL, TOKEN_OFF_POOL, MIXED]
         assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN, Pool.MIXED), pools.ready) == (2, 3, 5)
 
     def test_orders_reports_and_intents_move_a_worker(self) -> None:
         """There and back, without a word from it."""
         pools = pools_of(worker_member("t"))
         pools.intend("t", "r", 10)
-        assert pools.group_of("t") == TOKEN_AWAY
-        pools.intend_no_more("t", "r")
-        assert pools.group_of("t") == TOKEN_AT_HOME
+        assert pools.group_of("t") == TOKEN_OFF_POOL
+        pools.drop_intended("t", "r")
+        assert pools.group_of("t") == TOKEN_ON_POOL
         pools.assign("t", Assignment(1, 1000.0, prompt_tokens=10))
-        assert pools.group_of("t") == TOKEN_AWAY
-        pools.heard(worker_member("t", seen=(("s", 1),)), "s", 1000.0)
-        assert pools.group_of("t") == TOKEN_AT_HOME
+        assert pools.group_of("t") == TOKEN_OFF_POOL
+        pools.reported(worker_member("t", seen=(("s", 1),)), "s", 1000.0)
+        assert pools.group_of("t") == TOKEN_ON_POOL
 
     def test_a_new_home_is_what_the_worker_says(self) -> None:
         """Nothing else changes it."""
         pools = pools_of(worker_member("w"))
-        pools.heard(worker_member("w", Pool.PROMPT), "s", 1000.0)
-        assert pools.group_of("w") == PROMPT_AT_HOME
+        pools.reported(worker_member("w", Pool.PROMPT), "s", 1000.0)
+        assert pools.group_of("w") == PROMPT_ON_POOL
         assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN)) == (1, 0)
 
     def test_who_takes_no_requests_stands_nowhere(self) -> None:
         """It is known all the same, and comes back by its report."""
         pools = pools_of(worker_member("t", state=MemberState.DRAINING))
         assert (pools.group_of("t"), pools.ready, "t" in pools) == (None, 0, True)
-        pools.heard(worker_member("t"), "s", 1000.0)
-        assert pools.group_of("t") == TOKEN_AT_HOME
-        pools.heard(worker_member("t", state=MemberState.DRAINING), "s", 1000.0)
+        pools.reported(worker_member("t"), "s", 1000.0)
+        assert pools.group_of("t") == TOKEN_ON_POOL
+        pools.reported(worker_member("t", state=MemberState.DRAINING), "s", 1000.0)
         assert (pools.group_of("t"), pools.ready) == (None, 0)
 
     def test_a_lost_worker_is_forgotten(self) -> None:
@@ -67,7 +75,7 @@ class TestGroups:
         pools = pools_of(worker_member("t"))
         pools.intend("t", "r", 10)
         pools.lose("t")
-        pools.intend_no_more("t", "r")
+        pools.drop_intended("t", "r")
         assert (list(pools), pools.ready, "t" in pools) == ([], 0, False)
 
     def test_members_are_listed_by_id(self) -> None:
@@ -75,7 +83,7 @@ class TestGroups:
         pools = pools_of(
             worker_member("c", prompts_in_place=1), worker_member("b"), worker_member("a", Pool.PROMPT, decoding=1)
         )
-        assert [view.id for view in pools.members(PROMPT_AWAY, TOKEN_AWAY)] == ["a", "c"]
+        assert [view.id for view in pools.members(PROMPT_OFF_POOL, TOKEN_OFF_POOL)] == ["a", "c"]
 
 
 class TestQuestions:
@@ -86,8 +94,8 @@ class TestQuestions:
         pools = pools_of(
             worker_member("t1", owed=9), worker_member("t2", owed=8, pending=5), worker_member("m", Pool.MIXED)
         )
-        groups = (TOKEN_AT_HOME, TOKEN_AWAY, MIXED)
-        assert [view.id for view in pools.first_of(Queue.HOME, groups, ANY)] == ["t2", "m"]
+        groups = (TOKEN_ON_POOL, TOKEN_OFF_POOL, MIXED)
+        assert [view.id for view in pools.first_of(Queue.HOME_POOL, groups, ANY)] == ["t2", "m"]
         assert [view.id for view in pools.first_of(Queue.BOTH, groups, ANY)] == ["t1", "m"]
 
     def test_room_anywhere(self) -> None:

@@ -31,11 +31,11 @@ def test_a_success_in_between_clears_a_pair() -> None:
     """Of a request that was placed after the failure; an older one proves nothing."""
     quarantine = Quarantine()
     quarantine.failed(BAD, 100.0)
-    quarantine.went_well(BAD, asked_s=99.0)
+    quarantine.succeeded(BAD, placed_s=99.0)
     assert quarantine
-    quarantine.went_well(BAD, asked_s=101.0)
+    quarantine.succeeded(BAD, placed_s=101.0)
     assert not quarantine
-    quarantine.went_well(BAD, asked_s=102.0)
+    quarantine.succeeded(BAD, placed_s=102.0)
     quarantine.failed(BAD, 103.0)
     assert quarantine.avoided(103.0) == frozenset()
 
@@ -80,7 +80,7 @@ def test_a_trial_that_goes_well_ends_it() -> None:
     quarantine = resting()
     now = 100.0 + FIRST_S
     quarantine.tried(BAD, now)
-    quarantine.went_well(BAD, asked_s=now)
+    quarantine.succeeded(BAD, placed_s=now)
     assert not quarantine
 
 

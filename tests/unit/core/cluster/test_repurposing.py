@@ -29,11 +29,11 @@ class Watch:
 
     def look(self, after_s: float = 0.0) -> ChangeHomePool | None:
         self.now += after_s
-        return self.repurposing.look(self.pools, self.now)
+        return self.repurposing.observe(self.pools, self.now)
 
     def hear(self, *members: Member) -> None:
         for member in members:
-            self.pools.heard(member, "s", self.now)
+            self.pools.reported(member, "s", self.now)
 
     def window(self, away: Member, back: Member, looks_away: int, *short: tuple[Pool, ...]) -> ChangeHomePool | None:
         """A worker is away for some looks and then back, but away again when the window ends; requests are placed."""

@@ -28,17 +28,17 @@ class TestCounts:
         assert counts(view) == (17, 29, 16 * 35)
 
         report = worker_member("w", blocks=50, free=40, pending=16, owed=9, seen=(("other", 9), ("s", 3)))
-        view.heard(report, "s", SENT_S)
+        view.reported(report, "s", SENT_S)
         assert counts(view) == (16, 29, 16 * 35)
 
-        view.heard(worker_member("w", blocks=50, free=35, pending=2, owed=29, seen=(("s", 4),)), "s", SENT_S)
+        view.reported(worker_member("w", blocks=50, free=35, pending=2, owed=29, seen=(("s", 4),)), "s", SENT_S)
         assert counts(view) == (2, 29, 16 * 35)
 
     def test_a_report_that_has_seen_nothing_forgets_nothing(self) -> None:
         """A worker that has not heard of this scheduler yet includes none of its orders."""
         view = WorkerView(worker_member("w"))
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
-        view.heard(worker_member("w", seen=(("other", 9),)), "s", SENT_S)
+        view.reported(worker_member("w", seen=(("other", 9),)), "s", SENT_S)
         assert view.free_tokens == 16 * 95
 
     def test_an_order_that_no_report_shows_in_time_was_lost_and_counts_no_more(self) -> None:
@@ -46,9 +46,9 @@ class TestCounts:
         view = WorkerView(worker_member("w"))
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
         view.assign(Assignment(2, SENT_S + 1.0, kv_blocks=7))
-        view.heard(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S - 0.1)
+        view.reported(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S - 0.1)
         assert view.free_tokens == 16 * 88
-        view.heard(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S)
+        view.reported(worker_member("w"), "s", SENT_S + ASSIGNMENT_LOST_S)
         assert view.free_tokens == 16 * 93
 
     def test_a_prompt_that_is_computed_now_does_not_wait(self) -> None:
@@ -67,10 +67,10 @@ class TestCounts:
         view = WorkerView(worker_member("w", pending=7))
         view.intend("r", 10)
         view.intend("r", 12)
-        view.heard(worker_member("w", pending=5), "s", SENT_S)
+        view.reported(worker_member("w", pending=5), "s", SENT_S)
         assert view.pending_prompt_tokens == 17
-        view.intend_no_more("r")
-        view.intend_no_more("r")
+        view.drop_intended("r")
+        view.drop_intended("r")
         assert view.pending_prompt_tokens == 5
 
     def test_reservations_under_way_count_as_sequences_that_decode(self) -> None:
@@ -98,34 +98,34 @@ class TestPool:
     ) -> None:
         """And at home with any amount of its own."""
         view = WorkerView(worker_member("w", home, **native))
-        assert not view.is_away
-        view.heard(worker_member("w", home, **native, **foreign), "s", SENT_S)
-        assert (view.home_pool, view.is_away) == (home, True)
-        view.heard(worker_member("w", home, **native), "s", SENT_S)
-        assert not view.is_away
+        assert not view.is_off_pool
+        view.reported(worker_member("w", home, **native, **foreign), "s", SENT_S)
+        assert (view.home_pool, view.is_off_pool) == (home, True)
+        view.reported(worker_member("w", home, **native), "s", SENT_S)
+        assert not view.is_off_pool
 
     def test_a_token_worker_is_in_it_from_the_moment_that_a_prompt_is_meant_for_it(self) -> None:
         """Before it can say so itself: the next request must not convert another."""
         view = WorkerView(worker_member("w"))
         view.intend("r", 10)
-        assert view.is_away
-        view.intend_no_more("r")
-        assert not view.is_away
+        assert view.is_off_pool
+        view.drop_intended("r")
+        assert not view.is_off_pool
         view.assign(Assignment(2, SENT_S, prompt_tokens=10))
-        assert view.is_away
-        view.heard(worker_member("w", seen=(("s", 2),)), "s", SENT_S)
-        assert not view.is_away
+        assert view.is_off_pool
+        view.reported(worker_member("w", seen=(("s", 2),)), "s", SENT_S)
+        assert not view.is_off_pool
 
     def test_a_prompt_worker_is_in_it_from_the_moment_that_tokens_are_owed_there(self) -> None:
         """Prompts for others are its own work."""
         view = WorkerView(worker_member("w", Pool.PROMPT))
         view.intend("r", 10)
         view.assign(Assignment(1, SENT_S, prompt_tokens=10))
-        assert not view.is_away
+        assert not view.is_off_pool
         view.assign(Assignment(2, SENT_S, remaining_tokens=10, kv_blocks=2))
-        assert view.is_away
-        view.heard(worker_member("w", Pool.PROMPT, seen=(("s", 2),)), "s", SENT_S)
-        assert not view.is_away
+        assert view.is_off_pool
+        view.reported(worker_member("w", Pool.PROMPT, seen=(("s", 2),)), "s", SENT_S)
+        assert not view.is_off_pool
 
     def test_workers_at_home_in_the_mixed_pool_stay_there(self) -> None:
         """Nothing is foreign to them; one that names no home is one of them."""
@@ -133,4 +133,4 @@ class TestPool:
         homeless = Member("w", member.kind, 1, member.state, "host", 1, "", load=member.load)
         for of_both in (member, homeless):
             view = WorkerView(of_both)
-            assert (view.home_pool, view.is_away) == (Pool.MIXED, False)
+            assert (view.home_pool, view.is_off_pool) == (Pool.MIXED, False)

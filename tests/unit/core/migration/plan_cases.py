@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.held import Held, Part, kv_of, weights_of
+from spotwise.core.migration.mapping.shares import Part
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from tests.unit.core.migration.held_parts import HeldShare, kv_of, weights_of
 
 #: A byte of a part: of weights its place; of KV its place in each token's KV of that layer.
 Byte = tuple[Part, int]
@@ -102,7 +103,7 @@ class Case:
         return found
 
 
-def _bytes_of(held: Held, whole: int) -> set[Byte]:
+def _bytes_of(held: HeldShare, whole: int) -> set[Byte]:
     return {(held.part, place) for place in _places(whole, held.start, held.end)}
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.migration.mapping.held import kv_overlap_bytes, weight_overlap_bytes
 from spotwise.core.migration.mapping.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from tests.unit.core.migration.held_parts import kv_overlap_bytes, weight_overlap_bytes
 
 MODEL = ModelShape(
     "small", layers=7, hidden_size=8, layer_bytes=1001, embedding_bytes=77, head_bytes=55, kv_layer_token_bytes=24

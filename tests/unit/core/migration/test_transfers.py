@@ -6,10 +6,10 @@ from fractions import Fraction
 
 from spotwise.core.migration.deployment import Deployment, Instance
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.held import Part, PartKind, Share
-from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
+from spotwise.core.migration.mapping.shares import Part, PartKind, Share
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.model_parts import Piece
+from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.transfers import SourceChoice, weight_loads
 from spotwise.core.parallel.config import ParallelConfig
 

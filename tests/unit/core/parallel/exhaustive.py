@@ -11,7 +11,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
 from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
-from spotwise.core.parallel.queueing import waiting_s
+from tests.unit.core.parallel.waits import waiting_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from spotwise.core.parallel.instances import InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand
-from spotwise.core.parallel.queueing import waiting_s
 from tests.unit.core.parallel.builders import MODEL, machine, scaled
 from tests.unit.core.parallel.exhaustive import every
+from tests.unit.core.parallel.waits import waiting_s
 
 ANY = LeastDevices(1)
 LOAD = ServiceDemand(1.0, 1.0, input_tokens=100, output_tokens=20)

@@ -68,7 +68,7 @@ class FleetChanges:
         self._newcomers: dict[str, _Received] = {}  # not in the configuration yet; as above
         self._done_with: dict[str, bool] = {}  # no place and nothing to settle; whether it is known to be gone
         self._load_since_s: float | None = None
-        self._current: e.BeginChange | None = None
+        self.under_way: e.BeginChange | None = None
         self._abandoned = False
         self._expected_end_s: float | None = None
         self._not_before_s = 0.0
@@ -84,11 +84,6 @@ class FleetChanges:
             e.ChangeEnded: self._ended,
             e.FleetTick: lambda event, now_s: None,
         }
-
-    @property
-    def under_way(self) -> e.BeginChange | None:
-        """The change under way."""
-        return self._current
 
     @property
     def unsettled(self) -> tuple[e.Leaving, ...]:
@@ -120,9 +115,9 @@ class FleetChanges:
         if old is not None and (_is_lost(old) or old.about == leaving):
             return
         self._interruptions[name] = self._hear(leaving, now_s) if old is None else replace(old, about=leaving)
-        if self._current is not None and self._is_leaving(name):
+        if self.under_way is not None and self._is_leaving(name):
             self._newcomers.pop(name, None)  # the notice had been withdrawn, and stands again
-            self._commands.append(e.MoveDeadline(self._current.change, name, event.deadline_s))
+            self._commands.append(e.MoveDeadline(self.under_way.change, name, event.deadline_s))
         else:
             self._abandon_if_late()
 
@@ -168,14 +163,14 @@ class FleetChanges:
             self._load_since_s = now_s
 
     def _expected(self, event: e.ChangeExpected, now_s: float) -> None:
-        if self._current is not None and self._current.change == event.change:
+        if self.under_way is not None and self.under_way.change == event.change:
             self._expected_end_s = event.end_s
             self._abandon_if_late()
 
     def _ended(self, event: e.ChangeEnded, now_s: float) -> None:
-        if self._current is None or self._current.change != event.change:
+        if self.under_way is None or self.under_way.change != event.change:
             return
-        ended, self._current = self._current, None
+        ended, self.under_way = self.under_way, None
         if event.done:
             for leaving in ended.leaving:
                 interruption = self._interruptions.pop(leaving.instance, None)
@@ -193,7 +188,7 @@ class FleetChanges:
     # --- what is decided ----------------------------------------------------------------------------------------------
 
     def _decide(self, now_s: float) -> None:
-        begin_s = None if self._current is not None else self._begin_s()
+        begin_s = None if self.under_way is not None else self._begin_s()
         if begin_s is not None and begin_s <= now_s:
             self._begin()
             begin_s = None
@@ -229,11 +224,11 @@ class FleetChanges:
             joining = tuple(
                 each for each in joining if each.instance in earlier and each.ready_s <= leaving[0].deadline_s
             )
-        self._current = e.BeginChange(self._next_change, leaving, joining)
+        self.under_way = e.BeginChange(self._next_change, leaving, joining)
         self._next_change += 1
         self._abandoned = False
         self._expected_end_s = self._load_since_s = None
-        self._commands.append(self._current)
+        self._commands.append(self.under_way)
 
     def _abandon_if_late(self) -> None:
         """Abandon the change under way if somebody who is not in it could not be helped after it."""
@@ -244,19 +239,19 @@ class FleetChanges:
             self._abandon()
 
     def _abandon(self) -> None:
-        if self._current is not None and not self._abandoned:
+        if self.under_way is not None and not self._abandoned:
             self._abandoned = True
-            self._commands.append(e.AbandonChange(self._current.change))
+            self._commands.append(e.AbandonChange(self.under_way.change))
 
     def _hear(self, about: e.Leaving | e.Joining, now_s: float) -> _Received:
         self._order += 1
         return _Received(self._order, now_s, about)
 
     def _is_leaving(self, name: str) -> bool:
-        return self._current is not None and any(each.instance == name for each in self._current.leaving)
+        return self.under_way is not None and any(each.instance == name for each in self.under_way.leaving)
 
     def _is_in_current(self, name: str) -> bool:
-        return self._current is not None and any(each.instance == name for each in self._current.joining)
+        return self.under_way is not None and any(each.instance == name for each in self.under_way.joining)
 
     def _has_nothing(self, name: str) -> bool:
         """Whether an instance is ours, and no configuration has had a place for it yet."""

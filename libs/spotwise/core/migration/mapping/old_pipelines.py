@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from spotwise.core.migration.deployment import Deployment
-from spotwise.core.migration.mapping.held import share_bytes, share_of
+from spotwise.core.migration.mapping.shares import share_bytes, share_of
 from spotwise.core.parallel.config import Position
 from spotwise.core.parallel.model_shape import ModelShape
 

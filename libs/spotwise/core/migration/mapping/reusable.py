@@ -1,6 +1,6 @@
 """How many bytes of a new position each device has already.
 
-Law: what a device may use again as a position is what both hold (`held.py`): weights, and KV of the requests that the
+Law: what a device may use again as a position is what both hold (`shares.py`): weights, and KV of the requests that the
 position's pipeline goes on with and the device's old pipeline has (SpotServe, section 4.2). A device without an old position
 has nothing. Layers and shares overlap independently of one another, so the bytes of all pairs are products of small tables,
 and a thousand devices are one table look-up each.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.migration.mapping.held import has_head, overlap, share_bytes, share_of
+from spotwise.core.migration.mapping.shares import has_head, overlap, share_bytes, share_of
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

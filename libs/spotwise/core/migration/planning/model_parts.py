@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.held import (
+from spotwise.core.migration.mapping.shares import (
     Part,
     PartKind,
     Share,
@@ -30,7 +30,7 @@ from spotwise.core.migration.mapping.held import (
     share_bytes,
     share_of,
 )
-from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

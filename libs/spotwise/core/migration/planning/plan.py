@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotwise.core.migration.deployment import Device, RunningRequest
-from spotwise.core.migration.mapping.held import Part, Share
+from spotwise.core.migration.mapping.shares import Part, Share
 from spotwise.core.migration.planning.link_times import Links, paper_seconds
 from spotwise.core.parallel.config import ParallelConfig
 

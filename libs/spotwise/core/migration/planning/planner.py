@@ -23,11 +23,11 @@ from dataclasses import replace
 
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
-from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.buffer_order import Cut, Flow, MemoryRegions, gates, order_loads
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.model_parts import kv_computed_again, kv_given_up, kv_parts, weight_parts
-from spotwise.core.migration.planning.plan import Freed, MigrationPlan, PlanPolicy, Transfer, paper_migration_s
+from spotwise.core.migration.planning.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.plan import Freed, MigrationPlan, PlanPolicy, Transfer
 from spotwise.core.migration.planning.schedule import Schedule
 from spotwise.core.migration.planning.transfers import (
     SourceChoice,
@@ -38,8 +38,6 @@ from spotwise.core.migration.planning.transfers import (
     weight_loads,
 )
 from spotwise.core.parallel.model_shape import ModelShape
-
-__all__ = ["Freed", "MigrationPlan", "PlanPolicy", "Transfer", "paper_migration_s", "plan_migration"]
 
 
 def plan_migration(

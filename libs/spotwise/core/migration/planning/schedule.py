@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, merge
 from typing import NamedTuple
 
-from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.buffer_order import Cut
 from spotwise.core.migration.planning.link_times import Links, Ports
+from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.transfers import Move, TransferUnit
 
 _NEVER_S = float("inf")

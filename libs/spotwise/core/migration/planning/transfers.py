@@ -22,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spotwise.core.migration.mapping.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.buffer_order import Cut, Flow
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.model_parts import MovingKv, Piece
+from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 
 
 class Move(NamedTuple):

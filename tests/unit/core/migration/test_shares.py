@@ -9,28 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.mapping.held import (
-    Held,
-    Part,
-    PartKind,
-    Share,
-    kv_of,
-    kv_overlap_bytes,
-    overlap,
-    share_bytes,
-    share_of,
-    weight_overlap_bytes,
-    weights_of,
-)
+from spotwise.core.migration.mapping.shares import Part, PartKind, Share, overlap, share_bytes, share_of
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
+from tests.unit.core.migration.held_parts import HeldShare, kv_of, kv_overlap_bytes, weight_overlap_bytes, weights_of
 
 MODEL = ModelShape(
     "small", layers=5, hidden_size=8, layer_bytes=120, embedding_bytes=70, head_bytes=50, kv_layer_token_bytes=24
 )
 
 
-def parts(held: list[Held]) -> list[str]:
+def parts(held: list[HeldShare]) -> list[str]:
     return [f"{entry.part.kind}{'' if entry.part.layer is None else entry.part.layer}" for entry in held]
 
 
@@ -109,7 +98,7 @@ class TestClosedForms:
         one, one_config, other, other_config = two
         request = RunningRequest("r", tokens)
 
-        def common(ours: list[Held], theirs: list[Held], times: int, whole: dict[PartKind, int]) -> int:
+        def common(ours: list[HeldShare], theirs: list[HeldShare], times: int, whole: dict[PartKind, int]) -> int:
             shares = {entry.part: entry.share for entry in theirs}
             return sum(
                 times * share_bytes(whole[entry.part.kind], overlap(entry.share, shares[entry.part]))

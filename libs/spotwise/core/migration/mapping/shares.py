@@ -16,8 +16,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple
 
-from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.parallel.config import ParallelConfig, Position
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 
 
@@ -56,27 +55,6 @@ class Share(NamedTuple):
     end: Fraction
 
 
-class Held(NamedTuple):
-    """A share of a part that a position holds.
-
-    Attributes:
-        part: of what.
-        start: from where, as a fraction of the part.
-        end: to where.
-        bytes: of this share.
-    """
-
-    part: Part
-    start: Fraction
-    end: Fraction
-    bytes: int
-
-    @property
-    def share(self) -> Share:
-        """From where to where."""
-        return Share(self.start, self.end)
-
-
 def share_of(shard: int, tensor: int) -> Share:
     """Return the share of shard number `shard` of `tensor`."""
     return Share(Fraction(shard, tensor), Fraction(shard + 1, tensor))
@@ -104,34 +82,10 @@ def kv_share_bytes(tokens: int, model: ModelShape, share: Share | None) -> int:
     return tokens * share_bytes(model.kv_layer_token_bytes, share)
 
 
-def has_embedding(stage: int) -> bool:
-    """Return whether a stage has the embedding: the first has."""
-    return stage == 0
-
-
 def has_head(stage: int, stages: int, model: ModelShape) -> bool:
     """Return whether a stage has the head: the last one with layers has."""
     layers = model.stage_layers(stage, stages)
     return bool(layers) and layers.stop == model.layers
-
-
-def weights_of(position: Position, config: ParallelConfig, model: ModelShape) -> list[Held]:
-    """Return the weights that a position of a configuration holds, in the order of the model; parts of 0 bytes too."""
-    share = share_of(position.shard, config.tensor)
-    parts = [(Part(PartKind.EMBEDDING), model.embedding_bytes)] if has_embedding(position.stage) else []
-    layers = model.stage_layers(position.stage, config.pipeline)
-    parts += [(Part(PartKind.LAYER, layer), model.layer_bytes) for layer in layers]
-    if has_head(position.stage, config.pipeline, model):
-        parts.append((Part(PartKind.HEAD), model.head_bytes))
-    return [Held(part, share.start, share.end, share_bytes(whole_bytes, share)) for part, whole_bytes in parts]
-
-
-def kv_of(position: Position, config: ParallelConfig, model: ModelShape, request: RunningRequest) -> list[Held]:
-    """Return the KV of a request that a position holds where its pipeline has the request, by layer."""
-    share = share_of(position.shard, config.tensor)
-    num_bytes = kv_share_bytes(request.tokens, model, share)
-    layers = model.stage_layers(position.stage, config.pipeline)
-    return [Held(Part(PartKind.KV, layer, request.id), share.start, share.end, num_bytes) for layer in layers]
 
 
 def common_layers(
@@ -142,31 +96,3 @@ def common_layers(
     other = model.stage_layers(other_stage, other_config.pipeline)
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
-
-
-def weight_overlap_bytes(
-    position: Position, config: ParallelConfig, other: Position, other_config: ParallelConfig, model: ModelShape
-) -> int:
-    """Return the bytes of weights that two positions both hold: what one may use again as the other."""
-    share = overlap(share_of(position.shard, config.tensor), share_of(other.shard, other_config.tensor))
-    layers = common_layers(position.stage, config, other.stage, other_config, model)
-    num_bytes = len(layers) * share_bytes(model.layer_bytes, share)
-    if has_embedding(position.stage) and has_embedding(other.stage):
-        num_bytes += share_bytes(model.embedding_bytes, share)
-    if has_head(position.stage, config.pipeline, model) and has_head(other.stage, other_config.pipeline, model):
-        num_bytes += share_bytes(model.head_bytes, share)
-    return num_bytes
-
-
-def kv_overlap_bytes(
-    position: Position,
-    config: ParallelConfig,
-    other: Position,
-    other_config: ParallelConfig,
-    model: ModelShape,
-    tokens: int,
-) -> int:
-    """Return the bytes of so many tokens' KV that two positions both hold where both their pipelines have the requests."""
-    share = overlap(share_of(position.shard, config.tensor), share_of(other.shard, other_config.tensor))
-    layers = common_layers(position.stage, config, other.stage, other_config, model)
-    return len(layers) * kv_share_bytes(tokens, model, share)
