@@ -16,7 +16,7 @@ from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.events import EventQueue
-from spotwise.simulator.world.network import Link, Network, Transfer
+from spotwise.simulator.world.network import Link, LinkTransfer, Network
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.results import WorldResult
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
@@ -219,7 +219,7 @@ def test_links_carry_all_that_they_are_given_and_never_more_than_they_can(
             assert rate <= link.bytes_per_s * (1 + 1e-9)
 
     for number, (sender, receiver, at_s, first, second) in enumerate(transfers):
-        transfer = Transfer(str(number), senders[sender], receivers[receiver], lambda t: sent.append(t.label))
+        transfer = LinkTransfer(str(number), senders[sender], receivers[receiver], lambda t: sent.append(t.label))
         queue.at(at_s, lambda a: network.add(a[0], a[1], is_last=False), (transfer, first))
         queue.at(at_s + 1.0, lambda a: network.add(a[0], a[1], is_last=True), (transfer, second))
         for later_s in (0.0, 0.5, 1.0, 1.5, 3.0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
-from spotwise.simulator.spotserve.fleet import Market
+from spotwise.simulator.spotserve.fleet import SpotMarket
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
@@ -18,7 +18,7 @@ from spotwise.simulator.spotserve.systems import (
     REPARALLELIZATION,
     REROUTING,
     SPOTSERVE,
-    Batching,
+    BatchFormation,
     SpotSurroundings,
     SpotSystem,
 )
@@ -34,7 +34,7 @@ SYSTEMS = st.builds(
         else replace(system, batching=batching)
     ),
     st.sampled_from([SPOTSERVE, REPARALLELIZATION, REROUTING]) | st.sampled_from(ABLATION),
-    st.sampled_from(Batching),
+    st.sampled_from(BatchFormation),
     st.sampled_from(Phases),
 )
 TIMES = st.lists(st.floats(0.0, 60.0), min_size=3, max_size=30).map(lambda times: tuple(sorted(times)))
@@ -83,8 +83,8 @@ def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
         assert request.latency_s >= least_s - 1e-6
         assert request.finished_s <= outcome.ended_s
     lives = [(outcome.ended_s if life.to_s is None else life.to_s) - life.from_s for life in trace.lives()]
-    assert outcome.instance_s(Market.SPOT) == pytest.approx(sum(lives))
-    assert outcome.instance_s(Market.ON_DEMAND) == 0
+    assert outcome.instance_s(SpotMarket.SPOT) == pytest.approx(sum(lives))
+    assert outcome.instance_s(SpotMarket.ON_DEMAND) == 0
     assert outcome.cost(3600.0, 0.0) == pytest.approx(sum(lives))
     event(f"{system.reaction}, interrupted: {outcome.interrupted_requests > 0}")
 
@@ -99,11 +99,13 @@ def test_the_same_run_is_the_same_outcome(
     assert serve(run) == serve(run)
 
 
-@given(TIMES, st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.sampled_from(Batching))
-@example((32.0, 35.0, 44.0, 47.0), [0, 1, 2], Batching.BOUND)  # one of two runs on, and takes over what the other has
+@given(TIMES, st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.sampled_from(BatchFormation))
+@example(
+    (32.0, 35.0, 44.0, 47.0), [0, 1, 2], BatchFormation.BOUND
+)  # one of two runs on, and takes over what the other has
 @settings(max_examples=40, deadline=None)
 def test_nothing_is_computed_twice_where_notice_suffices(
-    times_s: tuple[float, ...], leaving: list[int], batching: Batching
+    times_s: tuple[float, ...], leaving: list[int], batching: BatchFormation
 ) -> None:
     """Instances go one by one with notice enough for what must move, and a place for all that run stays."""
     removed = [(20.0 + 15.0 * place, "remove", f"n{number}") for place, number in enumerate(leaving)]

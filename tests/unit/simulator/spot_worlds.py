@@ -8,7 +8,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.run import SpotRun
-from spotwise.simulator.spotserve.systems import SPOTSERVE, ServedModel, SpotSurroundings, SpotSystem
+from spotwise.simulator.spotserve.systems import SPOTSERVE, SpotModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 
 #: Prompt and answer of every request here.
@@ -31,7 +31,7 @@ class SimpleCost:
 
 #: 4 layers of 1 MB, 1 kB of KV a token and layer.
 SHAPE = ModelShape("tiny", 4, 64, 1_000_000, 100_000, 100_000, 1000)
-MODEL = ServedModel(SHAPE, SimpleCost(), least_devices=4, max_batch=4, devices=2)
+MODEL = SpotModel(SHAPE, SimpleCost(), least_devices=4, max_batch=4, devices=2)
 #: Weights from storage take seconds, KV a fraction of one.
 SURROUNDINGS = SpotSurroundings(
     grace_s=5.0,
@@ -57,7 +57,7 @@ def run(
     system: SpotSystem = SPOTSERVE,
     surroundings: SpotSurroundings = SURROUNDINGS,
     required_rate: float | None = 0.5,
-    model: ServedModel = MODEL,
+    model: SpotModel = MODEL,
 ) -> SpotRun:
     """A run of tiny requests."""
     arrivals = SpotArrivals("tiny", times_s, INPUT_TOKENS, OUTPUT_TOKENS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.simulator.world.events import EventQueue
-from spotwise.simulator.world.network import Link, Network, Transfer
+from spotwise.simulator.world.network import Link, LinkTransfer, Network
 
 
 class Wires:
@@ -16,12 +16,12 @@ class Wires:
         self.network = Network(self.queue, private_bytes_per_s)
         self.sent: dict[str, float] = {}
 
-    def send(self, label: str, sender: Link, receiver: Link, num_bytes: float, at_s: float = 0.0) -> Transfer:
-        transfer = Transfer(label, sender, receiver, self._note)
+    def send(self, label: str, sender: Link, receiver: Link, num_bytes: float, at_s: float = 0.0) -> LinkTransfer:
+        transfer = LinkTransfer(label, sender, receiver, self._note)
         self.queue.at(at_s, lambda _: self.network.add(transfer, num_bytes, is_last=True))
         return transfer
 
-    def _note(self, transfer: Transfer) -> None:
+    def _note(self, transfer: LinkTransfer) -> None:
         self.sent[transfer.label] = self.queue.now
 
 
@@ -64,7 +64,7 @@ class TestNetwork:
     def test_what_is_added_on_the_way_is_sent_too(self) -> None:
         """A transfer that has not got all its bytes yet is not over when it runs dry."""
         wires = Wires()
-        transfer = Transfer("parts", Link(100.0), Link(100.0), wires._note)
+        transfer = LinkTransfer("parts", Link(100.0), Link(100.0), wires._note)
         for at_s, num_bytes, is_last in ((0.0, 100.0, False), (3.0, 100.0, False), (3.5, 50.0, True)):
             wires.queue.at(at_s, lambda add: wires.network.add(transfer, add[0], is_last=add[1]), (num_bytes, is_last))
         wires.queue.run()
@@ -74,7 +74,7 @@ class TestNetwork:
     def test_a_last_part_without_bytes_ends_it_at_once(self) -> None:
         """All had gone before."""
         wires = Wires()
-        transfer = Transfer("dry", Link(100.0), Link(100.0), wires._note)
+        transfer = LinkTransfer("dry", Link(100.0), Link(100.0), wires._note)
         wires.queue.at(0.0, lambda _: wires.network.add(transfer, 100.0, is_last=False))
         wires.queue.at(2.0, lambda _: wires.network.add(transfer, 0.0, is_last=True))
         wires.queue.run()

@@ -14,8 +14,8 @@ from spotwise.core.survival import Life, PiecewiseHazard
 from spotwise.simulator.spotserve.placement_study import Interval, PlacementFinding, lives_until, study_placements
 from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,
-    Placement,
     PlacementOutcome,
+    PlacementRule,
     PlacementSetting,
     place_requests,
 )
@@ -43,8 +43,8 @@ def interruptions(outcomes: Sequence[PlacementOutcome]) -> int:
 class TestWorld:
     """Instances that go, and requests on them."""
 
-    @pytest.mark.parametrize("placement", Placement)
-    def test_undisturbed_a_request_takes_its_prompt_and_its_iterations(self, placement: Placement) -> None:
+    @pytest.mark.parametrize("placement", PlacementRule)
+    def test_undisturbed_a_request_takes_its_prompt_and_its_iterations(self, placement: PlacementRule) -> None:
         """Alone on a machine: 1,000 x (0.1 + 0.01) s and 100 x 0.02 s x 0.11 / 0.1."""
         setting = replace(
             ALIKE, rate_per_s=1e-4, request_step_s=0.01, prompt_tokens=100, prompt_token_s=0.02, steady=40
@@ -53,10 +53,10 @@ class TestWorld:
         outcome = place_requests(events, 0.0, NEVER, setting, placement, 1)
         assert outcome.requests > 0
         assert outcome.interruptions == outcome.recomputed_tokens == 0
-        assert outcome.mean_latency_s == pytest.approx(112.2, rel=0.1 if placement is Placement.RANDOM else 1e-6)
+        assert outcome.mean_latency_s == pytest.approx(112.2, rel=0.1 if placement is PlacementRule.RANDOM else 1e-6)
 
-    @pytest.mark.parametrize("placement", Placement)
-    def test_all_of_an_instance_that_goes_are_interrupted_and_end_elsewhere(self, placement: Placement) -> None:
+    @pytest.mark.parametrize("placement", PlacementRule)
+    def test_all_of_an_instance_that_goes_are_interrupted_and_end_elsewhere(self, placement: PlacementRule) -> None:
         """Its tokens so far are computed again: 512 of the prompt, and as many as there were iterations."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (150.0, "remove", "a"), (150.0, "add", "b"), (200.0, "add", "c")]
         setting = replace(ALIKE, rate_per_s=0.1, prompt_tokens=512)
@@ -74,17 +74,17 @@ class TestWorld:
         for turn in range(8):
             at_s = 25.0 * (turn + 1)
             broken += [(at_s, "add", f"a{turn + 1}"), (at_s, "remove", f"a{turn}")]
-        undisturbed = place_requests(whole, 0.0, NEVER, setting, Placement.RANDOM, 3)
-        interrupted = place_requests(broken, 0.0, NEVER, setting, Placement.RANDOM, 3)
+        undisturbed = place_requests(whole, 0.0, NEVER, setting, PlacementRule.RANDOM, 3)
+        interrupted = place_requests(broken, 0.0, NEVER, setting, PlacementRule.RANDOM, 3)
         assert interrupted.interruptions > interrupted.requests, "some twice"
         assert interrupted.mean_latency_s == pytest.approx(undisturbed.mean_latency_s, abs=0.2)
 
     def test_nobody_is_placed_where_a_notice_was_given(self) -> None:
         """With one as long as a request nobody is interrupted; they wait."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (400.0, "remove", "a"), (400.0, "add", "b"), (500.0, "add", "c")]
-        hasty = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), Placement.RANDOM, 2)
+        hasty = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 2)
         noticed = place_requests(
-            events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1, notice_s=101.0), Placement.RANDOM, 2
+            events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1, notice_s=101.0), PlacementRule.RANDOM, 2
         )
         assert hasty.interruptions > 0
         assert noticed.interruptions == 0
@@ -96,15 +96,15 @@ class TestWorld:
         setting = replace(ALIKE, rate_per_s=0.01, interruption_s=HOUR_S, steady=2)
         aware, least = (
             place_requests(churning(2), 0.0, hazard, setting, placement, 1)
-            for placement in (Placement.AWARE, Placement.LEAST_LOADED)
+            for placement in (PlacementRule.AWARE, PlacementRule.LEAST_LOADED)
         )
         assert aware.interruptions == 0 < least.interruptions
 
     def test_a_full_fleet_makes_requests_wait(self) -> None:
         """For a slot."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (HOUR_S, "add", "b")]
-        few = place_requests(events, 0.0, NEVER, replace(ALIKE, slots=1, rate_per_s=0.02), Placement.RANDOM, 1)
-        many = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.02), Placement.RANDOM, 1)
+        few = place_requests(events, 0.0, NEVER, replace(ALIKE, slots=1, rate_per_s=0.02), PlacementRule.RANDOM, 1)
+        many = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.02), PlacementRule.RANDOM, 1)
         assert many.mean_latency_s == pytest.approx(100.0)
         assert few.mean_latency_s > 150.0
 
@@ -112,13 +112,15 @@ class TestWorld:
         """It says what to add."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (HOUR_S, "remove", "a")]
         with pytest.raises(RuntimeError, match="steady"):
-            place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), Placement.RANDOM, 1)
+            place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 1)
 
     def test_the_same_seed_is_the_same_run(self) -> None:
         """And another one is another."""
         events = churning(1)
         setting = PlacementSetting(rate_per_s=0.2)
-        one, again, other = (place_requests(events, 0.0, NEVER, setting, Placement.RANDOM, seed) for seed in (1, 1, 2))
+        one, again, other = (
+            place_requests(events, 0.0, NEVER, setting, PlacementRule.RANDOM, seed) for seed in (1, 1, 2)
+        )
         assert one == again != other
 
 
@@ -169,9 +171,11 @@ class TestFindings:
         setting = PlacementSetting(rate_per_s=0.05, median_tokens=2_000.0, spread=0.8)
         found = next(study_placements({"churning": churning(6)}, setting, range(4)))
         assert found.fitted_on == "churning, first half"
-        assert found.spared(Placement.LEAST_LOADED).low > 0.3
-        assert found.spared(Placement.RANDOM, "recomputed_tokens").low > 0.3
-        aware, least = (found.interval(way, "mean_latency_s") for way in (Placement.AWARE, Placement.LEAST_LOADED))
+        assert found.spared(PlacementRule.LEAST_LOADED).low > 0.3
+        assert found.spared(PlacementRule.RANDOM, "recomputed_tokens").low > 0.3
+        aware, least = (
+            found.interval(way, "mean_latency_s") for way in (PlacementRule.AWARE, PlacementRule.LEAST_LOADED)
+        )
         assert aware.mean < least.mean * 1.1
 
     def test_each_trace_is_served_on_by_its_own_lives_and_by_others(self) -> None:
@@ -202,12 +206,12 @@ class TestFindings:
             "t",
             0,
             {
-                Placement.AWARE: (PlacementOutcome(200, 5, 50, 1.0), PlacementOutcome(200, 50, 500, 1.0)),
-                Placement.RANDOM: (PlacementOutcome(200, 10, 200, 1.0), PlacementOutcome(200, 100, 2_000, 1.0)),
+                PlacementRule.AWARE: (PlacementOutcome(200, 5, 50, 1.0), PlacementOutcome(200, 50, 500, 1.0)),
+                PlacementRule.RANDOM: (PlacementOutcome(200, 10, 200, 1.0), PlacementOutcome(200, 100, 2_000, 1.0)),
             },
         )
-        assert finding.spared(Placement.RANDOM) == Interval(0.5, 0.5, 0.5)
-        assert finding.spared(Placement.RANDOM, "recomputed_tokens") == Interval(0.75, 0.75, 0.75)
+        assert finding.spared(PlacementRule.RANDOM) == Interval(0.5, 0.5, 0.5)
+        assert finding.spared(PlacementRule.RANDOM, "recomputed_tokens") == Interval(0.75, 0.75, 0.75)
 
 
 @pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
@@ -237,5 +241,5 @@ class TestPublished:
         """On the second half of the p3 fleet with four steady instances, fitted on the first."""
         setting = PlacementSetting(rate_per_s=0.05, median_tokens=3_000.0, spread=1.0)
         found = [each for each in study_placements({"p3": self.events("p3")}, setting, range(2)) if each.steady]
-        aware, least = (found[0].outcomes[way] for way in (Placement.AWARE, Placement.LEAST_LOADED))
+        aware, least = (found[0].outcomes[way] for way in (PlacementRule.AWARE, PlacementRule.LEAST_LOADED))
         assert interruptions(aware) < interruptions(least)

@@ -12,7 +12,7 @@ from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
-from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
+from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.serving import SpotOutcome, serve, world_of
 from spotwise.simulator.spotserve.standing import lacking
 from spotwise.simulator.spotserve.systems import SPOTSERVE
@@ -49,7 +49,7 @@ def gone_early(gone_s: float | None, grace_s: float) -> SpotOutcome:
     world = world_of(tiny.run(trace, BUSY, FIXED, surroundings))
 
     def goes(at_s: float) -> None:
-        world.fleet_happens(FleetEvent(at_s, Stage.GONE, (world.fleet.machines["a"],)))
+        world.fleet_happens(InstanceEvent(at_s, Stage.GONE, (world.fleet.machines["a"],)))
 
     if gone_s is not None:
         world.events.at(gone_s, goes, gone_s)

@@ -9,7 +9,7 @@ import pytest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
 from spotwise.simulator.spotserve.serving import SpotOutcome, serve
-from spotwise.simulator.spotserve.systems import REPARALLELIZATION, REROUTING, SPOTSERVE, Batching, SpotSystem
+from spotwise.simulator.spotserve.systems import REPARALLELIZATION, REROUTING, SPOTSERVE, BatchFormation, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotEventKind
 from tests.unit.simulator import spot_worlds as tiny
 
@@ -53,7 +53,7 @@ def test_pipelines_that_lose_nobody_run_on_while_the_fleet_changes() -> None:
     """Requests that come one after the other to the first pipelines are not held up by the loss of the last one."""
     trace = tiny.trace((0.0, "add", "a b c d"), (20.0, "remove", "d"), end_s=60.0)
     times_s = tuple(4.0 * number for number in range(10))
-    static = replace(FIXED, batching=Batching.STATIC)
+    static = replace(FIXED, batching=BatchFormation.STATIC)
     changing = serve(tiny.run(trace, times_s, static))
     quiet = serve(tiny.run(tiny.trace((0.0, "add", "a b c d"), end_s=60.0), times_s, static))
     assert changing.latencies_s == pytest.approx(quiet.latencies_s)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.simulator.runs.traces import TraceError
-from spotwise.simulator.spotserve.counts import TimeUnit, read_counts, trace_of_counts
 from spotwise.simulator.spotserve.traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
+from tests.unit.simulator.spot_counts import TimeUnit, read_counts, trace_of_counts
 
 ADD, REMOVE, LOAD, DONE = SpotEventKind
 SEGMENT = """[0, "add", {"nodes": ["a", "b"]}]

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import BatchTimes, Job, Pipeline
-from spotwise.simulator.spotserve.fleet import Fleet, Market, Stage, fleet_events
+from spotwise.simulator.spotserve.batches import ArtifactPipeline, BatchTimes, Job
+from spotwise.simulator.spotserve.fleet import Fleet, SpotMarket, Stage, fleet_events
 from spotwise.simulator.spotserve.serving import serve
-from spotwise.simulator.spotserve.systems import SPOTSERVE, Batching, SpotSurroundings
+from spotwise.simulator.spotserve.systems import SPOTSERVE, BatchFormation, SpotSurroundings
 from tests.unit.simulator import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
@@ -19,8 +19,8 @@ ALONE = replace(SPOTSERVE, adapts=False, shape=ONE)
 STAYS = tiny.trace((0.0, "add", "a b"), end_s=50.0)
 
 
-def pipeline() -> Pipeline:
-    return Pipeline(0, ONE, PACE)
+def pipeline() -> ArtifactPipeline:
+    return ArtifactPipeline(0, ONE, PACE)
 
 
 def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:
@@ -65,7 +65,7 @@ def test_a_lone_request_takes_what_its_batch_of_one_takes() -> None:
 
 def test_requests_from_one_queue_share_the_next_batch() -> None:
     """The first computes alone; the three that came meanwhile begin together when it has ended."""
-    outcome = serve(tiny.run(STAYS, (0.0, 0.1, 0.2, 0.3), replace(ALONE, batching=Batching.STATIC)))
+    outcome = serve(tiny.run(STAYS, (0.0, 0.1, 0.2, 0.3), replace(ALONE, batching=BatchFormation.STATIC)))
     first_s = tiny.lone_s(ONE)
     three = replace(ONE, max_batch=3)
     together_s = first_s + tiny.SimpleCost().execution_s(three, tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS)
@@ -82,7 +82,7 @@ def test_bound_requests_go_in_powers_of_two() -> None:
 
 def test_requests_join_between_iterations_where_batches_are_made_anew() -> None:
     """The second one's prompt holds the first one up; both end long before two batches would."""
-    outcome = serve(tiny.run(STAYS, (0.0, 1.01), replace(ALONE, batching=Batching.ITERATION)))
+    outcome = serve(tiny.run(STAYS, (0.0, 1.01), replace(ALONE, batching=BatchFormation.ITERATION)))
     lone_s = tiny.lone_s(ONE)
     first, second = outcome.requests
     assert lone_s + 0.5 < first.finished_s < lone_s + 1.0
@@ -111,14 +111,14 @@ def test_a_node_that_comes_again_is_another_instance() -> None:
         fleet.apply(event)
     lives = fleet.paid_lives(30.0)
     assert [(life.instance, life.from_s, life.to_s) for life in lives] == [("a", 0.0, 10.0), ("a#2", 20.0, 30.0)]
-    assert {life.market for life in lives} == {Market.ON_DEMAND}
+    assert {life.market for life in lives} == {SpotMarket.ON_DEMAND}
     assert sum(life.seconds(25.0) for life in lives) == 15.0
 
 
 def test_the_bill_has_the_prices_of_both_markets() -> None:
     run = replace(tiny.run(STAYS, (1.0,), ALONE), on_demand_nodes=("b",))
     outcome = serve(run)
-    assert (outcome.instance_s(Market.SPOT), outcome.instance_s(Market.ON_DEMAND)) == (50.0, 50.0)
+    assert (outcome.instance_s(SpotMarket.SPOT), outcome.instance_s(SpotMarket.ON_DEMAND)) == (50.0, 50.0)
     assert outcome.cost(36.0, 72.0) == pytest.approx(0.5 + 1.0)
     assert outcome.cost(36.0, 72.0, until_s=10.0) == pytest.approx(0.3)
 

@@ -9,11 +9,11 @@ import pytest
 
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.simulator.spotserve.arrivals import read_rates, read_spot_arrivals
-from spotwise.simulator.spotserve.counts import TimeUnit, read_counts, trace_of_counts
 from spotwise.simulator.spotserve.golden import GOLDEN_CELLS, alone_answers, golden_answers, read_all_tables
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS, PaperModel
 from spotwise.simulator.spotserve.studies import CHANGING, SEGMENTS
 from spotwise.simulator.spotserve.traces import SpotEventKind, read_spot_trace
+from tests.unit.simulator.spot_counts import TimeUnit, read_counts, trace_of_counts
 
 
 def published() -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.simulator.spotserve.placement_study import COUNTS, Interval, PlacementFinding
-from spotwise.simulator.spotserve.placement_world import Placement
+from spotwise.simulator.spotserve.placement_world import PlacementRule
 
 
 def placement_table(findings: Sequence[PlacementFinding]) -> Table:
@@ -17,7 +17,7 @@ def placement_table(findings: Sequence[PlacementFinding]) -> Table:
     table = Table(header_style="bold", title=title, title_justify="left", title_style="")
     for heading in ("fleet", "fitted on", "that stay"):
         table.add_column(heading)
-    for placement in Placement:
+    for placement in PlacementRule:
         table.add_column(f"interrupted: {placement.value}", justify="right")
     for heading in ("spared beside least loaded", "of tokens again", "latency / least loaded"):
         table.add_column(heading, justify="right")
@@ -26,9 +26,9 @@ def placement_table(findings: Sequence[PlacementFinding]) -> Table:
             finding.trace,
             finding.fitted_on,
             str(finding.steady),
-            *(f"{finding.interval(placement, 'interruptions').mean:.0f}" for placement in Placement),
-            _share(finding.spared(Placement.LEAST_LOADED)),
-            _share(finding.spared(Placement.LEAST_LOADED, "recomputed_tokens")),
+            *(f"{finding.interval(placement, 'interruptions').mean:.0f}" for placement in PlacementRule),
+            _share(finding.spared(PlacementRule.LEAST_LOADED)),
+            _share(finding.spared(PlacementRule.LEAST_LOADED, "recomputed_tokens")),
             f"{_latency_ratio(finding):.2f}",
         )
     return table
@@ -43,10 +43,10 @@ def placement_document(findings: Sequence[PlacementFinding]) -> list[dict[str, A
             "steady": finding.steady,
             "by_placement": {
                 placement.value: {count: _bounds(finding.interval(placement, count)) for count in COUNTS}
-                for placement in Placement
+                for placement in PlacementRule
             },
             "spared_beside_least_loaded": {
-                count: _bounds(finding.spared(Placement.LEAST_LOADED, count)) for count in COUNTS[:2]
+                count: _bounds(finding.spared(PlacementRule.LEAST_LOADED, count)) for count in COUNTS[:2]
             },
         }
         for finding in findings
@@ -55,7 +55,8 @@ def placement_document(findings: Sequence[PlacementFinding]) -> list[dict[str, A
 
 def _latency_ratio(finding: PlacementFinding) -> float:
     ours, others = (
-        finding.interval(placement, "mean_latency_s").mean for placement in (Placement.AWARE, Placement.LEAST_LOADED)
+        finding.interval(placement, "mean_latency_s").mean
+        for placement in (PlacementRule.AWARE, PlacementRule.LEAST_LOADED)
     )
     return ours / others
 

@@ -81,7 +81,7 @@ class BatchTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Pipeline:
+class ArtifactPipeline:
     """One pipeline of a configuration.
 
     Attributes:

@@ -25,7 +25,7 @@ from spotwise.simulator.spotserve.arrivals import (
     read_rates,
     read_spot_arrivals,
 )
-from spotwise.simulator.spotserve.fleet import Market
+from spotwise.simulator.spotserve.fleet import SpotMarket
 from spotwise.simulator.spotserve.golden import MAX_BATCH
 from spotwise.simulator.spotserve.profiles import (
     DEVICES_OF_AN_INSTANCE,
@@ -36,7 +36,7 @@ from spotwise.simulator.spotserve.profiles import (
 )
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
-from spotwise.simulator.spotserve.systems import ServedModel, SpotSurroundings, SpotSystem
+from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 
 #: A request is in time within so many times what it takes alone.
@@ -239,10 +239,10 @@ def simulate_spot(case: SpotCase) -> SpotSummary:
 
 
 @cache
-def _served(data: Path, model: str) -> ServedModel:
+def _served(data: Path, model: str) -> SpotModel:
     paper_model = PAPER_MODELS[model]
     tables = read_model_tables(data / "spotserve", paper_model)
-    return ServedModel(
+    return SpotModel(
         paper_model.shape, tables, paper_model.least_devices, max_batch=MAX_BATCH, devices=DEVICES_OF_AN_INSTANCE
     )
 
@@ -265,8 +265,8 @@ def _summary(case: SpotCase, outcome: SpotOutcome, deadline_s: float, wall_s: fl
         sum(change.moved_bytes for change in outcome.changes),
         sum(change.storage_bytes for change in outcome.changes[1:]),
         outcome.trace_end_s,
-        outcome.instance_s(Market.SPOT, outcome.trace_end_s),
-        outcome.instance_s(Market.ON_DEMAND, outcome.trace_end_s),
+        outcome.instance_s(SpotMarket.SPOT, outcome.trace_end_s),
+        outcome.instance_s(SpotMarket.ON_DEMAND, outcome.trace_end_s),
         outcome.cost(SPOT_PER_H, ON_DEMAND_PER_H, outcome.trace_end_s),
         tuple(int(count) for count in np.diff([0, *below, len(latencies)])),
         wall_s,

@@ -19,16 +19,16 @@ import heapq
 from typing import Protocol
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import BatchTimes, Job, Pipeline
+from spotwise.simulator.spotserve.batches import ArtifactPipeline, BatchTimes, Job
 from spotwise.simulator.spotserve.run import SpotRun
-from spotwise.simulator.spotserve.systems import Batching, Reaction
+from spotwise.simulator.spotserve.systems import BatchFormation, Reaction
 from spotwise.simulator.world.events import EventQueue
 
 
 class Accepts(Protocol):
     """Knows which batches pay."""
 
-    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a pipeline without a batch is to begin this one now."""
 
 
@@ -45,29 +45,31 @@ class Dispatcher:
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
         arrivals = run.arrivals
         self.pace = BatchTimes(run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown)
-        self.pipelines: dict[int, Pipeline] = {}
+        self.pipelines: dict[int, ArtifactPipeline] = {}
         self.unanswered = len(arrivals)
         self.judge: Accepts | None = None
         self._run, self._events = run, events
         self._waiting: list[tuple[int, Job]] = []
-        self._joins = run.system.batching is Batching.ITERATION
-        self._binds = run.system.batching is Batching.BOUND
+        self._joins = run.system.batching is BatchFormation.ITERATION
+        self._binds = run.system.batching is BatchFormation.BOUND
         self._bound_batches = 1 if run.system.reaction is Reaction.MIGRATE else 2
 
     @property
     def _now(self) -> float:
         return self._events.now
 
-    def standing(self) -> list[Pipeline]:
+    def standing(self) -> list[ArtifactPipeline]:
         """Return the pipelines by number."""
         return [self.pipelines[number] for number in sorted(self.pipelines)]
 
-    def _accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+    def _accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         return self.judge is None or self.judge.accepts(pipeline, batch)
 
-    def stand(self, number: int, config: ParallelConfig, serves_from_s: float, jobs: list[Job]) -> Pipeline:
+    def stand(self, number: int, config: ParallelConfig, serves_from_s: float, jobs: list[Job]) -> ArtifactPipeline:
         """Put a pipeline up, with the requests that it goes on with."""
-        pipeline = Pipeline(number, config, self.pace, number >= config.prompt_data, serves_from_s=serves_from_s)
+        pipeline = ArtifactPipeline(
+            number, config, self.pace, number >= config.prompt_data, serves_from_s=serves_from_s
+        )
         self.pipelines[number] = pipeline
         if jobs and pipeline.decodes:
             self._begin(pipeline, jobs)
@@ -76,7 +78,7 @@ class Dispatcher:
             self._events.at(max(self._now, serves_from_s), self.look)
         return pipeline
 
-    def halt(self, pipeline: Pipeline) -> list[Job]:
+    def halt(self, pipeline: ArtifactPipeline) -> list[Job]:
         """Take a pipeline down; return those whose KV it has, the others go back to the queue."""
         pipeline.settle(self._now)
         jobs = self._answer(pipeline) + pipeline.held
@@ -135,10 +137,10 @@ class Dispatcher:
                 if not chosen.is_busy:
                     refused.append(chosen.number)  # one would be done in time, so many would not
 
-    def _is_bound(self, pipeline: Pipeline) -> bool:
+    def _is_bound(self, pipeline: ArtifactPipeline) -> bool:
         return self._binds and not pipeline.config.is_split
 
-    def _sources(self, pipeline: Pipeline) -> bool:
+    def _sources(self, pipeline: ArtifactPipeline) -> bool:
         if pipeline.serves_from_s > self._now:
             return False
         if self._is_bound(pipeline):
@@ -149,10 +151,10 @@ class Dispatcher:
             return any(other.held for other in self._holders())
         return bool(self._waiting)
 
-    def _holders(self) -> list[Pipeline]:
+    def _holders(self) -> list[ArtifactPipeline]:
         return [pipeline for pipeline in self.standing() if pipeline.held and pipeline.serves_from_s <= self._now]
 
-    def _next_jobs(self, pipeline: Pipeline, count: int) -> list[Job]:
+    def _next_jobs(self, pipeline: ArtifactPipeline, count: int) -> list[Job]:
         """Return those that a pipeline would take next, without taking them."""
         if self._is_bound(pipeline):
             return pipeline.pool[: _power_of_two(min(count, len(pipeline.pool)))]
@@ -161,7 +163,7 @@ class Dispatcher:
             return sorted(held, key=lambda job: job.number)[:count]
         return [job for _, job in heapq.nsmallest(count, self._waiting)]
 
-    def _take(self, pipeline: Pipeline, jobs: list[Job]) -> None:
+    def _take(self, pipeline: ArtifactPipeline, jobs: list[Job]) -> None:
         if self._is_bound(pipeline):
             del pipeline.pool[: len(jobs)]
         elif pipeline.decodes and pipeline.config.is_split:
@@ -171,7 +173,7 @@ class Dispatcher:
             for _ in jobs:
                 heapq.heappop(self._waiting)
 
-    def _begin_new(self, pipeline: Pipeline) -> None:
+    def _begin_new(self, pipeline: ArtifactPipeline) -> None:
         jobs = self._next_jobs(pipeline, pipeline.config.max_batch)
         if self._accepts(pipeline, jobs):
             self._take(pipeline, jobs)
@@ -181,12 +183,12 @@ class Dispatcher:
             self.queue(pipeline.pool)
             pipeline.pool = []
 
-    def _look_again(self, pipeline: Pipeline) -> None:
+    def _look_again(self, pipeline: ArtifactPipeline) -> None:
         """A pipeline for prompts may go on when its KV has been taken."""
         if pipeline.decodes and pipeline.config.is_split:
             self._events.at(self._now, self.look)
 
-    def _copy_s(self, pipeline: Pipeline, jobs: list[Job]) -> float:
+    def _copy_s(self, pipeline: ArtifactPipeline, jobs: list[Job]) -> float:
         """Return the seconds until KV from pipelines for prompts is there; their instances send side by side."""
         if not (pipeline.decodes and pipeline.config.is_split):
             return 0.0
@@ -195,11 +197,13 @@ class Dispatcher:
         kv_bytes = sum(job.kv_tokens for job in jobs) * run.model.shape.kv_token_bytes
         return kv_bytes / (instances * run.surroundings.network_bytes_per_s)
 
-    def _begin(self, pipeline: Pipeline, jobs: list[Job], copy_s: float = 0.0, width: int | None = None) -> None:
+    def _begin(
+        self, pipeline: ArtifactPipeline, jobs: list[Job], copy_s: float = 0.0, width: int | None = None
+    ) -> None:
         pipeline.begin(jobs, self._now, copy_s, width)
         self._events.at(max(self._now, pipeline.ends_s), self._ended, (pipeline, pipeline.epoch))
 
-    def _join(self, expected: tuple[Pipeline, int]) -> None:
+    def _join(self, expected: tuple[ArtifactPipeline, int]) -> None:
         """Let requests join a batch between two iterations."""
         pipeline, epoch = expected
         if pipeline.epoch != epoch:
@@ -215,7 +219,7 @@ class Dispatcher:
             self._begin(pipeline, rest + jobs, self._copy_s(pipeline, jobs))
             self._look_again(pipeline)
 
-    def _ended(self, expected: tuple[Pipeline, int]) -> None:
+    def _ended(self, expected: tuple[ArtifactPipeline, int]) -> None:
         """Something that was begun is done: some have ended, or prompts are computed."""
         pipeline, epoch = expected
         if pipeline.epoch != epoch:
@@ -229,7 +233,7 @@ class Dispatcher:
             self._begin_new(pipeline)  # of its own, before more are sent to it
         self.look()
 
-    def _answer(self, pipeline: Pipeline) -> list[Job]:
+    def _answer(self, pipeline: ArtifactPipeline) -> list[Job]:
         """Take those away that have their last token; return the others."""
         jobs = pipeline.take_all()
         for job in jobs:

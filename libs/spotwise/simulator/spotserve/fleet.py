@@ -19,7 +19,7 @@ from spotwise.core.migration.deployment import Instance
 from spotwise.simulator.spotserve.traces import SpotTrace
 
 
-class Market(StrEnum):
+class SpotMarket(StrEnum):
     """How an instance was bought."""
 
     SPOT = "spot"
@@ -47,7 +47,7 @@ class PaidLife:
     """
 
     instance: str
-    market: Market
+    market: SpotMarket
     from_s: float
     to_s: float
 
@@ -57,7 +57,7 @@ class PaidLife:
 
 
 @dataclass(slots=True, eq=False)
-class Machine:
+class SpotInstance:
     """An instance in the world.
 
     Attributes:
@@ -71,7 +71,7 @@ class Machine:
     """
 
     id: str
-    market: Market
+    market: SpotMarket
     ready_s: float
     leaves_s: float | None = None
     deadline_s: float | None = None
@@ -90,7 +90,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetEvent:
+class InstanceEvent:
     """What happens to some instances at one time.
 
     Attributes:
@@ -101,7 +101,7 @@ class FleetEvent:
 
     time_s: float
     stage: Stage
-    machines: tuple[Machine, ...]
+    machines: tuple[SpotInstance, ...]
 
 
 class Fleet:
@@ -112,11 +112,11 @@ class Fleet:
     """
 
     def __init__(self, devices: int) -> None:
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, SpotInstance] = {}
         self._devices = devices
-        self._gone: list[Machine] = []
+        self._gone: list[SpotInstance] = []
 
-    def apply(self, event: FleetEvent) -> None:
+    def apply(self, event: InstanceEvent) -> None:
         """Let it have happened."""
         for machine in event.machines:
             if event.stage is Stage.ANNOUNCED:
@@ -130,7 +130,7 @@ class Fleet:
                 self.machines.pop(machine.id, None)
                 self._gone.append(machine)
 
-    def here(self) -> tuple[Machine, ...]:
+    def here(self) -> tuple[SpotInstance, ...]:
         """Return those that are there without notice."""
         return tuple(machine for machine in self.machines.values() if machine.is_here and machine.stays)
 
@@ -152,7 +152,9 @@ class Fleet:
         )
 
 
-def fleet_events(trace: SpotTrace, grace_s: float, announced_s: float, on_demand: frozenset[str]) -> list[FleetEvent]:
+def fleet_events(
+    trace: SpotTrace, grace_s: float, announced_s: float, on_demand: frozenset[str]
+) -> list[InstanceEvent]:
     """Return what a trace will do, by time.
 
     Args:
@@ -161,19 +163,20 @@ def fleet_events(trace: SpotTrace, grace_s: float, announced_s: float, on_demand
         announced_s: before an instance is there, that it is known.
         on_demand: nodes of the trace that are not preemptible; it is the trace that releases them.
     """
-    moments: dict[tuple[float, Stage], list[Machine]] = {}
+    moments: dict[tuple[float, Stage], list[SpotInstance]] = {}
     stays: dict[str, int] = {}
     for life in sorted(trace.lives(), key=lambda life: life.from_s):
         if life.to_s is not None and life.to_s <= life.from_s:
             continue  # came and went between two polls
         stay = stays[life.node] = stays.get(life.node, 0) + 1
-        market = Market.ON_DEMAND if life.node in on_demand else Market.SPOT
-        machine = Machine(life.node if stay == 1 else f"{life.node}#{stay}", market, life.from_s, life.to_s)
+        market = SpotMarket.ON_DEMAND if life.node in on_demand else SpotMarket.SPOT
+        machine = SpotInstance(life.node if stay == 1 else f"{life.node}#{stay}", market, life.from_s, life.to_s)
         times = [(max(0.0, life.from_s - announced_s), Stage.ANNOUNCED), (life.from_s, Stage.READY)]
         if life.to_s is not None:
             times += [(max(life.from_s, life.to_s - grace_s), Stage.NOTICED), (life.to_s, Stage.GONE)]
         for moment in times:
             moments.setdefault(moment, []).append(machine)
     return [
-        FleetEvent(*moment, tuple(machines)) for moment, machines in sorted(moments.items(), key=lambda item: item[0])
+        InstanceEvent(*moment, tuple(machines))
+        for moment, machines in sorted(moments.items(), key=lambda item: item[0])
     ]

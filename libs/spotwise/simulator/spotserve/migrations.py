@@ -25,9 +25,9 @@ from spotwise.core.migration.interruption.just_in_time import LinearExecution, S
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.planning.plan import MigrationPlan, paper_migration_s
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import Job, Pipeline
+from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
 from spotwise.simulator.spotserve.choices import Choices
-from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
+from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import Planned, ServingState, lacking
@@ -54,7 +54,7 @@ class Migrating:
 
     # -- what the world asks
 
-    def fleet_changed(self, event: FleetEvent) -> None:
+    def fleet_changed(self, event: InstanceEvent) -> None:
         """Tell core; and take pipelines down whose devices are gone."""
         self._serving_state.note_deadlines()
         for machine in event.machines:
@@ -67,7 +67,7 @@ class Migrating:
                 self._hear(e.InstanceLost(machine.id))
                 self._lose(machine.id)  # one that nothing could be had without is settled, and has pipelines
 
-    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a batch pays before its pipeline has to stop."""
         planned, deadline_s = self._planned, self._serving_state.deadlines_s.get(pipeline.number)
         stops = planned is not None and pipeline.number not in planned.runs_on

@@ -19,8 +19,8 @@ from scipy import stats
 from spotwise.core.survival import Life, fit_hazard
 from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,
-    Placement,
     PlacementOutcome,
+    PlacementRule,
     PlacementSetting,
     place_requests,
 )
@@ -61,15 +61,15 @@ class PlacementFinding:
     trace: str
     fitted_on: str
     steady: int
-    outcomes: Mapping[Placement, tuple[PlacementOutcome, ...]]
+    outcomes: Mapping[PlacementRule, tuple[PlacementOutcome, ...]]
 
-    def interval(self, placement: Placement, of: str) -> Interval:
+    def interval(self, placement: PlacementRule, of: str) -> Interval:
         """Return the mean over seeds of one of `COUNTS`."""
         return Interval.of([getattr(outcome, of) for outcome in self.outcomes[placement]])
 
-    def spared(self, beside: Placement, of: str = "interruptions") -> Interval:
+    def spared(self, beside: PlacementRule, of: str = "interruptions") -> Interval:
         """Return which share of one of `COUNTS` the preemption-aware way spares beside another, seed by seed."""
-        ours, others = self.outcomes[Placement.AWARE], self.outcomes[beside]
+        ours, others = self.outcomes[PlacementRule.AWARE], self.outcomes[beside]
         return Interval.of(
             [1.0 - getattr(our, of) / max(1, getattr(other, of)) for our, other in zip(ours, others, strict=True)]
         )
@@ -117,6 +117,6 @@ def study_placements(
                 fleet = replace(setting, steady=staying)
                 outcomes = {
                     placement: tuple(place_requests(events, half_s, hazard, fleet, placement, seed) for seed in seeds)
-                    for placement in Placement
+                    for placement in PlacementRule
                 }
                 yield PlacementFinding(name, fitted_on, staying, outcomes)

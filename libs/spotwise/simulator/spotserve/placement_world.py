@@ -31,7 +31,7 @@ from spotwise.core.survival import PiecewiseHazard
 NodeEvent = tuple[float, Literal["add", "remove"], str]
 
 
-class Placement(StrEnum):
+class PlacementRule(StrEnum):
     """Where a request goes."""
 
     RANDOM = "random"
@@ -93,7 +93,7 @@ def place_requests(
     from_s: float,
     hazard: PiecewiseHazard,
     setting: PlacementSetting,
-    placement: Placement,
+    placement: PlacementRule,
     seed: int,
 ) -> PlacementOutcome:
     """Serve requests that come from a time until the trace ends, and return what became of them.
@@ -139,7 +139,7 @@ class _Fleet:
         from_s: float,
         hazard: PiecewiseHazard,
         setting: PlacementSetting,
-        placement: Placement,
+        placement: PlacementRule,
         seed: int,
     ) -> None:
         self._hazard, self._setting, self._placement = hazard, setting, placement
@@ -195,9 +195,9 @@ class _Fleet:
             self._start(self._choose(nodes, request, now_s), request, now_s)
 
     def _choose(self, nodes: list[_Node], request: _Request, now_s: float) -> _Node:
-        if self._placement is Placement.RANDOM:
+        if self._placement is PlacementRule.RANDOM:
             return nodes[int(self._choices.integers(len(nodes)))]
-        if self._placement is Placement.LEAST_LOADED:
+        if self._placement is PlacementRule.LEAST_LOADED:
             least = min(len(node.running) for node in nodes)
             nodes = [node for node in nodes if len(node.running) == least]
             return nodes[int(self._choices.integers(len(nodes)))]

@@ -20,9 +20,9 @@ from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.plan import PlanPolicy
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import Job, Pipeline
+from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
 from spotwise.simulator.spotserve.choices import Choices
-from spotwise.simulator.spotserve.fleet import FleetEvent, Stage
+from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import links_of
@@ -37,7 +37,7 @@ class _Reloading:
         self._devices: dict[int, tuple[Device, ...]] = {}
         self._load_s: dict[tuple[ParallelConfig, int], tuple[float, int]] = {}
 
-    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a batch ends before its pipeline does."""
         deadline_s = self._deadline_s([pipeline.number])
         fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
@@ -54,7 +54,7 @@ class _Reloading:
         if pipeline := self._world.floor.pipelines.get(number):
             self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=False)
 
-    def _hit(self, event: FleetEvent) -> list[int]:
+    def _hit(self, event: InstanceEvent) -> list[int]:
         """Return the pipelines that an event takes devices from."""
         if event.stage is not Stage.GONE:
             return []
@@ -81,7 +81,7 @@ class Restarting(_Reloading):
         super().__init__(world)
         self._config: ParallelConfig | None = None
 
-    def fleet_changed(self, event: FleetEvent) -> None:
+    def fleet_changed(self, event: InstanceEvent) -> None:
         """Lose pipelines whose devices are gone."""
         for number in self._hit(event):
             self._lose(number)
@@ -124,7 +124,7 @@ class Rerouting(_Reloading):
         super().__init__(world)
         self._next_number = 0
 
-    def fleet_changed(self, event: FleetEvent) -> None:
+    def fleet_changed(self, event: InstanceEvent) -> None:
         """Lose pipelines whose devices are gone."""
         hit = self._hit(event)
         for number in hit:

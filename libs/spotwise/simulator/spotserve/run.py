@@ -15,8 +15,8 @@ from math import inf
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
-from spotwise.simulator.spotserve.fleet import Market, PaidLife
-from spotwise.simulator.spotserve.systems import ServedModel, SpotSurroundings, SpotSystem
+from spotwise.simulator.spotserve.fleet import PaidLife, SpotMarket
+from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotTrace
 
 
@@ -37,7 +37,7 @@ class SpotRun:
 
     trace: SpotTrace
     arrivals: SpotArrivals
-    model: ServedModel
+    model: SpotModel
     system: SpotSystem
     surroundings: SpotSurroundings = field(default_factory=SpotSurroundings)
     required_rate: float | None = None
@@ -128,11 +128,11 @@ class SpotOutcome:
         """Tokens of prompts and answers that were computed more than once."""
         return sum(request.recomputed_tokens for request in self.requests)
 
-    def instance_s(self, market: Market, until_s: float = inf) -> float:
+    def instance_s(self, market: SpotMarket, until_s: float = inf) -> float:
         """Return the seconds that are paid for in a market, up to a time."""
         return sum(life.seconds(until_s) for life in self.lives if life.market is market)
 
     def cost(self, spot_price_per_h: float, on_demand_price_per_h: float, until_s: float = inf) -> float:
         """Return the price of all instances, in the currency of the prices."""
-        paid = self.instance_s(Market.SPOT, until_s) * spot_price_per_h
-        return (paid + self.instance_s(Market.ON_DEMAND, until_s) * on_demand_price_per_h) / 3600.0
+        paid = self.instance_s(SpotMarket.SPOT, until_s) * spot_price_per_h
+        return (paid + self.instance_s(SpotMarket.ON_DEMAND, until_s) * on_demand_price_per_h) / 3600.0

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from spotwise.core.parallel.arrivals import ArrivalWindow
-from spotwise.simulator.spotserve.batches import Job, Pipeline
+from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
 from spotwise.simulator.spotserve.dispatch import Dispatcher
-from spotwise.simulator.spotserve.fleet import Fleet, FleetEvent, fleet_events
+from spotwise.simulator.spotserve.fleet import Fleet, InstanceEvent, fleet_events
 from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
 from spotwise.simulator.world.events import EventQueue
 
@@ -26,13 +26,13 @@ from spotwise.simulator.world.events import EventQueue
 class ServingSystem(Protocol):
     """What a system decides."""
 
-    def fleet_changed(self, event: FleetEvent) -> None:
+    def fleet_changed(self, event: InstanceEvent) -> None:
         """Hear what happened to instances; they are as they are afterwards."""
 
     def decide(self) -> None:
         """Look whether something has to change, after all that happened at this moment."""
 
-    def accepts(self, pipeline: Pipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a pipeline without a batch is to begin this one now."""
 
 
@@ -115,7 +115,7 @@ class SpotWorld:
 
     # -- what happens
 
-    def fleet_happens(self, event: FleetEvent) -> None:
+    def fleet_happens(self, event: InstanceEvent) -> None:
         """Let something happen to instances."""
         self.fleet.apply(event)
         self.system.fleet_changed(event)

@@ -25,7 +25,7 @@ from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, paper_migration_s
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
-from spotwise.simulator.spotserve.batches import Pipeline
+from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
@@ -156,7 +156,7 @@ class ServingState:
             return {}
         return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.floor.standing()}
 
-    def _boundary_s(self, pipeline: Pipeline) -> float:
+    def _boundary_s(self, pipeline: ArtifactPipeline) -> float:
         """Return when a pipeline stops for an instance that is there: after the fewest steps, which is its iteration's end."""
         now = self._world.now
         if not pipeline.is_busy or pipeline.serves_from_s > now:
@@ -172,7 +172,7 @@ class ServingState:
         plan = self._plan(self._map(config, self._before(config, staying, running)))
         return max(plan.done_s, paper_migration_s(plan))
 
-    def _most(self, stopping: list[Pipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
+    def _most(self, stopping: list[ArtifactPipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
         """Return what may run when these stop, as it takes longest: all are full; or those are that lose a device, and what
         they have finds room where nothing runs."""
         found = [self._running() | self._largest(stopping)]
@@ -181,7 +181,7 @@ class ServingState:
             found.append(self._largest(dying))
         return found
 
-    def _largest(self, stopping: list[Pipeline]) -> dict[int, tuple[RunningRequest, ...]]:
+    def _largest(self, stopping: list[ArtifactPipeline]) -> dict[int, tuple[RunningRequest, ...]]:
         """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
         arrivals = self._run.arrivals
         tokens = arrivals.input_tokens + arrivals.output_tokens

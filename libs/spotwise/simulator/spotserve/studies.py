@@ -24,7 +24,7 @@ from spotwise.simulator.spotserve.systems import (
     REPARALLELIZATION,
     REROUTING,
     SPOTSERVE,
-    Batching,
+    BatchFormation,
     SpotSystem,
 )
 
@@ -51,8 +51,8 @@ _WHOLE = {"g4dn": ("g4dn-trace.csv", 600.0, (0.4, 0.8))}
 #: What the paper has not: phases apart (Splitwise), batches made anew between iterations (Orca), and whichever has the least
 #: latency with its wait reckoned in. P and M of what reroutes are those of the smallest fleet that serves.
 APART = replace(SPOTSERVE, name="SpotServe, phases apart", phases=Phases.SPLIT)
-JOINED = replace(SPOTSERVE, name="SpotServe, batches anew", batching=Batching.ITERATION)
-JOINED_APART = replace(APART, name="SpotServe, both", batching=Batching.ITERATION)
+JOINED = replace(SPOTSERVE, name="SpotServe, batches anew", batching=BatchFormation.ITERATION)
+JOINED_APART = replace(APART, name="SpotServe, both", batching=BatchFormation.ITERATION)
 EITHER = replace(SPOTSERVE, name="SpotServe, whichever", phases=Phases.EITHER, latency=Latency.REQUEST)
 _REROUTING = replace(REROUTING, shape=ParallelConfig(1, 3, 4, MAX_BATCH))
 _ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, JOINED_APART, EITHER)

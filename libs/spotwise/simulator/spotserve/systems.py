@@ -27,7 +27,7 @@ class Reaction(StrEnum):
     REROUTE = "reroute"  #: pipelines of one shape come and go; what was on a lost one is computed anew
 
 
-class Batching(StrEnum):
+class BatchFormation(StrEnum):
     """When requests join a batch."""
 
     BOUND = "bound"  #: as in the artifact: sent early to the pipeline with fewest, which takes a power of two of them
@@ -62,7 +62,7 @@ class SpotSystem:
     recovers: bool = True
     phases: Phases = Phases.TOGETHER
     latency: Latency = Latency.EXECUTION
-    batching: Batching = Batching.BOUND
+    batching: BatchFormation = BatchFormation.BOUND
 
 
 SPOTSERVE = SpotSystem("SpotServe")
@@ -81,7 +81,7 @@ ABLATION = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class SpotModel:
     """A language model on one kind of instance.
 
     Attributes:

@@ -17,7 +17,7 @@ from spotwise.core import messages as m
 from spotwise.core.batching import BatchRow
 from spotwise.core.record import sequence_id
 from spotwise.core.worker import commands as c
-from spotwise.simulator.world.network import Link, Transfer
+from spotwise.simulator.world.network import Link, LinkTransfer
 from spotwise.simulator.world.surroundings import Surroundings
 
 
@@ -26,7 +26,7 @@ class _Push:
     """A hand-off, from the first byte that may be sent."""
 
     target_id: str
-    transfer: Transfer
+    transfer: LinkTransfer
     begun_s: float = 0.0
     committed_s: float = 0.0
     offered_bytes: float = 0.0
@@ -73,7 +73,7 @@ class HandOffs:
         target = self._around.machines[order.target.worker_id]
         id_ = sequence_id(order.choice_id, order.epoch)
         self._pushes[id_] = _Push(
-            order.target.worker_id, Transfer(id_, self._send_link, target.receive_link, self._sent)
+            order.target.worker_id, LinkTransfer(id_, self._send_link, target.receive_link, self._sent)
         )
 
     def abort(self, command: c.AbortPush) -> None:
@@ -103,7 +103,7 @@ class HandOffs:
         push.offered_bytes += more_bytes
         self._around.network.add(push.transfer, more_bytes, is_last=is_last)
 
-    def _sent(self, transfer: Transfer) -> None:
+    def _sent(self, transfer: LinkTransfer) -> None:
         """Deliver what has wholly gone out."""
         arrival_s = self._queue.now + self._around.settings.link_latency_s
         self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])

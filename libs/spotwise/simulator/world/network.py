@@ -34,12 +34,12 @@ class Link:
     """
 
     bytes_per_s: float
-    transfers: dict[Transfer, None] = field(default_factory=dict)
+    transfers: dict[LinkTransfer, None] = field(default_factory=dict)
     carried_bytes: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class LinkTransfer:
     """Bytes of one sequence, on their way or waiting for more of them.
 
     Attributes:
@@ -55,7 +55,7 @@ class Transfer:
     label: str
     sender: Link
     receiver: Link
-    on_sent: Callable[[Transfer], None]
+    on_sent: Callable[[LinkTransfer], None]
     left_bytes: float = 0.0
     rate_bytes_per_s: float = 0.0
     offered_bytes: float = 0.0
@@ -81,7 +81,7 @@ class Network:
         self._queue = queue
         self._private_bytes_per_s = private_bytes_per_s
 
-    def add(self, transfer: Transfer, num_bytes: float, *, is_last: bool) -> None:
+    def add(self, transfer: LinkTransfer, num_bytes: float, *, is_last: bool) -> None:
         """Give a transfer bytes to send; `is_last` closes it."""
         transfer.is_closed = is_last
         transfer.offered_bytes += num_bytes
@@ -97,14 +97,14 @@ class Network:
         elif is_last:
             transfer.on_sent(transfer)
 
-    def call_off(self, transfer: Transfer) -> None:
+    def call_off(self, transfer: LinkTransfer) -> None:
         """Send no more of it, and tell nobody."""
         transfer.is_closed = False
         if transfer.is_moving:
             self._settle(transfer)
             self._take_off(transfer)
 
-    def _take_off(self, transfer: Transfer) -> None:
+    def _take_off(self, transfer: LinkTransfer) -> None:
         del transfer.sender.transfers[transfer], transfer.receiver.transfers[transfer]
         sent = transfer.offered_bytes - transfer.left_bytes
         transfer.sender.carried_bytes += sent
@@ -113,7 +113,7 @@ class Network:
         transfer.rate_bytes_per_s, transfer.due_s = 0.0, None
         self._share_anew(transfer)
 
-    def _share_anew(self, changed: Transfer) -> None:
+    def _share_anew(self, changed: LinkTransfer) -> None:
         """Settle what has been sent, then set the rates of all that share a link with a transfer that came or went."""
         if self._private_bytes_per_s is not None:
             if changed.is_moving:
@@ -125,31 +125,31 @@ class Network:
             if transfer.sender is not changed.sender:
                 self._set_rate(transfer)
 
-    def _set_rate(self, transfer: Transfer) -> None:
+    def _set_rate(self, transfer: LinkTransfer) -> None:
         sender, receiver = transfer.sender, transfer.receiver
         rate = min(sender.bytes_per_s / len(sender.transfers), receiver.bytes_per_s / len(receiver.transfers))
         if rate != transfer.rate_bytes_per_s:
             self._go_at(transfer, rate)
 
-    def _go_at(self, transfer: Transfer, bytes_per_s: float) -> None:
+    def _go_at(self, transfer: LinkTransfer, bytes_per_s: float) -> None:
         self._settle(transfer)
         transfer.rate_bytes_per_s = bytes_per_s
         self._plan(transfer)
 
-    def _settle(self, transfer: Transfer) -> None:
+    def _settle(self, transfer: LinkTransfer) -> None:
         now = self._queue.now
         sent = (now - transfer.settled_s) * transfer.rate_bytes_per_s
         transfer.left_bytes = max(0.0, transfer.left_bytes - sent)
         transfer.settled_s = now
 
-    def _plan(self, transfer: Transfer) -> None:
+    def _plan(self, transfer: LinkTransfer) -> None:
         """See to it that somebody looks when the last byte goes; a look that comes too early plans the next one."""
         due_s = transfer.settled_s + transfer.left_bytes / transfer.rate_bytes_per_s
         if transfer.due_s is None or due_s < transfer.due_s:
             transfer.due_s = due_s
             self._queue.at(due_s, self._look, (transfer, due_s))
 
-    def _look(self, planned: tuple[Transfer, float]) -> None:
+    def _look(self, planned: tuple[LinkTransfer, float]) -> None:
         transfer, due_s = planned
         if transfer.due_s != due_s:
             return  # an earlier look was planned since, or it is over
@@ -164,5 +164,5 @@ class Network:
         if transfer.is_closed:
             transfer.on_sent(transfer)
 
-    def _moves_the_clock(self, transfer: Transfer) -> bool:
+    def _moves_the_clock(self, transfer: LinkTransfer) -> bool:
         return self._queue.now + transfer.left_bytes / transfer.rate_bytes_per_s > self._queue.now
