@@ -1,6 +1,6 @@
 """Writes a role's journal: its parameters, each event with its time, and the commands that the role returned.
 
-Written where `SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; `journal_replay.py` reads it, no service does.
+Written where `SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; read by `journal_replay.py` alone.
 A file is gzip over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the
 error's type, where the role raised. It is flushed about once a second: a killed process loses no more than that.
 """
