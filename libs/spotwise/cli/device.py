@@ -1,4 +1,4 @@
-"""Whether this machine has the GPU that an option names, found out before anything is started."""
+"""Checks that this machine has the GPU that an option names, before anything is started."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 from spotwise.cli.errors import OptionError
 
 _TIMEOUT_S = 60.0
-# In a process of its own: torch would stay in the supervisor's memory, and a driver's context with it.
-_COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+# In a process of its own: torch and a driver's context would stay in the supervisor's memory.
+_COUNT = ("-m", "spotwise.engine.torch_devices")
 
 
 def require_device(device: str) -> None:
     """Check that torch sees the CUDA device that `--device` names; `auto` and `cpu` need none.
 
     Raises:
-        OptionError: it does not.
+        OptionError: torch does not see it.
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":
@@ -31,11 +31,11 @@ def require_device(device: str) -> None:
 
 
 def _cuda_devices() -> int:
-    """Return how many torch sees; none where it cannot be asked."""
+    """Return how many torch sees; 0 where torch cannot be imported."""
     try:
-        asked = subprocess.run(
-            [sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        counted = subprocess.run(
+            [sys.executable, "-P", *_COUNT], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-        return int(asked.stdout.split()[-1])
+        return int(counted.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return 0

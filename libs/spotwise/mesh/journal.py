@@ -1,11 +1,8 @@
-"""A role's journal: every event that it was fed, when, and every command that it gave.
+"""Writes a role's journal: its parameters, each event with its time, and the commands that the role returned.
 
-Law: a role is a function of its parameters and of the events and times that it was fed (`core`). A journal holds just those, so
-that whoever reads it can feed them to a fresh role and must get the commands that stand beside them (`journal_replay.py`).
-It is written where `SPOTWISE_JOURNAL` names a folder, one file for each life of a member, and never read by a service.
-
+Written where `SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; read by `journal_replay.py` alone.
 A file is gzip over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the
-error's type, where the role raised. It is flushed about once a second: a process that is killed loses no more than that.
+error's type, where the role raised. It is flushed about once a second: a killed process loses no more than that.
 """
 
 from __future__ import annotations
@@ -25,14 +22,14 @@ import structlog
 
 from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.messages import Member, Send
+from spotwise.mesh.journal_formats import FORMAT
 
 _log = structlog.get_logger(__name__)
 
-FORMAT = "spotwise-journal/1"
 SUFFIX = ".journal.gz"
-#: How much time, by the role's clock, may be lost with a process that is killed.
+#: Time between flushes, by the role's clock: what a killed process loses at most.
 FLUSH_S = 1.0
-#: Journals are written beside the work that they record.
+#: The fastest: compression takes time from the work that is recorded.
 _COMPRESSION = 1
 
 P = ParamSpec("P")
@@ -47,7 +44,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, member: Member, role: str, parameters: dict[str, Any]) -> None:
-        # A journal holds prompts: what is made here is its owner's alone.
+        # A journal holds prompts: only its owner may read it.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{member.id}-{member.incarnation}{SUFFIX}"
         self._raw = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
@@ -60,12 +57,12 @@ class Journal:
             "incarnation": member.incarnation,
             "parameters": parameters,
         }
-        # Not by orjson: a limit may be infinite.
+        # orjson would write an infinite limit as null.
         self._file.write(json.dumps(header, default=_plain).encode() + b"\n")
         self._file.flush()
 
     def note(self, event: Any, now: float, commands: Sequence[Any], error: Exception | None) -> None:
-        """Write one event and what came of it; a disk that is full ends the journal and not the service."""
+        """Write one event and its commands; a full disk ends the journal, not the service."""
         if self._file is None:
             return
         line: list[Any] = [now, type(event).__name__, event, [*map(encoded, commands)]]
@@ -83,7 +80,7 @@ class Journal:
                 self._raw.close()
 
     def close(self) -> None:
-        """Write what is pending; idempotent."""
+        """Flush and close the file; idempotent."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -108,7 +105,7 @@ def dumped(value: Any) -> bytes:
 def make_role(
     folder: Path | None, member: Member, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[RoleT, Journal | None]:
-    """Make a member's role, and begin its journal where there is a folder for it.
+    """Make a member's role, and its journal where a folder is configured.
 
     Raises:
         OSError: the folder cannot be written.
@@ -117,7 +114,7 @@ def make_role(
     if folder is not None:
         given = inspect.signature(role_type).bind(*args, **kwargs)
         given.apply_defaults()
-        # Before the role is made, which may change what it is given.
+        # Before the role is made, which may change its arguments.
         journal = Journal(folder, member, getattr(role_type, "__name__", ""), dict(given.arguments))
     return role_type(*args, **kwargs), journal
 

@@ -1,8 +1,4 @@
-"""Reads journals, and feeds what stands there to fresh roles.
-
-Law: a role that is fed a journal's events at the journal's times gives the journal's commands, one by one; the first that
-differs ends the replay and is shown. Nothing is performed.
-"""
+"""Reads journals, feeds their events to fresh roles, and compares the commands; no command is executed."""
 
 from __future__ import annotations
 
@@ -28,7 +24,8 @@ from spotwise.core.spot.commands import SpotWatcherEvent
 from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.core.worker.commands import WorkerEvent
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.journal import FORMAT, SUFFIX, dumped, encoded
+from spotwise.mesh.journal import SUFFIX, dumped, encoded
+from spotwise.mesh.journal_formats import FORMATS, OldNames
 from spotwise.mesh.role_loop import Role
 
 _ROLES: Mapping[str, tuple[type, Any]] = {
@@ -44,7 +41,7 @@ _READ_BYTES = 1 << 20
 
 
 class JournalError(Exception):
-    """A file is no journal, or a part of it cannot be read; the message names it."""
+    """A file is no journal, or is damaged; the message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +49,11 @@ class JournalEntry:
     """One event as recorded.
 
     Attributes:
-        number: of its line, from 2: the header is the first.
-        now: when the role was fed it, Unix seconds.
-        event_type: its type's name.
+        number: of its line, from 2; the header is line 1.
+        now: when the role handled it, Unix seconds.
         event: its fields.
-        commands: what came of it, as `journal.encoded` says.
-        error: type of what the role raised, if it did.
+        commands: the role's, as `journal.encoded` writes them.
+        error: type of the exception that the role raised.
     """
 
     number: int
@@ -70,13 +66,12 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRole:
-    """A journal's header, and its events.
+    """A journal's header, and its events, by today's names.
 
     Attributes:
-        path: the file.
         role: type of the role.
-        member_id, incarnation: whose it was.
-        parameters: what it was made with.
+        parameters: the role's arguments.
+        old_names: of the journal's format; `None` for today's.
     """
 
     path: Path
@@ -84,9 +79,10 @@ class RecordedRole:
     member_id: str
     incarnation: int
     parameters: dict[str, Any]
+    old_names: OldNames | None = None
 
     def entries(self) -> Iterator[JournalEntry]:
-        """Read the events in order, up to where the file is whole: a process that was killed leaves a line unfinished.
+        """Read the events in order; a killed process leaves its last line unfinished, which is skipped.
 
         Raises:
             JournalError: a line is damaged.
@@ -98,13 +94,16 @@ class RecordedRole:
                 now, event_type, event, commands, *error = orjson.loads(line)
             except ValueError as damage:
                 raise JournalError(f"{self.path}, line {number}: {damage}") from damage
+            if self.old_names is not None:
+                event_type, event = self.old_names.event(event_type, event)
+                commands = [*map(self.old_names.command, commands)]
             yield JournalEntry(number, now, event_type, event, commands, error[0] if error else None)
 
     def make(self) -> Role:
-        """Make the role anew, as it was at its start.
+        """Make the role as it was at its start.
 
         Raises:
-            JournalError: this version has no such role, or it takes other parameters.
+            JournalError: this version has no such role, or its parameters differ.
         """
         try:
             role_type = _ROLES[self.role][0]
@@ -116,12 +115,12 @@ class RecordedRole:
         return role
 
     def event_types(self) -> dict[str, type]:
-        """Return the types of the events that the role takes, by name."""
+        """Return the types of the role's events by name."""
         return {event.__name__: event for event in typing.get_args(_ROLES[self.role][1])}
 
 
 def find_journals(folder: Path) -> list[RecordedRole]:
-    """Return the journals of a folder in order of their names.
+    """Return the journals of a folder, sorted by name.
 
     Raises:
         JournalError: there are none, or one has no header.
@@ -134,12 +133,11 @@ def find_journals(folder: Path) -> list[RecordedRole]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay left its journal.
+    """The first event whose commands differ.
 
     Attributes:
-        entry: the event.
-        index: the first command that differs, from 0; `None` where the role raised, or did not, unlike then.
-        recorded, replayed: that command, then and now; `None` where there is none.
+        index: the first command that differs, from 0; `None` where the exceptions differ.
+        recorded, replayed: that command or exception type; `None` where there is none.
     """
 
     entry: JournalEntry
@@ -150,13 +148,12 @@ class Difference:
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay came to.
+    """The result of a replay.
 
     Attributes:
-        source: the journal.
-        events, commands: how many were the same.
-        difference: the first one; `None` where all were the same.
-        decision_s: seconds that the role took, by event type.
+        events, commands: how many were identical.
+        difference: the first one; `None` where all are identical.
+        decision_s: seconds that the role took for each event, by event type.
     """
 
     source: RecordedRole
@@ -185,7 +182,7 @@ def replay(source: RecordedRole) -> Replay:
         try:
             given = role.handle(event, entry.now)
         except Exception as error:
-            # The edge of the event loop, as in the service: what a role raised then it shall raise now.
+            # As in the service's event loop: an exception that was recorded must be raised again.
             raised = type(error).__name__
         done.decision_s.setdefault(entry.event_type, array("d")).append(time.perf_counter() - started_s)
         commands = orjson.loads(dumped([*map(encoded, given)]))
@@ -223,17 +220,18 @@ def _header(path: Path) -> RecordedRole:
     line = next(_lines(path), b"")
     try:
         fields = json.loads(line)
-        if fields["format"] != FORMAT:
-            raise JournalError(f"{path} has the format {fields['format']!r}, not {FORMAT!r}")
-        return RecordedRole(
-            path, fields["role"], fields["member_id"], fields["incarnation"], dict(fields["parameters"])
-        )
+        if fields["format"] not in FORMATS:
+            raise JournalError(f"{path} has the format {fields['format']!r}; this version reads {', '.join(FORMATS)}")
+        old_names, parameters = FORMATS[fields["format"]], dict(fields["parameters"])
+        if old_names is not None:
+            parameters = old_names.parameters(parameters)
+        return RecordedRole(path, fields["role"], fields["member_id"], fields["incarnation"], parameters, old_names)
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"{path} is no journal: {error!r}") from error
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Return the whole lines of a gzip file that may end anywhere."""
+    """Return the complete lines of a gzip file that may be truncated."""
     unzip = zlib.decompressobj(wbits=31)
     rest = b""
     try:

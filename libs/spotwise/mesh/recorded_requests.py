@@ -1,7 +1,6 @@
-"""What became of the requests of a recorded run: when they came, how large they were, how long their tokens took.
+"""The completed requests of a recorded run, from the gateways' journals: arrival, sizes, TTFT, TPOT and E2E.
 
-Law: taken from the gateways' journals, which know when a request arrived and close its account; a request that was still
-open at the journal's end, or got no token, has no times and is left out.
+A request that was still open at the journal's end, or got no token, is left out.
 """
 
 from __future__ import annotations
@@ -15,20 +14,17 @@ from pathlib import Path
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.mesh.journal_replay import RecordedRole
 
-#: The first three are those of the Azure LLM inference traces, so that the file is a trace, too.
+#: The first three are the Azure LLM inference traces', so that the file is a trace, too.
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens", "TtftS", "TpotS", "E2eS")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request that was answered.
+    """A completed request (each of a request's choices is one).
 
     Attributes:
         arrived_s: at the gateway, Unix seconds.
-        prompt_tokens, output_tokens: its size.
-        ttft_s: from its arrival to its first token.
-        tpot_s: mean seconds of each further token; `None` where there was none.
-        e2e_s: from its arrival to its end.
+        tpot_s: mean seconds per token after the first; `None` for an output of one token.
     """
 
     arrived_s: float
@@ -40,7 +36,7 @@ class RecordedRequest:
 
 
 def recorded_requests(journals: Iterable[RecordedRole]) -> list[RecordedRequest]:
-    """Return the answered requests of all gateways among the journals, in order of arrival.
+    """Return the completed requests of all gateways among the journals, in order of arrival.
 
     Raises:
         JournalError: a line is damaged.
@@ -50,7 +46,7 @@ def recorded_requests(journals: Iterable[RecordedRole]) -> list[RecordedRequest]
 
 
 def write_requests(requests: Iterable[RecordedRequest], path: Path) -> None:
-    """Write them as a trace with times.
+    """Write requests as a trace with latencies.
 
     Raises:
         OSError: the file cannot be written.

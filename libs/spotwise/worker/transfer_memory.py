@@ -1,16 +1,16 @@
-"""Which memory a worker's hand-offs move through.
+"""Chooses the memory that a worker's KV hand-offs move through, and logs it.
 
-Law: decided here, once, from what is there: a cache on the host is moved as it is; one on a GPU straight from the device, where
-UCX reaches its memory, else through pinned memory of the host. The log says which.
+A cache on the host is moved as it is; one on a GPU directly from the device where UCX reaches CUDA memory, else through pinned
+host memory.
 """
 
 from __future__ import annotations
 
 import structlog
-import torch
 
 from spotwise.engine.device_kv import DeviceKv
 from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.torch_devices import make_current
 from spotwise.mesh.ports import KvMemory, PayloadMemory
 from spotwise.mesh.ucx_reactor import reaches_cuda_memory
 
@@ -18,14 +18,13 @@ _log = structlog.get_logger(__name__)
 
 
 def transfer_memory(cache: PagedKvCache) -> tuple[KvMemory, PayloadMemory | None]:
-    """Return what the transfer exports from and imports into, and where its payloads lie; `None`: in numpy arrays.
+    """Return what the transfer exports from and imports into, and the memory of its payloads (`None`: numpy arrays).
 
-    On a GPU this makes the device current in the calling thread, which is to be the one that drives UCX: it needs that.
+    Call it in the thread that drives UCX: a GPU is made current in the calling thread, and UCX needs that.
     """
     if cache.device.type != "cuda":
         return cache, None
-    torch.cuda.set_device(cache.device)
-    torch.cuda.synchronize(cache.device)  # the first call of a thread makes the device's context current in it
+    make_current(cache.device)
     direct = reaches_cuda_memory()
     if direct:
         _log.info("kv_transfer_memory", memory="device")

@@ -38,9 +38,9 @@ def test_a_device_that_is_there_is_taken(name: str, count: int, monkeypatch: pyt
 
 def test_torch_is_asked_and_a_machine_where_it_cannot_be_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken installation would not compute on a GPU either."""
-    monkeypatch.setattr(device, "_COUNT", "print(3)")
+    monkeypatch.setattr(device, "_COUNT", ("-c", "print(3)"))
     assert device._cuda_devices() == 3
-    monkeypatch.setattr(device, "_COUNT", "raise ImportError")
+    monkeypatch.setattr(device, "_COUNT", ("-c", "raise ImportError"))
     assert device._cuda_devices() == 0
 
 

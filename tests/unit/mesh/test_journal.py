@@ -274,7 +274,7 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"format": "other"}\n'))
     with pytest.raises(JournalError, match="format"):
         find_journals(tmp_path)
-    header = {"format": "spotwise-journal/1", "role": "Poet", "member_id": "x", "incarnation": 1, "parameters": {}}
+    header = {"format": "spotwise-journal/2", "role": "Poet", "member_id": "x", "incarnation": 1, "parameters": {}}
     path.write_bytes(gzip.compress(json.dumps(header).encode() + b"\nnot json\n"))
     (source,) = find_journals(tmp_path)
     with pytest.raises(JournalError, match="line 2"):

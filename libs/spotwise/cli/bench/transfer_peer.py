@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import orjson
-import torch
 from numpy.typing import NDArray
 
 from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+from spotwise.engine.torch_devices import host_kv_cache
 from spotwise.mesh.ports import KvMemory
 from spotwise.mesh.ucx_transfer import UcxKvTransport
 
@@ -77,11 +77,12 @@ def kv_memory(options: PeerOptions) -> KvMemory:
 
 def push_bytes() -> int:
     """Bytes of one push."""
-    return GEOMETRY.elements_per_token * torch.bfloat16.itemsize * BLOCK_SIZE * BLOCKS
+    cache = _cache(1)
+    return cache.num_layers * cache.layer_block_bytes * BLOCKS
 
 
 def _cache(num_blocks: int) -> PagedKvCache:
-    return PagedKvCache(GEOMETRY, num_blocks, BLOCK_SIZE, torch.bfloat16, torch.device("cpu"))
+    return host_kv_cache(GEOMETRY, num_blocks, BLOCK_SIZE)
 
 
 async def _serve(options: PeerOptions) -> None:

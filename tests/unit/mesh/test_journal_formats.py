@@ -1,0 +1,58 @@
+"""Journals of earlier formats: recorded by releases of their time, replayed by today's roles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spotwise.cli.launch.recorded_run import recorded_cluster
+from spotwise.core.members import Pool
+from spotwise.mesh.journal_formats import FORMAT, FORMATS
+from spotwise.mesh.journal_replay import find_journals, replay
+from spotwise.mesh.recorded_requests import recorded_requests
+
+DATA = Path(__file__).parent / "data"
+# A simulated mesh of one prompt and two token workers (mlfq), nine choices of six requests, two of them cancelled.
+WHOLE_MESH = DATA / "journals-1"
+# The scheduler and a token worker of such a mesh: drained under load, and the other token worker killed.
+DRAINED = DATA / "journals-1-drained"
+
+
+@pytest.mark.parametrize("folder", [WHOLE_MESH, DRAINED], ids=lambda folder: folder.name)
+def test_a_journal_of_format_1_replays(folder: Path) -> None:
+    """Every command of every role is the recorded one."""
+    done = [replay(journal) for journal in find_journals(folder)]
+    assert [each.difference for each in done] == [None] * len(done)
+    assert sum(each.commands for each in done) > 100
+
+
+def test_a_run_of_format_1_is_read() -> None:
+    """Requests and cluster, as `spotwise replay --requests` and `bench simulator` read them."""
+    journals = find_journals(WHOLE_MESH)
+    requests = recorded_requests(journals)
+    assert len(requests) == 9
+    assert all(0 < request.ttft_s < request.e2e_s for request in requests)
+    assert recorded_cluster(journals).home_pools == (Pool.PROMPT, Pool.TOKEN, Pool.TOKEN)
+
+
+def test_a_name_that_meant_two_things_is_converted_by_its_type() -> None:
+    """`owed_tokens` was a request's bound in two messages, and what is left of outputs elsewhere; values stay."""
+    names = FORMATS["spotwise-journal/1"]
+    assert names is not None
+    assert names.event("ReserveKv", {"owed_tokens": 7, "request_id": "a"}) == (
+        "ReserveKv",
+        {"max_new_tokens": 7, "choice_id": "a"},
+    )
+    assert names.event("Member", {"id": "request_id", "load": {"owed_tokens": 7}}) == (
+        "Member",
+        {"id": "request_id", "load": {"remaining_tokens": 7}},
+    )
+    assert names.command(["Send", "w", "ChangeHome", {"worker_id": "w"}]) == [
+        "Send",
+        "w",
+        "ChangeHomePool",
+        {"worker_id": "w"},
+    ]
+    assert names.command(["TokenBatch", {"deltas": [{"stream_id": 1}]}])[1] == {"deltas": [{"attempt_id": 1}]}
+    assert FORMATS[FORMAT] is None
