@@ -12,13 +12,13 @@ from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.provisioning import Provisioned
 from spotwise.simulator.runs.search import Grid, Limit
 from spotwise.simulator.runs.workload import Workload
-from spotwise.simulator.splitwise.headlines import Headline, headlines
+from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import (
     AA_COST,
     HH_CODE,
     HHCAP_POWER,
-    Findings,
-    Scope,
+    ClusterFindings,
+    ClusterScope,
     clusters,
     limit_searches,
     provisioning_searches,
@@ -28,19 +28,19 @@ from tests.unit.simulator.summaries import Oracle
 
 TEN_AND_FIVE = Split(10, 5)
 HONEST, PUBLISHED = DecodeModel.HONEST, DecodeModel.PUBLISHED
-SCOPE = Scope({name: Workload(name) for name in ("code", "conv")}, 10.0, Grid(), (0, 1))
+SCOPE = ClusterScope({name: Workload(name) for name in ("code", "conv")}, 10.0, Grid(), (0, 1))
 
 
-def findings(rates: dict[str, float], cheapest: Split | None = TEN_AND_FIVE) -> Findings:
+def findings(rates: dict[str, float], cheapest: Split | None = TEN_AND_FIVE) -> ClusterFindings:
     """Every cluster of a design carries the same."""
-    return Findings(
+    return ClusterFindings(
         {cluster: Limit((rates.get(cluster.design, 100.0),) * 2, ()) for cluster in clusters()},
         {design: rates.get(design, 100.0) for design in DESIGNS},
         {question: Provisioned(cheapest, ()) for question in (HHCAP_POWER, AA_COST, HH_CODE)},
     )
 
 
-def by_name(rows: list[Headline], *words: str) -> Headline:
+def by_name(rows: list[ClusterHeadline], *words: str) -> ClusterHeadline:
     (found,) = [row for row in rows if all(word in row.name for word in words)]
     return found
 
@@ -94,7 +94,7 @@ def test_every_headline_has_its_searches() -> None:
         **{f"saturated {design}": search for design, search in saturation_searches(SCOPE).items()},
     }
     results = drive(searches, 1, run=oracle.run)
-    found = Findings(
+    found = ClusterFindings(
         {cluster: results[cluster] for cluster in clusters()},
         {design: results[f"saturated {design}"] for design in saturation_searches(SCOPE)},
         {question: results[question] for question in provisioning_searches(SCOPE)},

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from spotwise.simulator.runs.plots import save
+from spotwise.simulator.runs.studies import findings_of
 from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.spotserve.cases import (
     HISTOGRAM_S,
@@ -19,13 +20,13 @@ from spotwise.simulator.spotserve.cases import (
     simulate_spot,
 )
 from spotwise.simulator.spotserve.claims import LATENCY_S
-from spotwise.simulator.spotserve.findings import Finding, Findings, Headline, headlines, is_close, within
+from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, headline, headlines, is_close, within
 from spotwise.simulator.spotserve.plots import plot_study
-from spotwise.simulator.spotserve.studies import AS_PUBLISHED, BURSTY, SEGMENTS, Scope, Study, studies
+from spotwise.simulator.spotserve.studies import AS_PUBLISHED, BURSTY, SEGMENTS, SpotScope, SpotStudy, studies
 from spotwise.simulator.spotserve.systems import SPOTSERVE
 from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
 
-SCOPE = Scope(Path("data"))
+SCOPE = SpotScope(Path("data"))
 STUDIES = {study.name: study for study in studies(SCOPE)}
 
 
@@ -40,14 +41,14 @@ def summary(case: SpotCase, latency_s: float) -> SpotSummary:
     )
 
 
-def answered(study: Study, spotserve_s: float = 10.0, others_s: float = 20.0) -> Findings:
+def answered(study: SpotStudy, spotserve_s: float = 10.0, others_s: float = 20.0) -> SpotFindings:
     """SpotServe takes some seconds, all else others; every further seed adds one."""
     cases = [(point.line, case) for point in study.points for case in point.cases]
     runs = {
         case: summary(case, (spotserve_s if line.startswith("SpotServe") else others_s) + case.load.seed)
         for line, case in cases
     }
-    return Findings.of(study, runs)
+    return findings_of(study, runs, SpotFinding)
 
 
 class TestStudies:
@@ -62,23 +63,25 @@ class TestStudies:
     def test_what_is_compared_has_the_same_requests(self) -> None:
         """On one trace under one load all systems get the same, seed for seed."""
         for study in STUDIES.values():
-            for place in {(point.trace, point.load) for point in study.points}:
+            for place in {point.place for point in study.points}:
                 loads = {
                     tuple((case.availability, case.load, case.required_rate) for case in point.cases)
                     for point in study.points
-                    if (point.trace, point.load) == place
+                    if point.place == place
                 }
                 assert len(loads) == 1, (study.name, place)
 
     def test_bursty_requests_are_drawn_with_every_seed(self) -> None:
         """Those that were published are what they are."""
         for point in STUDIES["gpt-20b"].points:
-            assert len(point.cases) == (1 if point.load == AS_PUBLISHED else len(SCOPE.seeds))
-            assert all((case.load.cv == 6.0) is (point.load == BURSTY) for case in point.cases)
+            assert len(point.cases) == (1 if point.place[1] == AS_PUBLISHED else len(SCOPE.seeds))
+            assert all((case.load.cv == 6.0) is (point.place[1] == BURSTY) for case in point.cases)
 
     def test_every_latency_of_the_paper_is_looked_at(self) -> None:
         """Its name is that of a line."""
-        looked_at = {(study.model, point.trace, point.line) for study in STUDIES.values() for point in study.points}
+        looked_at = {
+            (point.cases[0].model, point.place[0], point.line) for study in STUDIES.values() for point in study.points
+        }
         assert set(LATENCY_S) <= looked_at
 
     def test_a_case_names_what_it_reads(self) -> None:
@@ -99,22 +102,19 @@ class TestFindings:
     def test_figures_are_means_over_seeds(self) -> None:
         """Of each seed's own figures."""
         findings = answered(STUDIES["gpt-20b"])
-        bursty = findings.at("A_S", BURSTY, "SpotServe")
-        assert bursty is not None
+        bursty = findings.line("SpotServe")["A_S", BURSTY]
         assert bursty.latency_s["mean"] == 11.0
         assert bursty.counted_latency_s["p99"] == 11.0
         assert bursty.goodput_per_dollar == 40.0
         assert bursty.mean_changes == 1.0
-        assert findings.at("A_S", "other", "SpotServe") is None
 
     def test_ours_is_put_beside_the_papers(self) -> None:
         """Where it prints a number; close is within 15 %."""
-        finding = answered(STUDIES["gpt-20b"]).at("A_S", AS_PUBLISHED, "SpotServe")
-        assert finding is not None
+        finding = answered(STUDIES["gpt-20b"]).line("SpotServe")["A_S", AS_PUBLISHED]
         assert finding.ratio("mean") == pytest.approx(10.0 / 23.5)
-        assert finding.counted_ratio("p99") == pytest.approx(10.0 / 46.1)
+        assert finding.ratio("p99", counted=True) == pytest.approx(10.0 / 46.1)
         assert finding.ratio("p50") is None
-        assert finding.counted_ratio("p50") is None
+        assert finding.ratio("p50", counted=True) is None
         assert [is_close(ratio) for ratio in (0.84, 0.86, 1.14, 1.16)] == [False, True, True, False]
 
     def test_how_many_of_the_papers_latencies_are_found_again(self) -> None:
@@ -125,7 +125,7 @@ class TestFindings:
         ratios = [
             finding.latency_s[figure] / finding.paper_s[figure]
             for finding in found["gpt-20b"].points
-            if finding.point.load == AS_PUBLISHED
+            if finding.load == AS_PUBLISHED
             for figure in ("mean", "p99")
         ]
         assert close == sum(0.85 <= ratio <= 1.15 for ratio in ratios) > 0
@@ -147,8 +147,8 @@ class TestFindings:
 
     def test_a_headline_is_close_if_both_ends_are(self) -> None:
         """One of them is not enough."""
-        assert Headline("", (1.0, 2.0), (1.1, 2.2), "").is_close
-        assert not Headline("", (1.0, 2.0), (1.0, 3.0), "").is_close
+        assert headline("", (1.0, 2.0), (1.1, 2.2), "").is_close
+        assert not headline("", (1.0, 2.0), (1.0, 3.0), "").is_close
 
     @pytest.mark.parametrize("name", ["on-demand", "whole"])
     def test_a_study_is_drawn(self, tmp_path: Path, name: str) -> None:
@@ -172,8 +172,8 @@ class TestRuns:
         write_arrivals(tmp_path / "spotserve" / "arrivals" / "query_tpt0.35_cv6.txt", 0.1, 60)
         (point,) = [
             point
-            for point in studies(Scope(tmp_path))[0].points
-            if (point.trace, point.load, point.line) == ("A_S", AS_PUBLISHED, SPOTSERVE.name)
+            for point in studies(SpotScope(tmp_path))[0].points
+            if (point.place, point.line) == (("A_S", AS_PUBLISHED), SPOTSERVE.name)
         ]
         return point.cases[0]
 
@@ -243,6 +243,8 @@ def test_nothing_has_no_figures() -> None:
 
 def test_a_point_without_runs_in_it_has_no_ratio() -> None:
     """No latency was found to compare."""
-    finding = Finding(STUDIES["gpt-20b"].points[0], (), {}, {}, {"mean": 1.0})
+    study = STUDIES["gpt-20b"]
+    finding = SpotFinding(study, study.points[0], ())
+    assert "mean" in finding.paper_s
     assert finding.ratio("mean") is None
-    assert finding.counted_ratio("mean") is None
+    assert finding.ratio("mean", counted=True) is None

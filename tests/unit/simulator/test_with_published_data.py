@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.costs.built_in_costs import BUILT_IN
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
-from spotwise.simulator.costs.machine_costs import A100, H100, PEAKS, DecodeModel, fit, rows_of
+from spotwise.simulator.costs.machine_costs import A100, H100, PEAKS, DecodeModel, all_built_in_costs, fit, rows_of
 from spotwise.simulator.costs.profile_fit import fit_honest
 from spotwise.simulator.costs.profiles import ProfileRow, measured, read_profile
 from spotwise.simulator.runs.synthetic import SYNTHETIC
@@ -49,7 +48,11 @@ def test_what_comes_along_is_the_fit(
 ) -> None:
     """To the digits that were kept."""
     fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu, decode_model)
-    built_in = BUILT_IN[model, gpu, decode_model]
+    (built_in,) = [
+        entry.cost
+        for entry in all_built_in_costs()
+        if (entry.model, entry.gpu, entry.decode_model) == (model, gpu, decode_model)
+    ]
     assert built_in.prompt.at == fitted.prompt.at
     assert built_in.prompt.seconds == pytest.approx(fitted.prompt.seconds, rel=1e-4)
     assert built_in.decode.at == fitted.decode.at

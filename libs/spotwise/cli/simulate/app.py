@@ -14,7 +14,7 @@ simulate = typer.Typer(
 )
 simulate.command()(run)
 simulate.command()(provision)
-simulate.command()(paper)
+simulate.add_typer(paper, name="paper")
 
 
 @simulate.callback()

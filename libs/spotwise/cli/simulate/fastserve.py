@@ -2,48 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from spotwise.cli.errors import OptionError
-from spotwise.cli.simulate.fastserve_tables import LEGEND, findings_document, headline_table, study_table
+import typer
+
+from spotwise.cli.bench.report import environment, report_console
+from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.options import (
+    DataOption,
+    FiguresOption,
+    JobsOption,
+    JsonOption,
+    PublishedFiles,
+    QuickOption,
+    RunsOption,
+    SeedsOption,
+    StudiesOption,
+    require_outputs,
+)
 from spotwise.cli.simulate.progress import Runs, Simulations
-from spotwise.simulator.fastserve.findings import Findings, headlines
-from spotwise.simulator.fastserve.job_runs import JobSummary, simulate_jobs
-from spotwise.simulator.fastserve.plots import plot_peaks, plot_study
-from spotwise.simulator.fastserve.studies import Scope, Study, studies
-from spotwise.simulator.runs.plots import save
+from spotwise.cli.simulate.study_tables import (
+    Column,
+    StudyPaper,
+    choose_studies,
+    headline_documents,
+    range_headline_table,
+)
+from spotwise.simulator.fastserve.engines import ENGINES, Scheduler
+from spotwise.simulator.fastserve.findings import JobFinding, JobFindings, headlines
+from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs
+from spotwise.simulator.fastserve.plots import plot_study
+from spotwise.simulator.fastserve.studies import STEADY, JobScope, JobStudy, sizes_name, studies
+from spotwise.simulator.runs.studies import Headline
+
+_QUICK_JOBS = 400
+_FCFS = Scheduler.FCFS.value
+_LEGEND = (
+    "JCT: mean, median and percentiles, seconds; the same per output token. FCFS /: mean JCT of FCFS over this. busy: share of "
+    "the time in which the engine computed. left: jobs not ended when the last one came. peak KV: tokens, device and host. GB: "
+    "KV swapped, both ways. again: jobs computed again."
+)
 
 
-def _told(run: JobSummary) -> str:
-    return f"{run.case.scheduler.value} on {run.case.engine} at {run.case.rate:g}/s"
+def fastserve(
+    data: DataOption = None,
+    seeds: SeedsOption = None,
+    requests: Annotated[
+        int | None, typer.Option(min=10, help="Requests of a run; by default 1000, and more or fewer in some studies.")
+    ] = None,
+    studies: StudiesOption = None,
+    quick: QuickOption = False,
+    jobs: JobsOption = None,
+    runs: RunsOption = None,
+    figures: FiguresOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Measure the FastServe paper's headlines in the simulator: queues, preemption and swapping on one engine."""
+    require_outputs(json, runs, figures)
+    scope = scope_of(quick, seeds, requests, PublishedFiles(data).traces["conv"])
+    chosen = parse_studies(studies, scope)
+    simulations = Simulations(report_console(), jobs, runs)
+    found = PAPER.measure(chosen, simulations)
+    if rows := headlines(found):
+        simulations.console.print(range_headline_table(rows))
+    if figures is not None:
+        PAPER.draw(found, figures, simulations)
+    about = environment(simulation="paper fastserve", quick=quick)
+    write_document({"environment": about, **findings_document(found, rows)}, json, simulations.console)
 
 
-JOBS = Runs(simulate_jobs, JobSummary, _told)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for.
-
-    Attributes:
-        studies: what is run.
-        figures: a folder for drawings; `None` draws none.
-    """
-
-    studies: tuple[Study, ...]
-    figures: Path | None
-
-
-def scope_of(quick: bool, seeds: int | None, jobs: int | None, conv: Path | None) -> Scope:
-    """Return how much is run: all of it, or coarsely; with other numbers of jobs all runs are longer or shorter."""
-    whole = Scope()
-    count = jobs or (400 if quick else whole.jobs)
-    share = count / whole.jobs
-    return Scope(
-        jobs=count,
-        artifact_jobs=whole.artifact_jobs if jobs is None else max(2, round(whole.artifact_jobs * share)),
+def scope_of(quick: bool, seeds: int | None, requests: int | None, conv: Path | None) -> JobScope:
+    """Return how much is run: all of it, or coarsely; another number of requests scales all runs."""
+    whole = JobScope()
+    jobs = requests or (_QUICK_JOBS if quick else whole.jobs)
+    share = jobs / whole.jobs
+    return JobScope(
+        jobs=jobs,
+        artifact_jobs=whole.artifact_jobs if requests is None else max(2, round(whole.artifact_jobs * share)),
         long_jobs=max(8, round(whole.long_jobs * share)),
         seeds=tuple(range(seeds or (1 if quick else len(whole.seeds)))),
         thin=quick,
@@ -51,37 +89,122 @@ def scope_of(quick: bool, seeds: int | None, jobs: int | None, conv: Path | None
     )
 
 
-def parse_studies(text: str | None, scope: Scope) -> tuple[Study, ...]:
-    """Studies by their names; all without.
+def parse_studies(text: str | None, scope: JobScope) -> list[JobStudy]:
+    """Return studies by their names; all without.
 
     Raises:
-        OptionError: one of them is none.
+        OptionError: a name is unknown.
     """
     known = {study.name: study for study in studies(scope)}
-    names = list(known) if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
-    if unknown := [name for name in names if name not in known]:
-        raise OptionError(f"--studies {unknown[0]!r}: choose some of {', '.join(known)}")
-    return tuple(known[name] for name in names)
+    return [known[name] for name in choose_studies(text, list(known), list(known))]
 
 
-def measure(asked: Asked, simulations: Simulations) -> dict[str, Any]:
-    """Run all studies, print them and what they say of the paper's claims, and return them for a document.
+def _describe(run: JobSummary) -> str:
+    return f"{run.case.scheduler.value} on {run.case.engine} at {run.case.rate:g}/s"
 
-    Raises:
-        CommandError: a trace is none, or the file of runs cannot be used.
-    """
-    console = simulations.console
-    cases = [case for study in asked.studies for point in study.points for case in point.cases]
-    runs = simulations.run_all(cases, JOBS, "jobs")
-    found = {study.name: Findings.of(study, runs) for study in asked.studies}
-    for findings in found.values():
-        console.print(study_table(findings))
-    console.print(LEGEND, style="dim")
-    if rows := headlines(found):
-        console.print(headline_table(rows))
-    if asked.figures is not None:
-        for name, findings in found.items():
-            path = asked.figures / f"{name}.png"
-            save(plot_peaks(findings) if name == "peak-kv" else plot_study(findings), path)
-            console.print(f"drawn into {path}", style="dim")
-    return findings_document(found, rows)
+
+def _title(found: JobFindings) -> str:
+    """Name the study and everything that its first run depends on."""
+    case = found.points[0].runs[0].case
+    engine, queues, seeds = case.built_engine, case.queues, len(found.points[0].runs)
+    limit = "nobody is promoted" if queues.starve_limit_s is None else f"promoted after {queues.starve_limit_s:g} s"
+    parts = (
+        engine.name,
+        f"batch {engine.batch}" + (f" in each of {engine.stages} stages" if engine.stages > 1 else ""),
+        f"KV {engine.kv_tokens:,} tokens",
+        sizes_name(case.sizes),
+        f"{case.rate:g} jobs/s, CV {case.cv:g}",
+        f"{case.jobs} jobs, {seeds} seed" + ("" if seeds == 1 else "s"),
+        f"quantum ratio {queues.quantum_ratio:g}, {limit}, {queues.when_full.value}, K {queues.spare_slots}",
+    )
+    return f"{found.study.title} ({found.study.name})\n{'; '.join(parts)}"
+
+
+def _columns(found: JobFindings) -> list[Column[JobFinding]]:
+    columns = [
+        (name, _jct(figure)) for name, figure in (("JCT s", "mean"), ("p50", "p50"), ("p95", "p95"), ("p99", "p99"))
+    ]
+    columns += [
+        (name, _jct_per_token(figure)) for name, figure in (("s/token", "mean"), ("p95", "p95"), ("p99", "p99"))
+    ]
+    if any(finding.published_per_token_s is not None for finding in found.points):
+        columns.append(("published", _published))
+    if _FCFS in found.study.lines:
+        fcfs = found.line(_FCFS)
+        columns.append(("FCFS /", lambda own: f"{fcfs[own.point.place].jct_s['mean'] / own.jct_s['mean']:.2f}x"))
+    return [
+        *columns,
+        ("busy", lambda finding: f"{finding.mean('utilisation'):.0%}"),
+        ("left", lambda finding: f"{finding.mean('live_at_last_arrival'):.0f}"),
+        ("peak KV", lambda finding: f"{finding.mean('peak_kv_tokens'):,.0f}"),
+        ("GB", lambda finding: f"{finding.mean('swapped_bytes') / 1e9:,.0f}"),
+        ("again", lambda finding: f"{finding.mean('preemptions'):.0f}"),
+    ]
+
+
+def _jct(figure: str) -> Callable[[JobFinding], str]:
+    return lambda finding: _seconds(finding.jct_s[figure])
+
+
+def _jct_per_token(figure: str) -> Callable[[JobFinding], str]:
+    return lambda finding: f"{finding.jct_per_token_s[figure]:.3f}"
+
+
+def _published(finding: JobFinding) -> str:
+    published = finding.published_per_token_s
+    return "" if published is None else f"{published:.3f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+PAPER = StudyPaper(
+    Runs(simulate_jobs, JobSummary, _describe),
+    "jobs",
+    JobFinding,
+    _title,
+    _columns,
+    _LEGEND,
+    plot_study,
+    is_numeric=True,
+)
+
+
+def findings_document(found: Mapping[str, JobFindings], rows: Sequence[Headline]) -> dict[str, Any]:
+    """Return all headlines, and the studies behind them with every parameter."""
+    return {
+        "headlines": headline_documents(rows),
+        "engines": {
+            name: asdict(engine) | {"kv_token_bytes": engine.model.kv_token_bytes} for name, engine in ENGINES.items()
+        },
+        "studies": [
+            {
+                "name": findings.study.name,
+                "title": findings.study.title,
+                "axis": findings.study.axes[0],
+                "jobs_in_the_middle_only": findings.study.name in STEADY,
+                "points": [_point_document(finding) for finding in findings.points],
+            }
+            for findings in found.values()
+        ],
+    }
+
+
+def _point_document(finding: JobFinding) -> dict[str, Any]:
+    means = ("utilisation", "live_at_last_arrival", "peak_kv_tokens", "swapped_bytes", "preemptions")
+    return {
+        "at": finding.at,
+        "line": finding.point.line,
+        "jct_s": finding.jct_s,
+        "jct_per_token_s": finding.jct_per_token_s,
+        "published_per_token_s": finding.published_per_token_s,
+        **{figure: finding.mean(figure) for figure in means},
+        "runs": [asdict(run) | {"case": _case_document(run.case)} for run in finding.runs],
+    }
+
+
+def _case_document(case: JobCase) -> dict[str, Any]:
+    described = asdict(case)
+    path = described["sizes"].pop("path", None)
+    return described | {"sizes": described["sizes"] | {"is": sizes_name(case.sizes), "trace": path and path.name}}

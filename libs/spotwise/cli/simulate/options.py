@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import require_writable
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.options import read_profile
 from spotwise.core.cost_profile import CostProfile
@@ -36,10 +38,25 @@ DecodeModelOption = Annotated[DecodeModel, typer.Option(help=TIMED)]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")]
 RunsOption = Annotated[
     Path | None,
+    typer.Option("--runs", help="Keep runs in this file, and reuse the runs in it: a stopped search resumes."),
+]
+DataOption = Annotated[
+    Path | None,
     typer.Option(
-        "--runs", help="Keep runs in this file, and spare those that are in it: a search that was stopped goes on."
+        envvar="SPOTWISE_DATA",
+        help="Folder with the published files: traces/, profiles/ and spot-traces/; without, their percentiles and fits.",
     ),
 ]
+SeedsOption = Annotated[
+    int | None, typer.Option(min=1, help="Figures are means over so many; by default 3 (fastserve: 2).")
+]
+StudiesOption = Annotated[
+    str | None, typer.Option(help="Which studies, by their names, with commas between; all without.")
+]
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="One seed, short runs, few values: minutes instead of hours, and coarse.")
+]
+FiguresOption = Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result there.")]
 
 
@@ -151,8 +168,8 @@ def processors(jobs: int | None) -> int:
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
-    """Turn what a file or a design is wrong in into a sentence.
+def command_errors() -> Iterator[None]:
+    """Turn a wrong file or design into a message.
 
     Raises:
         CommandError: instead of any `TraceError` or `ProfileError`.
@@ -161,3 +178,38 @@ def told_plainly() -> Iterator[None]:
         yield
     except (TraceError, ProfileError) as error:
         raise CommandError(str(error)) from error
+
+
+def require_outputs(json: Path | None, runs: Path | None, figures: Path | None) -> None:
+    """Check that results can be written, before minutes of simulation.
+
+    Raises:
+        OptionError: a file is not writable, or nothing can be drawn.
+    """
+    if figures is not None:
+        require_plotting(figures / "figure.png", "--figures")
+    require_writable(json)
+    require_writable(runs, "--runs")
+
+
+class PublishedFiles:
+    """The published files of a folder with `traces/` and `profiles/`; `None` for each that is missing.
+
+    Raises:
+        OptionError: the folder has none of them.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        def file(*parts: str) -> Path | None:
+            path = None if folder is None else folder.joinpath(*parts)
+            return path if path is not None and path.is_file() else None
+
+        self.traces = {name: file("traces", f"AzureLLMInferenceTrace_{name}.csv") for name in ("code", "conv")}
+        self.profile = file("profiles", "splitwise_perf_model.csv")
+        self.runs = file("profiles", "splitwise_sim_replay.csv")
+        if folder is not None and not any((*self.traces.values(), self.profile, self.runs)):
+            raise OptionError(f"--data {folder}: neither traces/ nor profiles/ with the published files are there")
+
+    def workloads(self) -> dict[str, Workload]:
+        """Return workloads of the traces, or of their percentiles where there is no trace."""
+        return {name: Workload(name, path) for name, path in self.traces.items()}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.simulate.options import processors, told_plainly
+from spotwise.cli.simulate.options import command_errors, processors
 from spotwise.simulator.runs.experiment import RunSummary, simulate
 from spotwise.simulator.runs.kept_runs import Describing, KeptRuns
 from spotwise.simulator.runs.parallel import drive
@@ -31,26 +31,26 @@ class Runs(Generic[_Case, _Run]):
     Attributes:
         run: makes a summary of a case; a function of a module.
         summary: what it makes.
-        told: what the bar says of one that is over.
+        describe: names a finished run beside the bar.
     """
 
     run: Callable[[_Case], _Run]
     summary: type[_Run]
-    told: Callable[[_Run], str]
+    describe: Callable[[_Run], str]
 
 
-def _cluster_told(run: RunSummary) -> str:
+def _describe_run(run: RunSummary) -> str:
     rate = "" if run.case.rate is None else f" at {run.case.rate:g}/s"
     verdict = "holds" if run.verdict.holds else "breaks " + ", ".join(run.verdict.broken or ["a request"])
     return f"{run.case.label}{rate} {verdict}"
 
 
-CLUSTERS = Runs(simulate, RunSummary, _cluster_told)
+CLUSTERS = Runs(simulate, RunSummary, _describe_run)
 
 
 @contextmanager
 def runs_bar(
-    console: Console, description: str, told: Callable[[_Run], str], total: int | None
+    console: Console, description: str, describe: Callable[[_Run], str], total: int | None
 ) -> Iterator[Callable[[_Run], None]]:
     """Show how many runs are over; a search does not know beforehand how many it needs, so its bar has no end."""
     count = "{task.completed} runs" if total is None else "{task.completed} of {task.total} runs"
@@ -59,7 +59,7 @@ def runs_bar(
         task = progress.add_task(description, total=total)
 
         def finished(run: _Run) -> None:
-            progress.update(task, advance=1, description=f"{description}: {told(run)}")
+            progress.update(task, advance=1, description=f"{description}: {describe(run)}")
 
         yield finished
 
@@ -105,7 +105,7 @@ class Simulations:
     ) -> dict[_Key, _Result]:
         run = kind.run if self.kept is None else KeptRuns(self.kept, kind.run, kind.summary)
         try:
-            with told_plainly(), runs_bar(self.console, description, kind.told, total) as finished:
+            with command_errors(), runs_bar(self.console, description, kind.describe, total) as finished:
                 return drive(searches, processors(self.jobs), run, finished)
         except OSError as error:
             raise CommandError(f"{error.filename or self.kept or description}: {error.strerror or error}") from error

@@ -1,66 +1,95 @@
-"""`spotwise simulate paper spotserve`: serving on machines that are taken away, beside the paper's figures."""
+"""`spotwise simulate paper spotserve`: serving on preemptible instances, beside the paper's figures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from spotwise.cli.bench.report import environment, report_console
 from spotwise.cli.errors import OptionError
-from spotwise.cli.simulate.options import told_plainly
-from spotwise.cli.simulate.progress import Runs, Simulations
-from spotwise.cli.simulate.spotserve_placement import placement_document, placement_table
-from spotwise.cli.simulate.spotserve_tables import (
-    LEGEND,
-    alone_table,
-    findings_document,
-    golden_document,
-    golden_table,
-    headline_table,
-    study_table,
-    within_line,
+from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.options import (
+    DataOption,
+    FiguresOption,
+    JobsOption,
+    JsonOption,
+    QuickOption,
+    RunsOption,
+    SeedsOption,
+    StudiesOption,
+    command_errors,
+    require_outputs,
 )
-from spotwise.simulator.runs.plots import save
-from spotwise.simulator.spotserve.cases import SpotSummary, simulate_spot
-from spotwise.simulator.spotserve.findings import Findings, headlines
+from spotwise.cli.simulate.progress import Runs, Simulations
+from spotwise.cli.simulate.spotserve_golden import alone_table, golden_document, golden_table
+from spotwise.cli.simulate.spotserve_placement import placement_document, placement_table
+from spotwise.cli.simulate.study_tables import (
+    Column,
+    StudyPaper,
+    choose_studies,
+    coloured,
+    headline_documents,
+    range_headline_table,
+)
+from spotwise.simulator.runs.studies import Headline
+from spotwise.simulator.spotserve.cases import HISTOGRAM_S, SpotSummary, simulate_spot
+from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, headlines, is_close, within
 from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, read_all_tables
 from spotwise.simulator.spotserve.placement_traces import placements
 from spotwise.simulator.spotserve.plots import plot_study
-from spotwise.simulator.spotserve.studies import Scope, Study, studies
+from spotwise.simulator.spotserve.studies import BURSTY, SpotScope, SpotStudy, studies
 
-#: The study that needs no runs, and the one that takes minutes and is made only where it is named.
+#: Without runs: the optimizer's answers. Only by name, since it takes minutes: placement.
 GOLDEN, PLACEMENT = "golden", "placement"
 _FOLDER = "spot-traces"
+_QUICK_HOURS = 2.0
+_LEGEND = (
+    "mean, p99: latency of all requests, seconds, from arrival to last token. paper: what it prints, and ours over it; green "
+    "is within 15 %. counted: of those alone that were answered before the trace ended, as the artifact counts. cut: requests "
+    "whose batch a change stopped. again: tokens computed more than once. changes: of the configuration. $: of machines until "
+    "the trace ended. in time: answered within three times what one takes alone; the same for each dollar."
+)
 
 
-def _told(run: SpotSummary) -> str:
-    return f"{run.case.system.name} on {run.case.availability.name}"
-
-
-SPOT = Runs(simulate_spot, SpotSummary, _told)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked for.
-
-    Attributes:
-        data: folder with `spotserve/` and `bamboo/`.
-        studies: what is run.
-        is_golden: whether the optimizer's answers are compared.
-        placement_seeds: with which ways of placing are compared; none: they are not.
-        figures: a folder for drawings; `None` draws none.
-    """
-
-    data: Path
-    studies: tuple[Study, ...]
-    is_golden: bool
-    placement_seeds: tuple[int, ...]
-    figures: Path | None
+def spotserve(
+    data: DataOption = None,
+    seeds: SeedsOption = None,
+    studies: StudiesOption = None,
+    quick: QuickOption = False,
+    jobs: JobsOption = None,
+    runs: RunsOption = None,
+    figures: FiguresOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Measure the SpotServe paper's headlines in the simulator: serving on preemptible instances; needs --data."""
+    require_outputs(json, runs, figures)
+    scope = scope_of(published_folder(data), quick, seeds)
+    known = known_studies(scope)
+    names = choose_studies(studies, (GOLDEN, *known, PLACEMENT), (GOLDEN, *known))
+    simulations = Simulations(report_console(), jobs, runs)
+    document: dict[str, Any] = {"environment": environment(simulation="paper spotserve", quick=quick)}
+    if GOLDEN in names:
+        document |= _compare_golden(scope.data, simulations)
+    found = PAPER.measure([known[name] for name in names if name in known], simulations)
+    if line := within_line(found):
+        simulations.console.print(line)
+    if rows := headlines(found):
+        simulations.console.print(range_headline_table(rows, name_width=50))
+    if PLACEMENT in names:
+        placement_seeds = range(max(2, len(scope.seeds)))  # an interval needs two
+        with command_errors(), simulations.console.status("placing requests"):
+            placed = placements(scope.data, tuple(placement_seeds))
+        simulations.console.print(placement_table(placed))
+        document["placement"] = placement_document(placed)
+    if figures is not None:
+        PAPER.draw(found, figures, simulations)
+    write_document(document | findings_document(found, rows), json, simulations.console)
 
 
 def published_folder(data: Path | None) -> Path:
-    """Return the folder with the published traces of machines.
+    """Return the folder with the published availability traces.
 
     Raises:
         OptionError: none is given, or they are not in it.
@@ -73,62 +102,139 @@ def published_folder(data: Path | None) -> Path:
     return folder
 
 
-def scope_of(folder: Path, quick: bool, seeds: int | None) -> Scope:
+def scope_of(folder: Path, quick: bool, seeds: int | None) -> SpotScope:
     """Return how much is run: all of it, or one seed and two hours of whole traces."""
-    whole = Scope(folder)
-    return Scope(folder, tuple(range(seeds or (1 if quick else len(whole.seeds)))), 2.0 if quick else None)
+    whole = SpotScope(folder)
+    return SpotScope(folder, tuple(range(seeds or (1 if quick else len(whole.seeds)))), _QUICK_HOURS if quick else None)
 
 
-def parse_asked(text: str | None, scope: Scope, figures: Path | None) -> Asked:
-    """Studies by their names; without, all but that of placing.
-
-    Raises:
-        OptionError: one of them is none.
-    """
-    known = {study.name: study for study in studies(scope)}
-    every = (GOLDEN, *known, PLACEMENT)
-    names = [GOLDEN, *known] if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
-    if unknown := [name for name in names if name not in every]:
-        raise OptionError(f"--studies {unknown[0]!r}: choose some of {', '.join(every)}")
-    chosen = tuple(known[name] for name in names if name in known)
-    seeds = tuple(range(max(2, len(scope.seeds)))) if PLACEMENT in names else ()  # an interval needs two
-    return Asked(scope.data, chosen, GOLDEN in names, seeds, figures)
+def _compare_golden(folder: Path, simulations: Simulations) -> dict[str, Any]:
+    with command_errors():
+        tables = read_all_tables(folder / "spotserve")
+    answers, alone = golden_answers(tables), alone_answers(tables)
+    simulations.console.print(golden_table(answers))
+    simulations.console.print(alone_table(alone))
+    return golden_document(answers, alone)
 
 
-def measure(asked: Asked, simulations: Simulations) -> dict[str, Any]:
-    """Run all studies, print them and what they say of the paper's claims, and return them for a document.
+def _describe(run: SpotSummary) -> str:
+    return f"{run.case.system.name} on {run.case.availability.name}"
 
-    Raises:
-        CommandError: a file of the data is wrong, or the file of runs cannot be used.
-    """
-    console = simulations.console
-    document: dict[str, Any] = {}
-    if asked.is_golden:
-        with told_plainly():
-            tables = read_all_tables(asked.data / "spotserve")
-        answers, alone = golden_answers(tables), alone_answers(tables)
-        console.print(golden_table(answers))
-        console.print(alone_table(alone))
-        document |= golden_document(answers, alone)
-    cases = [case for study in asked.studies for point in study.points for case in point.cases]
-    runs = simulations.run_all(cases, SPOT, "preemptible machines") if cases else {}
-    found = {study.name: Findings.of(study, runs) for study in asked.studies}
-    for findings in found.values():
-        console.print(study_table(findings))
-    if found:
-        console.print(LEGEND, style="dim")
-    if line := within_line(found):
-        console.print(line)
-    if rows := headlines(found):
-        console.print(headline_table(rows))
-    if asked.placement_seeds:
-        with told_plainly(), console.status("placing requests"):
-            placed = placements(asked.data, asked.placement_seeds)
-        console.print(placement_table(placed))
-        document["placement"] = placement_document(placed)
-    if asked.figures is not None:
-        for name, findings in found.items():
-            path = asked.figures / f"spotserve-{name}.png"
-            save(plot_study(findings), path)
-            console.print(f"drawn into {path}", style="dim")
-    return document | findings_document(found, rows)
+
+def _title(found: SpotFindings) -> str:
+    return f"{found.study.title} ({found.study.name})"
+
+
+def _columns(found: SpotFindings) -> list[Column[SpotFinding]]:
+    columns: list[Column[SpotFinding]] = [(name, _latency("latency_s", name)) for name in ("mean", "p99")]
+    if any(finding.paper_s for finding in found.points):
+        for heading, figure in (("paper", "mean"), ("p99", "p99")):
+            columns += [(heading, _latency("paper_s", figure)), ("x", _ratio(figure))]
+    columns += [
+        (heading, _latency("counted_latency_s", name)) for heading, name in (("counted", "mean"), ("p99", "p99"))
+    ]
+    return [
+        *columns,
+        ("cut", lambda finding: f"{finding.mean('interrupted'):.0f}"),
+        ("again", lambda finding: f"{finding.mean('recomputed_tokens'):,.0f}"),
+        ("changes", lambda finding: f"{finding.mean_changes:.0f}"),
+        ("$", lambda finding: f"{finding.mean('cost_usd'):.2f}"),
+        ("in time", _in_time),
+        ("per $", _per_dollar),
+    ]
+
+
+def _latency(attribute: str, figure: str) -> Callable[[SpotFinding], str]:
+    def cell(finding: SpotFinding) -> str:
+        seconds = getattr(finding, attribute).get(figure)
+        if seconds is None:
+            return ""
+        return f"{seconds:.1f}" if seconds < 1000 else f"{seconds:.0f}"
+
+    return cell
+
+
+def _ratio(figure: str) -> Callable[[SpotFinding], str]:
+    def cell(finding: SpotFinding) -> str:
+        ratio = finding.ratio(figure)
+        return "" if ratio is None else coloured(f"{ratio:.2f}", is_close(ratio))
+
+    return cell
+
+
+def _in_time(finding: SpotFinding) -> str:
+    requests = finding.mean("requests")
+    return f"{finding.mean('in_time') / requests:.0%}" if requests else ""
+
+
+def _per_dollar(finding: SpotFinding) -> str:
+    goodput = finding.goodput_per_dollar
+    return "" if goodput is None else f"{goodput:.1f}"
+
+
+PAPER = StudyPaper(
+    Runs(simulate_spot, SpotSummary, _describe),
+    "preemptible machines",
+    SpotFinding,
+    _title,
+    _columns,
+    _LEGEND,
+    plot_study,
+    figure_prefix="spotserve-",
+)
+
+
+def known_studies(scope: SpotScope) -> dict[str, SpotStudy]:
+    """Return all studies by name."""
+    return {study.name: study for study in studies(scope)}
+
+
+def within_line(found: Mapping[str, SpotFindings]) -> str:
+    """Return how many of the paper's latencies are reproduced; empty where none was measured."""
+    close, printed = within(found)
+    if not printed:
+        return ""
+    counted, _ = within(found, counted=True)
+    bursty, _ = within(found, BURSTY)
+    return (
+        f"Of the {printed} latencies that the paper prints, {close} are within 15 % with the published requests, {counted} if "
+        f"only those answered in time count, {bursty} with requests of the CV that the paper names."
+    )
+
+
+def findings_document(found: Mapping[str, SpotFindings], rows: Sequence[Headline]) -> dict[str, Any]:
+    """Return all headlines, and the studies behind them with every parameter."""
+    close, printed = within(found)
+    return {
+        "headlines": headline_documents(rows),
+        "within_15_percent": {"latencies": printed, "published_requests": close},
+        "histogram_bounds_s": HISTOGRAM_S,
+        "studies": [
+            {
+                "name": findings.study.name,
+                "title": findings.study.title,
+                "model": findings.points[0].model,
+                "points": [_point_document(finding) for finding in findings.points],
+            }
+            for findings in found.values()
+        ],
+    }
+
+
+def _point_document(finding: SpotFinding) -> dict[str, Any]:
+    return {
+        "trace": finding.trace,
+        "requests": finding.load,
+        "line": finding.point.line,
+        "latency_s": finding.latency_s,
+        "counted_latency_s": finding.counted_latency_s,
+        "paper_s": finding.paper_s,
+        "goodput_per_dollar": finding.goodput_per_dollar,
+        "runs": [_run_document(run) for run in finding.runs],
+    }
+
+
+def _run_document(run: SpotSummary) -> dict[str, Any]:
+    described = asdict(run)
+    del described["case"]["data"]  # a path of this machine
+    return described

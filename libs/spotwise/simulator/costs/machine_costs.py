@@ -1,17 +1,16 @@
-"""What iterations cost on the machines that designs are made of: fitted from a profile, or the fit that comes along.
+"""Iteration costs of the designs' machines, by a profile's GPU names: fitted from a profile, or built in.
 
-Law: costs go by a profile's names of GPUs, and there is one for each that a design may ask for. The power-capped H100 is the
-H100 with slower prompts, in every model, because nobody has measured one.
+No profile has measured the power-capped H100: it is the H100 with slower prompts, in every model.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
 from spotwise.core.cost_model import TableIterationCost
-from spotwise.simulator.costs.built_in_costs import BUILT_IN
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.profile_fit import (
     Peaks,
@@ -21,6 +20,7 @@ from spotwise.simulator.costs.profile_fit import (
     with_slower_prompts,
 )
 from spotwise.simulator.costs.profiles import ProfileError, ProfileRow, measured, read_profile
+from spotwise.simulator.packaged_data import read_packaged
 
 #: GPUs of a machine, all of which serve one copy of the model.
 TENSOR_PARALLEL = 8
@@ -44,16 +44,50 @@ class DecodeModel(StrEnum):
     BY_BATCH = "by-batch"  #: the published one with a single change: iterations that only decode go by batch size
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltInCost:
+    """A fitted cost that ships with the simulator.
+
+    Attributes:
+        model: language model.
+        gpu: as profiles name it.
+        decode_model: how iterations are timed.
+        cost: of an iteration.
+    """
+
+    model: str
+    gpu: str
+    decode_model: DecodeModel
+    cost: TableIterationCost
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltInCosts:
+    source: str
+    costs: tuple[BuiltInCost, ...]
+
+
+@cache
+def all_built_in_costs() -> tuple[BuiltInCost, ...]:
+    """Return the costs of `built_in_costs.json`."""
+    return read_packaged("spotwise.simulator.costs", "built_in_costs.json", _BuiltInCosts).costs
+
+
 def built_in_costs(model: LanguageModel, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
-    """Return the costs that come along, by GPU.
+    """Return a language model's built-in costs, by GPU.
 
     Raises:
         ProfileError: there are none for this language model.
     """
-    if (model.name, A100, decode_model) not in BUILT_IN:
-        known = ", ".join(sorted({name for name, _, _ in BUILT_IN}))
-        raise ProfileError(f"no costs of {model.name} come along, only of {known}; give a profile of it")
-    return _with_capped({gpu: BUILT_IN[model.name, gpu, decode_model] for gpu in (A100, H100)})
+    by_gpu = {
+        entry.gpu: entry.cost
+        for entry in all_built_in_costs()
+        if (entry.model, entry.decode_model) == (model.name, decode_model)
+    }
+    if not by_gpu:
+        known = ", ".join(sorted({entry.model for entry in all_built_in_costs()}))
+        raise ProfileError(f"{model.name} has no built-in costs, only {known} have; give a profile of it")
+    return _with_capped(by_gpu)
 
 
 @cache

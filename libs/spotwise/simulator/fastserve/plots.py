@@ -1,9 +1,6 @@
-"""Studies drawn: JCT against what varies, a line for each that is compared. matplotlib is an extra, imported when needed.
+"""FastServe's studies drawn: JCT against what varies, a line for each scheduler (FastServe, figures 9 to 11).
 
-Law: a line has the same colour in every figure (Okabe and Ito's palette); the bound that only an oracle reaches is dotted, and
-what a publication has is dashed.
-
-Source of the figures' shapes: FastServe, figures 9 to 11.
+A line has the same colour in every figure (Okabe and Ito's palette). The oracle's bound is dotted, published figures dashed.
 """
 
 from __future__ import annotations
@@ -13,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from spotwise.core.kv_swap import WhenFull
 from spotwise.simulator.fastserve.engines import Scheduler
-from spotwise.simulator.fastserve.findings import PUBLISHED_PER_TOKEN_S, Finding, Findings
+from spotwise.simulator.fastserve.findings import PUBLISHED_PER_TOKEN_S, JobFinding, JobFindings
+from spotwise.simulator.fastserve.studies import ARTIFACT, PEAK_KV
+from spotwise.simulator.runs.plots import bare_grid, legend_below, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,51 +33,44 @@ _COLOURS = {
 }
 
 
-def plot_study(found: Findings) -> Figure:
-    """Draw mean, p95 and p99 of JCT, and the mean per token, against what varies."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12.5, 3.5), layout="constrained")
-    figure.suptitle(found.study.title, fontsize=11)
+def plot_study(found: JobFindings) -> Figure:
+    """Draw mean, p95 and p99 of JCT and the mean per token, or the peak of KV, against what varies."""
+    if found.study.name == PEAK_KV:
+        return _plot_peaks(found)
+    figure = new_figure(12.5, 3.5, found.study.title)
     panels = figure.subplots(1, 4)
     _panel(panels[0], found, "JCT mean, seconds", lambda finding: finding.jct_s["mean"])
     _panel(panels[1], found, "JCT p95, seconds", lambda finding: finding.jct_s["p95"])
     _panel(panels[2], found, "JCT p99, seconds", lambda finding: finding.jct_s["p99"])
     _panel(panels[3], found, "seconds per token, mean", lambda finding: finding.jct_per_token_s["mean"])
-    if found.study.name == "artifact":
+    if found.study.name == ARTIFACT:
         for line, by_rate in PUBLISHED_PER_TOKEN_S.items():
-            label = f"{line}, published"
-            panels[3].plot(
-                list(by_rate), list(by_rate.values()), "--", color=_COLOURS[line], linewidth=1.2, label=label
-            )
-    handles, labels = panels[3].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+            style = {"color": _COLOURS[line], "linewidth": 1.2, "label": f"{line}, published"}
+            panels[3].plot(list(by_rate), list(by_rate.values()), "--", **style)
+    legend_below(figure, panels[3], columns=6)
     return figure
 
 
-def plot_peaks(found: Findings) -> Figure:
-    """Draw the most KV that there was against what varies."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 3.6), layout="constrained")
+def _plot_peaks(found: JobFindings) -> Figure:
+    figure = new_figure(5.0, 3.6)
     axes = figure.subplots()
-    _panel(axes, found, "tokens with KV, at most", lambda finding: finding.peak_kv_tokens)
+    _panel(axes, found, "tokens with KV, at most", lambda finding: finding.mean("peak_kv_tokens"))
     axes.legend(frameon=False, fontsize=9)
     return figure
 
 
-def _panel(axes: Axes, found: Findings, title: str, value_of: Callable[[Finding], float]) -> None:
+def _panel(axes: Axes, found: JobFindings, title: str, value_of: Callable[[JobFinding], float]) -> None:
     for line in found.study.lines:
-        points = found.line(line)
-        names = [str(at) for at in points]
-        at = [each if isinstance(each, float | int) else names.index(str(each)) for each in points]
-        values = [value_of(finding) for finding in points.values()]
+        findings = list(found.line(line).values())
+        names = [str(finding.at) for finding in findings]
+        is_named = any(isinstance(finding.at, str) for finding in findings)
+        at = [number if isinstance(finding.at, str) else finding.at for number, finding in enumerate(findings)]
         style = ":" if line == Scheduler.SRPT.value else "-"
+        values = [value_of(finding) for finding in findings]
         axes.plot(at, values, style, marker="o", markersize=3, linewidth=1.5, color=_COLOURS[line], label=line)
-        if any(isinstance(each, str) for each in points):
+        if is_named:
             axes.set_xticks(at, names)
     axes.set_yscale("log")
     axes.set_title(title, fontsize=9)
-    axes.set_xlabel(found.study.axis, fontsize=9)
-    axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(found.study.axes[0], fontsize=9)
+    bare_grid(axes)

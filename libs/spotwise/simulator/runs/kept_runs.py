@@ -111,6 +111,7 @@ def _code() -> bytes:
     digest = hashlib.sha256()
     for package in (spotwise.core, spotwise.simulator):
         for folder in package.__path__:
-            for source in sorted(Path(folder).rglob("*.py")):
-                digest.update(source.read_bytes())
+            for source in sorted(Path(folder).rglob("*")):
+                if source.suffix in (".py", ".json"):
+                    digest.update(source.read_bytes())
     return digest.digest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spotwise.simulator.runs.experiment import RunSummary
 from spotwise.simulator.runs.metrics import METRICS
@@ -45,7 +45,7 @@ def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
     """Draw the distributions of prompt and output tokens (figure 3); by workload, both [requests]."""
     import numpy as np
 
-    figure = _figure(8, 3.4)
+    figure = new_figure(8, 3.4)
     titles = ("prompt tokens", "output tokens")
     for column, (axes, title) in enumerate(zip(figure.subplots(1, 2, sharey=True), titles, strict=True)):
         for number, (name, sizes) in enumerate(workloads.items()):
@@ -57,7 +57,7 @@ def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
         axes.set_xscale("log")
         axes.set_xlabel(title)
         axes.set_ylim(0, 1)
-        _grid(axes)
+        bare_grid(axes)
     figure.axes[0].set_ylabel("share of requests")
     figure.axes[0].legend(loc="upper left", frameon=False)
     return figure
@@ -65,9 +65,7 @@ def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
 
 def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") -> Figure:
     """Draw slowdowns against the rate, by design (figure 16): a row a metric, a column a percentile, objectives in red."""
-    figure = _figure(10, 7.6)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    figure = new_figure(10, 7.6, title)
     grid = figure.subplots(len(METRICS), len(PERCENTS), sharex=True)
     for row, metric in enumerate(METRICS):
         for column, percent in enumerate(PERCENTS):
@@ -90,18 +88,17 @@ def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") ->
                 fontsize=7,
             )
             axes.set_title(f"{metric.upper()} p{percent}", fontsize=9)
-            _grid(axes)
+            bare_grid(axes)
             if row == len(METRICS) - 1:
                 axes.set_xlabel("requests/s")
         grid[row][0].set_ylabel("slowdown")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend_below(figure, grid[0][0], columns=3)
     return figure
 
 
 def plot_batch_sizes(runs: Sequence[RunSummary], title: str = "") -> Figure:
     """Draw the share of busy time with at most so many tokens in an iteration (figure 17), a line for each pool of a design."""
-    figure = _figure(7.5, 4.2)
+    figure = new_figure(7.5, 4.2)
     axes = figure.subplots()
     styles = {"prompt": ":", "token": "-", "mixed": "--"}
     for run in runs:
@@ -122,16 +119,14 @@ def plot_batch_sizes(runs: Sequence[RunSummary], title: str = "") -> Figure:
     axes.set_ylabel("share of the busy time")
     if title:
         axes.set_title(title, fontsize=10)
-    _grid(axes)
+    bare_grid(axes)
     axes.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
 def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Figure:
     """Draw bars for clusters side by side (figures 18 and 19): by figure (`throughput`, `cost`, ...) and by design."""
-    figure = _figure(1.2 + 2.3 * len(figures), 3.8)
-    if title:
-        figure.suptitle(title, fontsize=11)
+    figure = new_figure(1.2 + 2.3 * len(figures), 3.8, title)
     panels = figure.subplots(1, len(figures), squeeze=False)[0]
     for axes, (name, by_design) in zip(panels, figures.items(), strict=True):
         bars = axes.bar(
@@ -163,7 +158,7 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
     prompts = [run.case.split.prompt for run in grid[0]]
     tokens = [row[0].case.split.token for row in grid]
     values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])
-    figure = _figure(max(4.8, 1.6 + 0.42 * len(prompts)), max(3.2, 1.5 + 0.42 * len(tokens)))
+    figure = new_figure(max(4.8, 1.6 + 0.42 * len(prompts)), max(3.2, 1.5 + 0.42 * len(tokens)))
     axes = figure.subplots()
     norm = LogNorm(min(bound / 4, float(values.min())), max(bound * 4, float(np.median(values))))
     image = axes.imshow(values, origin="lower", cmap="cividis_r", aspect="auto", norm=norm)
@@ -186,14 +181,25 @@ def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """Return an empty figure, inches, with a title above its panels."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
 
 
-def _grid(axes: Axes) -> None:
-    axes.grid(visible=True, which="major", alpha=0.25, linewidth=0.7)
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """Name a panel's lines below the figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def bare_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
+    """Draw a faint grid and no frame above and to the right."""
+    axes.grid(visible=True, which="major", axis=axis, alpha=0.25, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
 
 

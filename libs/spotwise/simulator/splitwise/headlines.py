@@ -26,7 +26,7 @@ from spotwise.simulator.runs.designs import (
 )
 from spotwise.simulator.runs.provisioning import Objective
 from spotwise.simulator.runs.search import Limit
-from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, Cluster, Findings
+from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, Cluster, ClusterFindings
 
 #: A difference of less than this says nothing.
 _SAME = 0.05
@@ -46,7 +46,7 @@ _BATCH_JOBS = "the paper does not say how much batch jobs ask for; here three ti
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredFigure:
     """What came out by one model of time.
 
     Attributes:
@@ -61,7 +61,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Headline:
+class ClusterHeadline:
     """One sentence of the paper as a number.
 
     Attributes:
@@ -73,7 +73,7 @@ class Headline:
 
     name: str
     paper: float
-    measured: Mapping[DecodeModel, Measured]
+    measured: Mapping[DecodeModel, MeasuredFigure]
     why: str = ""
 
     def differs(self, decode_model: DecodeModel) -> bool:
@@ -93,26 +93,28 @@ class _Row:
 
     name: str
     paper: float
-    measured: Measured
+    measured: MeasuredFigure
     published: str | None = None
     fixed: str | None = None
     is_provisioned: bool = False
 
 
-def headlines(found: Mapping[DecodeModel, Findings]) -> list[Headline]:
+def headlines(found: Mapping[DecodeModel, ClusterFindings]) -> list[ClusterHeadline]:
     """Put what was found by each model of time beside what the paper says, with the reasons that are known."""
     rows = [dict(zip(found, same, strict=True)) for same in zip(*map(_rows, found.values()), strict=True)]
     return [_headline(row) for row in rows]
 
 
-def _headline(rows: Mapping[DecodeModel, _Row]) -> Headline:
+def _headline(rows: Mapping[DecodeModel, _Row]) -> ClusterHeadline:
     first = next(iter(rows.values()))
     whys: dict[str, list[str]] = {}
     for decode_model, row in rows.items():
         if _differs(row.paper, row.measured.value):
             whys.setdefault(_why(decode_model, row), []).append(decode_model.value)
     said = [why if first.fixed is not None else f"{', '.join(models)}: {why}" for why, models in whys.items()]
-    return Headline(first.name, first.paper, {model: row.measured for model, row in rows.items()}, "; ".join(said))
+    return ClusterHeadline(
+        first.name, first.paper, {model: row.measured for model, row in rows.items()}, "; ".join(said)
+    )
 
 
 def _why(decode_model: DecodeModel, row: _Row) -> str:
@@ -129,7 +131,7 @@ def _differs(paper: float, ours: float | None) -> bool:
     return ours is None or abs(ours / paper - 1) > _SAME
 
 
-def _rows(found: Findings) -> list[_Row]:
+def _rows(found: ClusterFindings) -> list[_Row]:
     power = {design: Cluster("iso-power", "conv", "conv", design) for design in DESIGNS}
     cost = {design: Cluster("iso-cost", "conv", "conv", design) for design in DESIGNS}
     aa, ha, hh, hhcap = (design.name for design in (SPLITWISE_AA, SPLITWISE_HA, SPLITWISE_HH, SPLITWISE_HHCAP))
@@ -192,7 +194,7 @@ def _rows(found: Findings) -> list[_Row]:
     for design, per_dollar in ((a100, 0.89), (aa, 0.89), (h100, 0.75), (hh, 0.75)):
         name = f"batch jobs, conv: requests/s per $ of {design}"
         about = "$ an hour and GPU of each machine, as in the paper; requests/s under three times the limit"
-        measured = Measured(found.saturated[design] / _dollars(power[design]), about=about)
+        measured = MeasuredFigure(found.saturated[design] / _dollars(power[design]), about=about)
         rows.append(_Row(name, per_dollar, measured, _BATCH_JOBS))
     rows += [
         _most(
@@ -219,42 +221,44 @@ def _replayed(ratio: float) -> str:
 
 
 def _throughputs(
-    name: str, paper: float, found: Findings, one: Cluster, other: Cluster, published: str | None = None
+    name: str, paper: float, found: ClusterFindings, one: Cluster, other: Cluster, published: str | None = None
 ) -> _Row:
     mine, its = found.limits[one], found.limits[other]
     about = f"{_shown(mine)} over {_shown(its)} requests/s"
     if not its.mean:
-        return _Row(name, paper, Measured(None, about=f"{other.design} carries nothing"), published)
+        return _Row(name, paper, MeasuredFigure(None, about=f"{other.design} carries nothing"), published)
     ratios = [a / b for a, b in zip(mine.rates, its.rates, strict=True) if b]
     spread = (min(ratios), max(ratios)) if len(ratios) > 1 else None
-    return _Row(name, paper, Measured(mine.mean / its.mean, spread, about), published)
+    return _Row(name, paper, MeasuredFigure(mine.mean / its.mean, spread, about), published)
 
 
-def _most(name: str, paper: float, found: Findings, budget: Mapping[str, Cluster], baseline: str) -> _Row:
+def _most(name: str, paper: float, found: ClusterFindings, budget: Mapping[str, Cluster], baseline: str) -> _Row:
     """The design with the highest limit, over a baseline of the same budget."""
     best = max(budget.values(), key=lambda cluster: found.limits[cluster].mean)
     row = _throughputs(name, paper, found, best, budget[baseline])
     return replace(row, measured=replace(row.measured, about=f"{best.design}: {row.measured.about}"))
 
 
-def _provisioned(name: str, paper: float, found: Findings, question: str, design: Design, objective: Objective) -> _Row:
+def _provisioned(
+    name: str, paper: float, found: ClusterFindings, question: str, design: Design, objective: Objective
+) -> _Row:
     split = found.cheapest[question].split
     if split is None:
-        return _Row(name, paper, Measured(None, about="no split in reach serves the rate"), is_provisioned=True)
+        return _Row(name, paper, MeasuredFigure(None, about="no split in reach serves the rate"), is_provisioned=True)
     base = objective.of(BASELINE_H100, PAPER_SPLITS["iso-power", "conv"][BASELINE_H100.name])
     about = f"{split.prompt} prompt and {split.token} token machines serve what 40 DGX-H100 serve"
-    return _Row(name, paper, Measured(objective.of(design, split) / base, about=about), is_provisioned=True)
+    return _Row(name, paper, MeasuredFigure(objective.of(design, split) / base, about=about), is_provisioned=True)
 
 
 def _machines(name: str, paper: float, machines: int | None) -> _Row:
     about = "no split in reach serves the rate" if machines is None else ""
-    return _Row(name, paper, Measured(machines, about=about), is_provisioned=True)
+    return _Row(name, paper, MeasuredFigure(machines, about=about), is_provisioned=True)
 
 
 def _ratio(name: str, paper: float, objective: Objective, clusters: tuple[Cluster, Cluster], fixed: str) -> _Row:
     """Arithmetic on prices and machines: no simulation is behind it."""
     one, other = (objective.of(DESIGNS[cluster.design], cluster.split) for cluster in clusters)
-    return _Row(name, paper, Measured(one / other), fixed=fixed)
+    return _Row(name, paper, MeasuredFigure(one / other), fixed=fixed)
 
 
 def _dollars(cluster: Cluster) -> float:

@@ -36,7 +36,7 @@ _OVERLOAD = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ClusterScope:
     """What the headlines are measured with.
 
     Attributes:
@@ -77,13 +77,13 @@ class Cluster:
     Attributes:
         budget: `iso-power` or `iso-cost`.
         made_for: the workload that its split is for.
-        asked: the workload that it gets.
+        served: the workload that it gets.
         design: its name.
     """
 
     budget: str
     made_for: str
-    asked: str
+    served: str
     design: str
 
     @property
@@ -93,7 +93,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ClusterFindings:
     """What the searches found.
 
     Attributes:
@@ -124,22 +124,22 @@ def clusters() -> list[Cluster]:
     return own + moved
 
 
-def limit_searches(scope: Scope, wanted: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
+def limit_searches(scope: ClusterScope, wanted: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
     """Search the limits of clusters."""
     return {
-        cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.asked), scope.grid, scope.seeds)
+        cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.served), scope.grid, scope.seeds)
         for cluster in wanted
     }
 
 
-def saturation_searches(scope: Scope) -> dict[str, Search[float]]:
+def saturation_searches(scope: ClusterScope) -> dict[str, Search[float]]:
     """Search what clusters of equal power answer when latency does not matter (section 6.6)."""
     return {
         design.name: _saturated(scope, design) for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
     }
 
 
-def provisioning_searches(scope: Scope) -> dict[str, Search[Provisioned]]:
+def provisioning_searches(scope: ClusterScope) -> dict[str, Search[Provisioned]]:
     """Search the numbers of machines that the paper gives."""
     return {
         HHCAP_POWER: _at_throughput_of_h100(scope, SPLITWISE_HHCAP, Objective.POWER, Split(60, 40)),
@@ -150,7 +150,7 @@ def provisioning_searches(scope: Scope) -> dict[str, Search[Provisioned]]:
     }
 
 
-def _saturated(scope: Scope, design: Design) -> Search[float]:
+def _saturated(scope: ClusterScope, design: Design) -> Search[float]:
     case = scope.case(design, PAPER_SPLITS["iso-power", "conv"][design.name], "conv")
     limit = yield from limit_of(case, scope.grid, scope.seeds[:1])
     rate = _OVERLOAD * max(limit.mean, scope.grid.step)
@@ -158,7 +158,9 @@ def _saturated(scope: Scope, design: Design) -> Search[float]:
     return run.requests_per_s
 
 
-def _at_throughput_of_h100(scope: Scope, design: Design, objective: Objective, most: Split) -> Search[Provisioned]:
+def _at_throughput_of_h100(
+    scope: ClusterScope, design: Design, objective: Objective, most: Split
+) -> Search[Provisioned]:
     base = scope.case(BASELINE_H100, PAPER_SPLITS["iso-power", "conv"][BASELINE_H100.name], "conv")
     limit = yield from limit_of(base, scope.grid, scope.seeds)
     rate = max(scope.grid.step, round(limit.mean / scope.grid.step) * scope.grid.step)
@@ -170,5 +172,5 @@ def runs_by_design(limits: Mapping[Cluster, Limit], budget: str, workload: str) 
     return {
         limit.runs[0].case.label: limit.runs
         for cluster, limit in limits.items()
-        if (cluster.budget, cluster.made_for, cluster.asked) == (budget, workload, workload)
+        if (cluster.budget, cluster.made_for, cluster.served) == (budget, workload, workload)
     }

@@ -1,11 +1,7 @@
-"""What SpotServe's optimizer answers for its paper's models, and whether ours answers the same.
+"""SpotServe's published optimizer answers beside ours.
 
-Law: an answer is a configuration with its l_exe and its throughput, for so many instances of four T4 and a rate that is needed;
-or none, where the model does not fit. Ours is `core.parallel.optimizer.choose` with the paper's rules: it uses what is held,
-minimises l_exe alone, and knows of memory no more than the least number of devices.
-
-Source: the published optimizer, run on the published profiles; the configurations are those that the paper names in sections
-6.2 and 6.3.
+Ours is `core.parallel.optimizer.choose` with the paper's rules: it uses the instances it holds, minimises l_exe alone, and
+knows of memory only the least number of devices.
 """
 
 from __future__ import annotations
@@ -20,12 +16,10 @@ from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Policy, ServiceDemand
+from spotwise.simulator.packaged_data import read_packaged
 from spotwise.simulator.spotserve.arrivals import INPUT_TOKENS, OUTPUT_TOKENS
 from spotwise.simulator.spotserve.profiles import (
     DEVICES_OF_AN_INSTANCE,
-    GPT_20B,
-    LLAMA_30B,
-    OPT_6_7B,
     PAPER_MODELS,
     PaperModel,
     read_model_tables,
@@ -33,125 +27,104 @@ from spotwise.simulator.spotserve.profiles import (
 
 #: The largest batch of the paper's runs.
 MAX_BATCH = 4
-#: What the published answers are rounded to.
+#: The published answers' precision.
 _DIGITS = 3
 _T4_BYTES = 16 * 2**30
 
-_Answers = tuple[tuple[tuple[int, ...], tuple[str, float, float] | None], ...]
+
+@dataclass(frozen=True, slots=True)
+class OptimizerAnswer:
+    """A configuration with its figures; without a configuration the model does not fit.
+
+    Attributes:
+        config: as `D,P,M,B`.
+        execution_s: l_exe.
+        throughput: requests a second.
+    """
+
+    config: str | None
+    execution_s: float = 0.0
+    throughput: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenCell:
-    """An answer.
+    """An answer published for one number of instances of four T4.
 
     Attributes:
-        model: whose.
-        required_rate: requests a second that are needed.
-        instances: that there are.
-        config: the answer; `None`: the model does not fit.
-        execution_s: l_exe, to a millisecond; 0 without an answer.
-        throughput: requests a second, to a thousandth; 0 without an answer.
+        model: served.
+        required_rate: requests a second.
+        instances: of the fleet.
+        published: to a millisecond and a thousandth of a request a second.
     """
 
     model: PaperModel
     required_rate: float
     instances: int
-    config: ParallelConfig | None
+    published: OptimizerAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class _GoldenRow:
+    model: str
+    required_rate: float
+    instances: tuple[int, ...]
+    config: str | None
     execution_s: float = 0.0
     throughput: float = 0.0
 
 
-_20B_ALIKE: _Answers = (
-    ((3,), ("1,3,4,4", 14.459, 0.277)),
-    ((4, 5), ("1,2,8,4", 12.961, 0.309)),
-    ((6, 7), ("2,3,4,4", 14.459, 0.553)),
-    ((8,), ("2,2,8,4", 12.961, 0.617)),
-)
-_ANSWERS: tuple[tuple[PaperModel, float, _Answers], ...] = (
-    (GPT_20B, 0.4, (*_20B_ALIKE, ((9, 10), ("2,2,8,4", 12.961, 0.617)), ((12,), ("3,2,8,2", 12.116, 0.495)))),
-    (GPT_20B, 0.8, (*_20B_ALIKE, ((9, 10), ("3,3,4,4", 14.459, 0.830)), ((12,), ("3,2,8,4", 12.961, 0.926)))),
-    (
-        LLAMA_30B,
-        0.2,
-        (
-            ((3,), None),
-            ((4, 5), ("1,2,8,4", 17.751, 0.225)),
-            ((6, 7), ("1,3,8,4", 17.498, 0.229)),
-            ((8, 9, 10), ("1,4,8,4", 17.383, 0.230)),
-            ((12,), ("1,6,8,4", 17.291, 0.231)),
-        ),
-    ),
-    (
-        OPT_6_7B,
-        2.0,
-        (
-            ((3,), ("3,1,4,4", 5.290, 2.268)),
-            ((4,), ("4,1,4,4", 5.290, 3.025)),
-            ((5,), ("5,1,4,2", 4.889, 2.045)),
-            ((6,), ("6,1,4,2", 4.889, 2.455)),
-            ((7,), ("7,1,4,2", 4.889, 2.864)),
-            ((8,), ("8,1,4,2", 4.889, 3.273)),
-            ((9,), ("9,1,4,2", 4.889, 3.682)),
-            ((10,), ("5,2,4,2", 4.729, 2.114)),
-            ((12,), ("6,2,4,2", 4.729, 2.537)),
-        ),
-    ),
-)
+@dataclass(frozen=True, slots=True)
+class _GoldenAnswers:
+    source: str
+    answers: tuple[_GoldenRow, ...]
 
-#: All cells, by model and rate, then by instances.
-GOLDEN_CELLS: tuple[GoldenCell, ...] = tuple(
-    GoldenCell(model, rate, instances, None)
-    if answer is None
-    else GoldenCell(model, rate, instances, ParallelConfig.parse(answer[0]), answer[1], answer[2])
-    for model, rate, answers in _ANSWERS
-    for counts, answer in answers
-    for instances in counts
-)
+
+def golden_cells() -> list[GoldenCell]:
+    """Return the cells of `golden_answers.json`, by model and rate, then by instances."""
+    rows = read_packaged("spotwise.simulator.spotserve", "golden_answers.json", _GoldenAnswers).answers
+    return [
+        GoldenCell(
+            PAPER_MODELS[row.model],
+            row.required_rate,
+            instances,
+            OptimizerAnswer(row.config, row.execution_s, row.throughput),
+        )
+        for row in rows
+        for instances in row.instances
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenAnswer:
-    """A cell and what ours answers.
-
-    Attributes:
-        cell: as published.
-        config: ours; `None`: the model does not fit.
-        execution_s: our l_exe; 0 without an answer.
-        throughput: of ours, requests a second; 0 without an answer.
-    """
+    """A published cell and our optimizer's answer."""
 
     cell: GoldenCell
-    config: ParallelConfig | None
-    execution_s: float = 0.0
-    throughput: float = 0.0
+    ours: OptimizerAnswer
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is the published one, to the last digit."""
-        said = (self.cell.config, self.cell.execution_s, self.cell.throughput)
-        return (self.config, round(self.execution_s, _DIGITS), round(self.throughput, _DIGITS)) == said
+        """Whether ours equals the published one to the last digit."""
+        ours = self.ours
+        rounded = OptimizerAnswer(ours.config, round(ours.execution_s, _DIGITS), round(ours.throughput, _DIGITS))
+        return rounded == self.cell.published
 
 
 @dataclass(frozen=True, slots=True)
 class AloneAnswer:
-    """A line of Table 1 and ours.
-
-    Attributes:
-        model: whose.
-        seconds: our l_exe of one request on its P and M.
-    """
+    """A line of the paper's Table 1 and our l_exe of one request on its P and M, in seconds."""
 
     model: PaperModel
     seconds: float
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is the paper's, to the millisecond."""
+        """Whether ours equals the paper's to the millisecond."""
         return round(self.seconds, _DIGITS) == self.model.alone.seconds
 
 
 def read_all_tables(folder: Path) -> dict[str, LayerTables]:
-    """Read the profiles of all models of the paper, by their names.
+    """Read the profiles of all models of the paper, by name.
 
     Raises:
         TraceError: one cannot be read.
@@ -160,8 +133,8 @@ def read_all_tables(folder: Path) -> dict[str, LayerTables]:
 
 
 def golden_answers(tables: Mapping[str, LayerTables]) -> list[GoldenAnswer]:
-    """Ask our optimizer for every cell; tables by model."""
-    return [_answer(cell, tables[cell.model.name]) for cell in GOLDEN_CELLS]
+    """Run our optimizer for every cell; tables by model."""
+    return [GoldenAnswer(cell, _answer(cell, tables[cell.model.name])) for cell in golden_cells()]
 
 
 def alone_answers(tables: Mapping[str, LayerTables]) -> list[AloneAnswer]:
@@ -177,7 +150,7 @@ def alone_answers(tables: Mapping[str, LayerTables]) -> list[AloneAnswer]:
     ]
 
 
-def _answer(cell: GoldenCell, tables: LayerTables) -> GoldenAnswer:
+def _answer(cell: GoldenCell, tables: LayerTables) -> OptimizerAnswer:
     held = cell.instances
     machine = InstanceType("g4dn.12xlarge", DEVICES_OF_AN_INSTANCE, _T4_BYTES, 1.0, None, tables)
     choice = choose(
@@ -187,5 +160,5 @@ def _answer(cell: GoldenCell, tables: LayerTables) -> GoldenAnswer:
         Policy.spotserve(tables.padded_layers, max_batch=MAX_BATCH),
     )
     if choice is None:
-        return GoldenAnswer(cell, None)
-    return GoldenAnswer(cell, choice.config, choice.execution_s, choice.throughput)
+        return OptimizerAnswer(None)
+    return OptimizerAnswer(str(choice.config), choice.execution_s, choice.throughput)

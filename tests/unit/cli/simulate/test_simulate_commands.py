@@ -230,7 +230,7 @@ def test_options_that_say_nothing_are_refused(spotwise: CommandLine, tmp_path: P
         ("paper splitwise --published-runs", "--published-runs"),
         ("paper splitwise --data nowhere", "--data"),
         ("paper splitwise --no-headlines", "--no-headlines"),
-        ("paper orca", "splitwise"),
+        ("paper orca", "orca"),
         ("paper splitwise --requests 50", "--requests"),
         ("paper splitwise --studies v1-rate", "--studies"),
         ("paper fastserve --studies v2-rate", "--studies"),

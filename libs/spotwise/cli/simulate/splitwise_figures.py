@@ -20,7 +20,7 @@ from spotwise.simulator.runs.plots import (
 )
 from spotwise.simulator.runs.provisioning import heat_map
 from spotwise.simulator.runs.search import Search
-from spotwise.simulator.splitwise.paper import CODE_RATE, Cluster, Findings, Scope, runs_by_design
+from spotwise.simulator.splitwise.paper import CODE_RATE, Cluster, ClusterFindings, ClusterScope, runs_by_design
 
 #: Rates that figure 17 shows: a load that every cluster keeps up with, and one that few do.
 _BATCH_RATES = (40.0, 80.0)
@@ -28,7 +28,7 @@ _SIZES = 20_000
 _PROMPTS, _TOKENS = tuple(range(15, 37, 3)), tuple(range(1, 10))
 
 
-def draw_figures(scope: Scope, found: Findings, folder: Path, simulations: Simulations) -> list[Path]:
+def draw_figures(scope: ClusterScope, found: ClusterFindings, folder: Path, simulations: Simulations) -> list[Path]:
     """Draw them, and return the files.
 
     Raises:
@@ -62,13 +62,13 @@ def draw_figures(scope: Scope, found: Findings, folder: Path, simulations: Simul
     return paths
 
 
-def _one_rate(scope: Scope, workload: str, rate: float) -> Search[list[RunSummary]]:
+def _one_rate(scope: ClusterScope, workload: str, rate: float) -> Search[list[RunSummary]]:
     splits = PAPER_SPLITS["iso-power", workload]
     runs = yield [scope.case(DESIGNS[design], split, workload, rate) for design, split in splits.items()]
     return list(runs)
 
 
-def _summary(found: Findings, budget: str) -> dict[str, dict[str, float]]:
+def _summary(found: ClusterFindings, budget: str) -> dict[str, dict[str, float]]:
     """Throughput, price, power and machines of a budget's clusters, in units of Baseline-H100's."""
     splits = PAPER_SPLITS[budget, "conv"]
     columns = {

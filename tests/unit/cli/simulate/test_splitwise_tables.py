@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from spotwise.cli.simulate.paper_tables import headline_table, headlines_document, limits_table
+from spotwise.cli.simulate.splitwise_tables import headlines_document, headlines_table, limits_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import DESIGNS, Split
 from spotwise.simulator.runs.provisioning import Provisioned
 from spotwise.simulator.runs.search import Limit
 from spotwise.simulator.splitwise.headlines import headlines
-from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, Findings, clusters
+from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, ClusterFindings, clusters
 
 
-def findings(rate: float) -> Findings:
+def findings(rate: float) -> ClusterFindings:
     """All clusters but Baseline-A100's carry so much, with two seeds; that one carries 100 requests a second."""
     limits = {
         cluster: Limit((100.0, 100.0) if cluster.design == "Baseline-A100" else (rate, rate), ())
         for cluster in clusters()
     }
     provisioned = Provisioned(Split(27, 3), ())
-    return Findings(limits, dict.fromkeys(DESIGNS, rate), dict.fromkeys((HHCAP_POWER, AA_COST, HH_CODE), provisioned))
+    return ClusterFindings(
+        limits, dict.fromkeys(DESIGNS, rate), dict.fromkeys((HHCAP_POWER, AA_COST, HH_CODE), provisioned)
+    )
 
 
 def shown(table: object) -> str:
@@ -35,7 +37,7 @@ FOUND = {DecodeModel.PUBLISHED: findings(215.0), DecodeModel.HONEST: findings(15
 
 def test_a_headline_has_the_papers_number_both_of_ours_and_a_reason() -> None:
     """In one row."""
-    text = shown(headline_table(headlines(FOUND), list(FOUND)))
+    text = shown(headlines_table(headlines(FOUND), list(FOUND)))
     for heading in ("headline", "paper", "ours, published", "ours, honest", "where they differ, why"):
         assert heading in text
     row = next(line for line in text.splitlines() if "throughput of AA over Baseline-A100" in line)

@@ -1,67 +1,60 @@
-"""A paper's headlines and limits as tables, and as parts of a JSON document."""
+"""The Splitwise paper's headlines and limits as tables, and as parts of a JSON document."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from spotwise.cli.simulate.documents import run_document
+from spotwise.cli.simulate.study_tables import coloured, headline_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.search import Limit
-from spotwise.simulator.splitwise.headlines import Headline, headlines
-from spotwise.simulator.splitwise.paper import Cluster, Findings
+from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
+from spotwise.simulator.splitwise.paper import Cluster, ClusterFindings
 from spotwise.simulator.splitwise.published_runs import Comparison, PublishedCluster
 
 
 def limits_table(limits: Mapping[Cluster, Limit], decode_model: DecodeModel) -> Table:
-    """The highest rate of every cluster, requests a second: a row a question, a column a design."""
+    """Return every cluster's highest rate, requests a second: a row for each budget and workload, a column for each design."""
     title = f"highest rate that keeps all nine objectives, requests/s; {decode_model.value} times"
     table = Table(header_style="bold", title=title, title_justify="left")
     table.add_column("machines for, and asked")
     for design in DESIGNS:
         table.add_column(design.removeprefix("Splitwise-"), justify="right")
-    questions = dict.fromkeys((cluster.budget, cluster.made_for, cluster.asked) for cluster in limits)
-    for question in questions:
-        cells = []
-        for design in DESIGNS:
-            limit = limits.get(Cluster(*question, design))
-            if limit is None:
-                cells.append("")
-            else:
-                width = limit.half_width
-                cells.append(f"{limit.mean:.0f}" if not width else f"{limit.mean:.0f} ± {width:.0f}")
-        budget, made_for, asked = question
-        table.add_row(f"{budget}, {made_for}" + ("" if asked == made_for else f", asked {asked}"), *cells)
+    rows = dict.fromkeys((cluster.budget, cluster.made_for, cluster.served) for cluster in limits)
+    for budget, made_for, served in rows:
+        cells = [_limit(limits.get(Cluster(budget, made_for, served, design))) for design in DESIGNS]
+        table.add_row(f"{budget}, {made_for}" + ("" if served == made_for else f", asked {served}"), *cells)
     return table
 
 
-def headline_table(rows: list[Headline], models: list[DecodeModel]) -> Table:
-    """The paper's number, ours by each model of time, and why they differ."""
-    table = Table(header_style="bold", show_lines=True)
-    table.add_column("headline")
-    table.add_column("paper", justify="right")
-    for model in models:
-        table.add_column(f"ours, {model.value}", justify="right")
-    table.add_column("where they differ, why", max_width=60)
-    for row in rows:
-        table.add_row(row.name, f"{row.paper:g}", *(_cell(row, model) for model in models), row.why)
-    return table
+def _limit(limit: Limit | None) -> str:
+    if limit is None:
+        return ""
+    return f"{limit.mean:.0f}" + (f" ± {limit.half_width:.0f}" if limit.half_width else "")
 
 
-def _cell(row: Headline, model: DecodeModel) -> str:
+def headlines_table(rows: Sequence[ClusterHeadline], models: Sequence[DecodeModel]) -> Table:
+    """Return the paper's number, ours by each decode model, and why they differ."""
+    return headline_table(
+        [f"ours, {model.value}" for model in models],
+        ([row.name, f"{row.paper:g}", *(_cell(row, model) for model in models), row.why] for row in rows),
+    )
+
+
+def _cell(row: ClusterHeadline, model: DecodeModel) -> str:
     measured = row.measured[model]
     if measured.value is None:
         return "[yellow]none[/]"
-    colour = "yellow" if row.differs(model) else "green"
     spread = "" if measured.spread is None else f" ({measured.spread[0]:.2f}–{measured.spread[1]:.2f})"
-    return f"[{colour}]{measured.value:.4g}[/]{spread}"
+    return coloured(f"{measured.value:.4g}", not row.differs(model)) + spread
 
 
 def comparison_table(results: Mapping[PublishedCluster, Comparison]) -> Table:
-    """The published simulator's limits and ours."""
+    """Return the published simulator's limits and ours."""
     table = Table(
         header_style="bold", title="highest rate that keeps all nine objectives, requests/s", title_justify="left"
     )
@@ -89,8 +82,8 @@ def _interval(comparison: Comparison) -> str:
     return f"{comparison.holds:g}" if comparison.breaks is not None else f">= {comparison.holds:g}"
 
 
-def headlines_document(found: Mapping[DecodeModel, Findings]) -> dict[str, Any]:
-    """All headlines, and the limits that they rest on."""
+def headlines_document(found: Mapping[DecodeModel, ClusterFindings]) -> dict[str, Any]:
+    """Return all headlines, and the limits behind them."""
     return {
         "headlines": [_headline_document(row) for row in headlines(found)],
         "limits": [
@@ -101,7 +94,7 @@ def headlines_document(found: Mapping[DecodeModel, Findings]) -> dict[str, Any]:
     }
 
 
-def _headline_document(row: Headline) -> dict[str, Any]:
+def _headline_document(row: ClusterHeadline) -> dict[str, Any]:
     ours = {
         model.value: {
             "value": measured.value,
@@ -118,7 +111,7 @@ def _limit_document(cluster: Cluster, limit: Limit) -> dict[str, Any]:
     return {
         "budget": cluster.budget,
         "made_for": cluster.made_for,
-        "asked": cluster.asked,
+        "asked": cluster.served,
         "design": cluster.design,
         "prompt_machines": cluster.split.prompt,
         "token_machines": cluster.split.token,
@@ -130,7 +123,7 @@ def _limit_document(cluster: Cluster, limit: Limit) -> dict[str, Any]:
 
 
 def comparison_document(cluster: PublishedCluster, comparison: Comparison) -> dict[str, Any]:
-    """A cluster's limit beside the published simulator's."""
+    """Return a cluster's limit beside the published simulator's."""
     return {
         "decode_model": cluster.decode_model.value,
         "workload": cluster.workload,
