@@ -23,8 +23,9 @@ from pydantic import (
 )
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.cost_profile import CostProfile, profile_from_json
+from spotwise.core.cost_profile import CostProfile
 from spotwise.core.worker.policy_registry import served_policies
+from spotwise.wire.cost_profile import profile_from_json
 from spotwise.worker.settings import WorkerSettings
 
 _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}

@@ -1,22 +1,13 @@
-"""What one worker costs, as a document: the profile that a live mesh records and a simulated one runs by.
+"""A worker's cost profile: iterations, hand-offs and KV cache, as measured by `spotwise profile` or by the worker itself.
 
-Law: a profile says all that a simulated worker knows of its machine and its model: the seconds of an iteration, the seconds of
-a hand-off, what a token's KV weighs and how many tokens of it there is room for. It is plain data (JSON), written by
-`spotwise profile`, or by a worker that measured itself, and read by whoever simulates or schedules; what is wrong with one is
-said by the name of its field.
-
-Invariants: `profile_from_dict(profile_as_dict(p)) == p`; a profile without KV, or with less than no time, does not exist.
+Simulated workers run by it, and scheduling policies read it. As a JSON document: `spotwise.wire.cost_profile`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from spotwise.core.cost_model import (
     LinearIterationCost,
@@ -25,11 +16,9 @@ from spotwise.core.cost_model import (
     TableIterationCost,
 )
 
-#: Of the documents written now; one of another format is refused.
-FORMAT = "spotwise-cost-profile/1"
-#: Of a message, where nobody measured it: a broker on the same machine or network.
+#: Of a message, where unmeasured: a broker on the same machine or network.
 USUAL_MESSAGE_S = 0.0005
-#: Between device and host, each way, where nobody measured it: PCIe 4.0 with 16 lanes.
+#: Between device and host, each way, where unmeasured: PCIe 4.0 with 16 lanes.
 USUAL_HOST_LINK = LinkCost(latency_s=1e-5, bytes_per_s=25e9)
 
 
@@ -44,7 +33,7 @@ class CostProfile:
         kv_bytes_per_token: bytes of one token's KV, all layers.
         kv_tokens: tokens that a worker's KV cache holds.
         message_s: seconds from one member's decision to the next one's, over bus and store.
-        host_link: seconds of a move of KV between device and host's memory, either way; `None` where nobody measured it.
+        host_link: seconds of a move of KV between device and host's memory, either way; `None` where unmeasured.
     """
 
     name: str
@@ -66,18 +55,18 @@ class CostProfile:
         """Seconds of a hand-off.
 
         Raises:
-            ValueError: nobody knows.
+            ValueError: no hand-off was measured.
         """
         if self.link is None:
             raise ValueError(
-                f"{self.name!r} says nothing of hand-offs, as what a worker measured alone: take mixed workers only, "
+                f"{self.name!r} has no hand-offs, since a worker measured it alone: take mixed workers only, "
                 "or record a mesh with prompt workers and token workers (spotwise profile)"
             )
         return self.link
 
     @property
     def context_parity(self) -> float:
-        """Tokens of context that cost a prompt token as much as all else; infinite where they cost nothing, or no one knows."""
+        """Tokens of context that cost a prompt token as much as all else; infinite where they cost nothing."""
         cost = self.iteration
         if isinstance(cost, LinearIterationCost):
             token_s = cost.prompt_token_s
@@ -119,107 +108,3 @@ def at_speed(cost: LinearIterationCost | TableIterationCost, speed: float) -> Li
     )
     contexts = cost.prompt_context_s / speed, cost.decode_context_s / speed
     return TableIterationCost(prompt, decode, *contexts, cost.mixed_factor)
-
-
-def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
-    """Return the profile as what JSON can hold."""
-    kind = "linear" if isinstance(profile.iteration, LinearIterationCost) else "table"
-    return {
-        "format": FORMAT,
-        "name": profile.name,
-        "iteration": {"kind": kind, **dataclasses.asdict(profile.iteration)},
-        "link": None if profile.link is None else dataclasses.asdict(profile.link),
-        "kv_bytes_per_token": profile.kv_bytes_per_token,
-        "kv_tokens": profile.kv_tokens,
-        "message_s": profile.message_s,
-        "host_link": None if profile.host_link is None else dataclasses.asdict(profile.host_link),
-    }
-
-
-def profile_from_json(text: bytes) -> CostProfile:
-    """Return the profile that a file of `spotwise profile` holds.
-
-    Raises:
-        ValueError: it holds none; names the field, or the place where it is no JSON.
-    """
-    return profile_from_dict(json.loads(text))
-
-
-def profile_from_dict(document: Any) -> CostProfile:
-    """Return the profile that a document describes; what else it holds (how well it fits, where it was taken) is passed over.
-
-    Raises:
-        ValueError: it is none; names the field.
-    """
-    fields = _mapping(document, "the profile")
-    if fields.get("format") != FORMAT:
-        raise ValueError(f"its format is {fields.get('format')!r}, not {FORMAT!r}")
-    iteration = dict(_mapping(fields.get("iteration"), "iteration"))
-    kind = iteration.pop("kind", None)
-    return CostProfile(
-        name=str(fields.get("name", "")),
-        iteration=_iteration(kind, iteration),
-        link=_link(fields, "link"),
-        kv_bytes_per_token=_count(fields, "kv_bytes_per_token"),
-        kv_tokens=_count(fields, "kv_tokens"),
-        message_s=_number(fields.get("message_s", USUAL_MESSAGE_S), "message_s"),
-        host_link=_link(fields, "host_link"),
-    )
-
-
-def _link(fields: Mapping[str, Any], name: str) -> LinkCost | None:
-    link = fields.get(name)
-    return None if link is None else LinkCost(**_numbers(_mapping(link, name), name, LinkCost))
-
-
-def _iteration(kind: object, fields: dict[str, Any]) -> LinearIterationCost | TableIterationCost:
-    if kind == "linear":
-        return LinearIterationCost(**_numbers(fields, "iteration", LinearIterationCost))
-    if kind != "table":
-        raise ValueError(f"iteration.kind is {kind!r}; it is 'linear' or 'table'")
-    mixed_factor = fields.pop("mixed_factor", None)
-    prompt, decode = (_table(fields.pop(name, None), f"iteration.{name}") for name in ("prompt", "decode"))
-    rest = _numbers(fields, "iteration", TableIterationCost, without=("prompt", "decode", "mixed_factor"))
-    factor = None if mixed_factor is None else _number(mixed_factor, "iteration.mixed_factor")
-    return TableIterationCost(prompt, decode, rest["prompt_context_s"], rest["decode_context_s"], factor)
-
-
-def _table(value: object, where: str) -> PiecewiseLinear:
-    points = _mapping(value, where)
-    columns = []
-    for name in ("at", "seconds"):
-        column = points.get(name)
-        if not isinstance(column, list | tuple):
-            raise ValueError(f"{where}.{name} is no list of numbers")
-        columns.append(tuple(_number(each, f"{where}.{name}") for each in column))
-    return PiecewiseLinear(*columns)
-
-
-def _numbers(fields: Mapping[str, Any], where: str, made: type, without: tuple[str, ...] = ()) -> dict[str, float]:
-    """Return the float fields of a cost, all of them and nothing else."""
-    names = [field.name for field in dataclasses.fields(made) if field.name not in without]
-    if unknown := sorted(set(fields) - set(names)):
-        raise ValueError(f"{where} has no field {unknown[0]!r}")
-    return {name: _number(fields.get(name), f"{where}.{name}") for name in names}
-
-
-def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where} is {value!r}, no number")
-    # JSON has whole numbers of any size, and its reader takes NaN and Infinity.
-    if not abs(value) <= sys.float_info.max:
-        raise ValueError(f"{where} is no finite number")
-    return float(value)
-
-
-def _count(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} is {value!r}, no whole number")
-    return value
-
-
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} is no object")
-    return value

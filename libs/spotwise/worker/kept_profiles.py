@@ -23,7 +23,8 @@ from typing import Any
 import structlog
 from filelock import AsyncFileLock, Timeout
 
-from spotwise.core.cost_profile import CostProfile, profile_as_dict, profile_from_dict
+from spotwise.core.cost_profile import CostProfile
+from spotwise.wire.cost_profile import profile_as_dict, profile_from_json
 
 _log = structlog.get_logger(__name__)
 
@@ -85,9 +86,9 @@ class KeptProfiles:
         if path is None:
             return None
         try:
-            document = json.loads(path.read_bytes())
-            profile = profile_from_dict(document)
-            measured = document.get("measured") or {}
+            text = path.read_bytes()
+            profile = profile_from_json(text)
+            measured = json.loads(text).get("measured") or {}
             if (measured.get("version"), measured.get("of")) != (_VERSION, asdict(engine)):
                 raise ValueError("it was measured by another version, or of another engine")
         except FileNotFoundError:

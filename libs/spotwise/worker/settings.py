@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from spotwise.core.batching import BatchLimits
 from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
-from spotwise.core.cost_profile import BUILT_IN, CostProfile, profile_from_json
+from spotwise.core.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.messages import Pool
 from spotwise.core.worker.mlfq_policy import queues_for
@@ -19,6 +19,7 @@ from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPol
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
 from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.mesh.settings import ModelServiceSettings
+from spotwise.wire.cost_profile import profile_from_json
 
 #: Of a worker's iterations.
 Cost = LinearIterationCost | TableIterationCost

@@ -11,7 +11,8 @@ import pytest
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.listening_port import open_port
-from spotwise.core.cost_profile import BUILT_IN, profile_as_dict
+from spotwise.core.cost_profile import BUILT_IN
+from spotwise.wire.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,9 +12,6 @@ from spotwise.core.cost_profile import (
     BUILT_IN,
     CostProfile,
     at_speed,
-    profile_as_dict,
-    profile_from_dict,
-    profile_from_json,
 )
 
 TABLE = TableIterationCost(
@@ -25,62 +20,6 @@ TABLE = TableIterationCost(
     prompt_context_s=1e-8,
     decode_context_s=2e-8,
 )
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        BUILT_IN,
-        replace(BUILT_IN, iteration=TABLE),
-        replace(BUILT_IN, iteration=replace(TABLE, mixed_factor=1.1)),
-        replace(BUILT_IN, link=None),
-        replace(BUILT_IN, host_link=LinkCost(1e-6, 3e10)),
-    ],
-)
-def test_a_profile_comes_back_from_json(profile: CostProfile) -> None:
-    """Whatever kind of cost it has; what a file tells besides is passed over."""
-    document = {**profile_as_dict(profile), "fit": {"mape": 0.02}}
-    assert profile_from_json(json.dumps(document).encode()) == profile
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"format": "other/1"}, "format"),
-        ({"iteration": None}, "iteration"),
-        ({"iteration": {"kind": "cubic"}}, "iteration.kind"),
-        ({"iteration": {"kind": "linear", "fixed_s": 1}}, "iteration.prompt_token_s"),
-        ({"iteration": {"kind": "linear", "fixed_ms": 1}}, "fixed_ms"),
-        ({"iteration": {"kind": "table", "prompt": {"at": [1, 2]}}}, "iteration.prompt.seconds"),
-        ({"iteration": {"kind": "table", "prompt": 3}}, "iteration.prompt"),
-        ({"link": {"latency_s": 0.0, "bytes_per_s": "fast"}}, "link.bytes_per_s"),
-        ({"link": {"latency_s": 0.0, "bytes_per_s": True}}, "link.bytes_per_s"),
-        ({"link": {"latency_s": math.nan, "bytes_per_s": 1e9}}, "link.latency_s"),
-        ({"link": {"latency_s": 0.0, "bytes_per_s": math.inf}}, "link.bytes_per_s"),
-        ({"host_link": {"latency_s": 0.0}}, "host_link.bytes_per_s"),
-        ({"message_s": 10**400}, "message_s"),
-        ({"kv_tokens": 1.5}, "kv_tokens"),
-        ({"kv_tokens": 0}, "kv_tokens"),
-        ({"kv_bytes_per_token": None}, "kv_bytes_per_token"),
-    ],
-)
-def test_what_is_wrong_with_a_document_is_named(change: dict[str, Any], named: str) -> None:
-    """Field by field."""
-    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
-        profile_from_dict({**profile_as_dict(BUILT_IN), **change})
-
-
-def test_what_is_no_object_is_no_profile() -> None:
-    """A list, for instance."""
-    with pytest.raises(ValueError, match="the profile is no object"):
-        profile_from_json(b"[]")
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"model,hardware", b"\xff\xfe\xfd"])
-def test_what_is_no_json_is_no_profile(text: bytes) -> None:
-    """Nor what is no text."""
-    with pytest.raises(ValueError, match=r"line 1|decode"):
-        profile_from_json(text)
 
 
 def test_context_weighs_what_the_cost_says() -> None:

@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK, profile_as_dict
+from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK
 from spotwise.core.messages import Pool
+from spotwise.wire.cost_profile import profile_as_dict
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 
@@ -49,7 +50,7 @@ def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: 
     """Such a worker may be asked for one at any time; it says how else."""
     path = model_dir / "profile.json"
     path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
-    with pytest.raises(ValidationError, match=r"says nothing of hand-offs, .* mixed workers only, or record a mesh"):
+    with pytest.raises(ValidationError, match=r"has no hand-offs, .* mixed workers only, or record a mesh"):
         SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
 
 
