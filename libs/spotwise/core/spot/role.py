@@ -1,20 +1,11 @@
-"""The spot watcher: every sign that a machine must go becomes a notice, with an absolute deadline, to each worker on it.
+"""The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it.
 
-Decides who is told what and when, when the cloud is asked, and when it hears that it may take the machine.
-
-Law, after SpotServe, section 4, and what each cloud documents:
-
-- A worker is told once of a deadline, and again of an earlier one only; a worker that goes on as if it had heard nothing is
-  told again, because the bus may lose a message. One that starts while a notice stands is told when it is ready to hear.
-- A hint has no deadline: it is reported to whoever plans, and no worker acts on it.
-- A sign that is withdrawn is reported. A worker that drains goes on doing so, for others count on that already.
-- The cloud hears that an event may begin only when every worker that was told has said goodbye and no other is there. One that
-  fell silent has not said it: its silence may be the bus's, and it may still be handing KV off.
-- A worker that is lost without a word is reported with the time of that as its deadline, by one of the watchers: the first by
-  id. Who hears nobody, itself included, is itself away and reports nobody.
-
-Invariants: there is one question at a time; while notices stand, the deadlines that an incarnation of a worker is told fall,
-and every worker beside the watcher that is ready has been told of the earliest deadline or of an earlier one.
+Law (SpotServe, section 4, and each cloud's documentation): a worker is notified once of a deadline, and again only of an
+earlier one or while it still reports READY `RETELL_S` later (messages may be lost).
+A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
+An event is acknowledged once every notified worker has left in order and no other worker is on the machine; a silent worker has
+not left, since it may still be handing KV off.
+A worker's loss is reported by one watcher, the first by id; a watcher that does not hear itself reports none.
 """
 
 from __future__ import annotations
@@ -51,13 +42,13 @@ from spotwise.core.spot.commands import (
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
-#: A worker that still says that it is ready so long after it was told has not heard it.
+#: A worker that still reports READY so long after its notice has not received it.
 RETELL_S = 1.0
 
 
 @dataclass(slots=True)
-class _Reported:
-    """What an incarnation of a worker was told, and whether it has said goodbye since."""
+class _SentNotice:
+    """The notice that an incarnation of a worker was sent, and whether it has left since."""
 
     incarnation: int
     deadline_s: float
@@ -73,16 +64,16 @@ class SpotWatcherRole:
         self._policy = policy
         self._membership = Membership(policy.member_timeout_s)
         self._signs = ActiveSigns()
-        self._told: dict[str, _Reported] = {}
+        self._notified: dict[str, _SentNotice] = {}
         self._acknowledged: list[str] = []
-        self._asked_s = 0.0
+        self._queried_s = 0.0
         self._poll_s = 0.0
         self._failures = 0
         self._problem: str | None = None
-        self._heard_itself_s: float | None = None
+        self._own_heartbeat_s: float | None = None
         self._commands: list[SpotWatcherCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            Member: self._hear,
+            Member: self._member,
             Drain: self._drain,
             Tick: self._tick,
             WatchStarted: self._start,
@@ -92,27 +83,25 @@ class SpotWatcherRole:
         }
 
     def handle(self, event: SpotWatcherEvent, now: float) -> list[SpotWatcherCommand]:
-        """Take in an event and return what to do."""
+        """Process an event and return the commands."""
         self._commands = []
         self._handlers[type(event)](event, now)
         return self._commands
 
-    # --- who is there -------------------------------------------------------------------------------------------------
-
-    def _hear(self, member: Member, now: float) -> None:
+    def _member(self, member: Member, now: float) -> None:
         if member.id == self.watcher_id:
-            self._heard_itself_s = now
+            self._own_heartbeat_s = now
         for change in self._membership.observe(member, now):
             was_replaced = change.member.incarnation < member.incarnation
             if isinstance(change, MemberLost) and (was_replaced or member.state is MemberState.LOST):
                 self._report_lost(change, now)
         if member.state is MemberState.LEFT:
-            told = self._told.get(member.id)
-            if told is not None and member.incarnation >= told.incarnation:
-                told.left = True
+            sent = self._notified.get(member.id)
+            if sent is not None and member.incarnation >= sent.incarnation:
+                sent.left = True
             self._acknowledge()
             return
-        if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._tell(member, now):
+        if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._notify(member, now):
             deadline_s, sign = self._signs.notice() or (now, None)
             if sign is not None:
                 self._report(sign, InterruptionKind.NOTICE, deadline_s, (member.id,))
@@ -124,7 +113,7 @@ class SpotWatcherRole:
                 self._report_lost(change, now)
 
     def _process_ended(self, event: ProcessEnded, now: float) -> None:
-        """Announce the loss, unless the member has said goodbye or was replaced."""
+        """Announce the loss, unless the member has left in order or was replaced."""
         known = self._membership.get(event.member.id)
         if known is not None and known.incarnation == event.member.incarnation:
             self._commands.append(AnnounceLoss(replace(event.member, state=MemberState.LOST, load=None)))
@@ -133,22 +122,14 @@ class SpotWatcherRole:
         member = lost.member
         if member.kind in (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
             event_id = f"lost-{member.id}-{member.incarnation}"
-            self._commands.append(
-                PublishReport(
-                    InterruptionReported(
-                        self.watcher_id, event_id, InterruptionKind.LOST, (member.id,), now, f"lost: {lost.reason}"
-                    )
-                )
-            )
+            self._report(Sign(event_id, f"lost: {lost.reason}"), InterruptionKind.LOST, now, (member.id,))
 
     def _speaks_for_all(self, now: float) -> bool:
-        heard_s = self._heard_itself_s
-        if heard_s is None or now - heard_s > self._policy.member_timeout_s / 2:
+        seen_s = self._own_heartbeat_s
+        if seen_s is None or now - seen_s > self._policy.member_timeout_s / 2:
             return False
         others = (member.id for member in self._membership.all(MemberKind.SPOT_WATCHER))
         return self.watcher_id <= min(others, default=self.watcher_id)
-
-    # --- what operators want ------------------------------------------------------------------------------------------
 
     def _drain(self, order: Drain, now: float) -> None:
         workers = [worker.id for worker in self._membership.workers()]
@@ -159,14 +140,12 @@ class SpotWatcherRole:
             detail = f"no worker {order.worker_id}; there are: {', '.join(workers) or 'none'}"
             self._commands.append(AnswerOperator(DrainReply(False, detail)))
 
-    # --- what the cloud says ------------------------------------------------------------------------------------------
-
     def _start(self, event: WatchStarted, now: float) -> None:
         self._poll_s = event.poll_s
-        self._ask(now)
+        self._query(now)
 
-    def _ask(self, at_s: float) -> None:
-        self._asked_s = at_s
+    def _query(self, at_s: float) -> None:
+        self._queried_s = at_s
         self._commands.append(AskCloud(at_s))
 
     def _read(self, answer: MetadataAnswered, now: float) -> None:
@@ -183,47 +162,42 @@ class SpotWatcherRole:
             kind = InterruptionKind.HINT if seen.deadline_s is None else InterruptionKind.NOTICE
             self._report(seen.sign, kind, seen.deadline_s, worker_ids)
         for worker in beside:
-            self._tell(worker, now)
+            self._notify(worker, now)
         self._acknowledge()
-        self._ask(self._policy.next_question_s(self._asked_s, now, self._poll_s, self._failures))
+        self._query(self._policy.next_query_s(self._queried_s, now, self._poll_s, self._failures))
 
     def _withdraw(self, sign: Sign, worker_ids: tuple[str, ...]) -> None:
         self._report(sign, InterruptionKind.WITHDRAWN, None, worker_ids)
         if sign.event_id in self._acknowledged:
             self._acknowledged.remove(sign.event_id)
         if self._signs.notice() is None:
-            self._told.clear()
+            self._notified.clear()
 
-    def _tell(self, worker: Member, now: float) -> bool:
-        """Tell a worker what it does not know; returns whether it is new to this incarnation."""
+    def _notify(self, worker: Member, now: float) -> bool:
+        """Send a worker the notice that it lacks; returns whether it is new to this incarnation."""
         notice = self._signs.notice()
-        if notice is None or worker.state is MemberState.STARTING:  # it does not hear yet
+        if notice is None or worker.state is MemberState.STARTING:  # it receives nothing yet
             return False
         deadline_s, sign = notice
-        told = self._told.get(worker.id)
-        is_new = told is None or told.incarnation < worker.incarnation
-        if told is not None and not is_new and deadline_s >= told.deadline_s:
-            if worker.state is MemberState.READY and now - told.at_s >= RETELL_S:
-                told.at_s = now
-                self._commands.append(PublishNotice(Drain(worker.id, told.deadline_s, sign.reason), again=True))
+        sent = self._notified.get(worker.id)
+        is_new = sent is None or sent.incarnation < worker.incarnation
+        if sent is not None and not is_new and deadline_s >= sent.deadline_s:
+            if worker.state is MemberState.READY and now - sent.at_s >= RETELL_S:
+                sent.at_s = now
+                self._commands.append(PublishNotice(Drain(worker.id, sent.deadline_s, sign.reason), again=True))
             return False
-        self._told[worker.id] = _Reported(worker.incarnation, deadline_s, now)
+        self._notified[worker.id] = _SentNotice(worker.incarnation, deadline_s, now)
         self._commands.append(PublishNotice(Drain(worker.id, deadline_s, sign.reason)))
         return is_new
 
     def _report(
         self, sign: Sign, kind: InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...]
     ) -> None:
-        self._commands.append(
-            PublishReport(
-                InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
-            )
-        )
-
-    # --- the cloud's leave ---------------------------------------------------------------------------------------------
+        report = InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
+        self._commands.append(PublishReport(report))
 
     def _acknowledge(self) -> None:
-        if not self._policy.acknowledge or not self._told or not all(told.left for told in self._told.values()):
+        if not self._policy.acknowledge or not self._notified or not all(sent.left for sent in self._notified.values()):
             return
         if any(self._policy.is_beside(worker) for worker in self._membership.workers()):
             return
@@ -233,6 +207,6 @@ class SpotWatcherRole:
                 self._commands.append(AcknowledgeEvent(event_id))
 
     def _acknowledgement_answered(self, event: AcknowledgementAnswered, now: float) -> None:
-        # Asked for again with the next answer that still holds the event.
+        # Acknowledged again with the next answer that still has the event.
         if event.problem is not None and event.event_id in self._acknowledged:
             self._acknowledged.remove(event.event_id)
