@@ -14,31 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from spotwise.core import messages as m
 from spotwise.core.membership import MemberLost, Membership
-from spotwise.core.messages import (
-    Drain,
-    DrainReply,
-    InterruptionKind,
-    InterruptionReported,
-    Member,
-    MemberKind,
-    MemberState,
-    Tick,
-)
-from spotwise.core.spot.commands import (
-    AcknowledgeEvent,
-    AcknowledgementAnswered,
-    AnnounceLoss,
-    AnswerOperator,
-    AskCloud,
-    ProcessEnded,
-    PublishNotice,
-    PublishReport,
-    ReportProblem,
-    SpotWatcherCommand,
-    SpotWatcherEvent,
-    WatchStarted,
-)
+from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
@@ -71,31 +49,31 @@ class SpotWatcherRole:
         self._failures = 0
         self._problem: str | None = None
         self._own_heartbeat_s: float | None = None
-        self._commands: list[SpotWatcherCommand] = []
+        self._commands: list[c.SpotWatcherCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            Member: self._member,
-            Drain: self._drain,
-            Tick: self._tick,
-            WatchStarted: self._start,
+            m.Member: self._member,
+            m.Drain: self._drain,
+            m.Tick: self._tick,
+            c.WatchStarted: self._start,
             MetadataAnswered: self._read,
-            AcknowledgementAnswered: self._acknowledgement_answered,
-            ProcessEnded: self._process_ended,
+            c.AcknowledgementAnswered: self._acknowledgement_answered,
+            c.ProcessEnded: self._process_ended,
         }
 
-    def handle(self, event: SpotWatcherEvent, now: float) -> list[SpotWatcherCommand]:
+    def handle(self, event: c.SpotWatcherEvent, now: float) -> list[c.SpotWatcherCommand]:
         """Process an event and return the commands."""
         self._commands = []
         self._handlers[type(event)](event, now)
         return self._commands
 
-    def _member(self, member: Member, now: float) -> None:
+    def _member(self, member: m.Member, now: float) -> None:
         if member.id == self.watcher_id:
             self._own_heartbeat_s = now
         for change in self._membership.observe(member, now):
             was_replaced = change.member.incarnation < member.incarnation
-            if isinstance(change, MemberLost) and (was_replaced or member.state is MemberState.LOST):
+            if isinstance(change, MemberLost) and (was_replaced or member.state is m.MemberState.LOST):
                 self._report_lost(change, now)
-        if member.state is MemberState.LEFT:
+        if member.state is m.MemberState.LEFT:
             sent = self._notified.get(member.id)
             if sent is not None and member.incarnation >= sent.incarnation:
                 sent.left = True
@@ -104,62 +82,62 @@ class SpotWatcherRole:
         if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._notify(member, now):
             deadline_s, sign = self._signs.notice() or (now, None)
             if sign is not None:
-                self._report(sign, InterruptionKind.NOTICE, deadline_s, (member.id,))
+                self._report(sign, m.InterruptionKind.NOTICE, deadline_s, (member.id,))
 
-    def _tick(self, event: Tick, now: float) -> None:
+    def _tick(self, event: m.Tick, now: float) -> None:
         self._membership.was_away(event.away_s)
         for change in self._membership.expire(now):
             if isinstance(change, MemberLost):
                 self._report_lost(change, now)
 
-    def _process_ended(self, event: ProcessEnded, now: float) -> None:
+    def _process_ended(self, event: c.ProcessEnded, now: float) -> None:
         """Announce the loss, unless the member has left in order or was replaced."""
         known = self._membership.get(event.member.id)
         if known is not None and known.incarnation == event.member.incarnation:
-            self._commands.append(AnnounceLoss(replace(event.member, state=MemberState.LOST, load=None)))
+            self._commands.append(c.AnnounceLoss(replace(event.member, state=m.MemberState.LOST, load=None)))
 
     def _report_lost(self, lost: MemberLost, now: float) -> None:
         member = lost.member
-        if member.kind in (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
+        if member.kind in (m.MemberKind.PROMPT_WORKER, m.MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
             event_id = f"lost-{member.id}-{member.incarnation}"
-            self._report(Sign(event_id, f"lost: {lost.reason}"), InterruptionKind.LOST, now, (member.id,))
+            self._report(Sign(event_id, f"lost: {lost.reason}"), m.InterruptionKind.LOST, now, (member.id,))
 
     def _speaks_for_all(self, now: float) -> bool:
         seen_s = self._own_heartbeat_s
         if seen_s is None or now - seen_s > self._policy.member_timeout_s / 2:
             return False
-        others = (member.id for member in self._membership.all(MemberKind.SPOT_WATCHER))
+        others = (member.id for member in self._membership.all(m.MemberKind.SPOT_WATCHER))
         return self.watcher_id <= min(others, default=self.watcher_id)
 
-    def _drain(self, order: Drain, now: float) -> None:
+    def _drain(self, order: m.Drain, now: float) -> None:
         workers = [worker.id for worker in self._membership.workers()]
         if order.worker_id in workers:
-            self._commands.append(PublishNotice(order))
-            self._commands.append(AnswerOperator(DrainReply(True, "")))
+            self._commands.append(c.PublishNotice(order))
+            self._commands.append(c.AnswerOperator(m.DrainReply(True, "")))
         else:
             detail = f"no worker {order.worker_id}; there are: {', '.join(workers) or 'none'}"
-            self._commands.append(AnswerOperator(DrainReply(False, detail)))
+            self._commands.append(c.AnswerOperator(m.DrainReply(False, detail)))
 
-    def _start(self, event: WatchStarted, now: float) -> None:
+    def _start(self, event: c.WatchStarted, now: float) -> None:
         self._poll_s = event.poll_s
         self._query(now)
 
     def _query(self, at_s: float) -> None:
         self._queried_s = at_s
-        self._commands.append(AskCloud(at_s))
+        self._commands.append(c.AskCloud(at_s))
 
     def _read(self, answer: MetadataAnswered, now: float) -> None:
         self._failures = 0 if answer.problem is None else self._failures + 1
         if answer.problem != self._problem:
             self._problem = answer.problem
-            self._commands.append(ReportProblem(answer.problem))
+            self._commands.append(c.ReportProblem(answer.problem))
         changes = self._signs.observe(answer, now)
         beside = [worker for worker in self._membership.workers() if self._policy.is_beside(worker)]
         worker_ids = tuple(worker.id for worker in beside)
         for gone in changes.gone:
             self._withdraw(gone.sign, worker_ids)
         for seen in changes.seen:
-            kind = InterruptionKind.HINT if seen.deadline_s is None else InterruptionKind.NOTICE
+            kind = m.InterruptionKind.HINT if seen.deadline_s is None else m.InterruptionKind.NOTICE
             self._report(seen.sign, kind, seen.deadline_s, worker_ids)
         for worker in beside:
             self._notify(worker, now)
@@ -167,34 +145,34 @@ class SpotWatcherRole:
         self._query(self._policy.next_query_s(self._queried_s, now, self._poll_s, self._failures))
 
     def _withdraw(self, sign: Sign, worker_ids: tuple[str, ...]) -> None:
-        self._report(sign, InterruptionKind.WITHDRAWN, None, worker_ids)
+        self._report(sign, m.InterruptionKind.WITHDRAWN, None, worker_ids)
         if sign.event_id in self._acknowledged:
             self._acknowledged.remove(sign.event_id)
         if self._signs.notice() is None:
             self._notified.clear()
 
-    def _notify(self, worker: Member, now: float) -> bool:
+    def _notify(self, worker: m.Member, now: float) -> bool:
         """Send a worker the notice that it lacks; returns whether it is new to this incarnation."""
         notice = self._signs.notice()
-        if notice is None or worker.state is MemberState.STARTING:  # it receives nothing yet
+        if notice is None or worker.state is m.MemberState.STARTING:  # it receives nothing yet
             return False
         deadline_s, sign = notice
         sent = self._notified.get(worker.id)
         is_new = sent is None or sent.incarnation < worker.incarnation
         if sent is not None and not is_new and deadline_s >= sent.deadline_s:
-            if worker.state is MemberState.READY and now - sent.at_s >= RETELL_S:
+            if worker.state is m.MemberState.READY and now - sent.at_s >= RETELL_S:
                 sent.at_s = now
-                self._commands.append(PublishNotice(Drain(worker.id, sent.deadline_s, sign.reason), again=True))
+                self._commands.append(c.PublishNotice(m.Drain(worker.id, sent.deadline_s, sign.reason), again=True))
             return False
         self._notified[worker.id] = _SentNotice(worker.incarnation, deadline_s, now)
-        self._commands.append(PublishNotice(Drain(worker.id, deadline_s, sign.reason)))
+        self._commands.append(c.PublishNotice(m.Drain(worker.id, deadline_s, sign.reason)))
         return is_new
 
     def _report(
-        self, sign: Sign, kind: InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...]
+        self, sign: Sign, kind: m.InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...]
     ) -> None:
-        report = InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
-        self._commands.append(PublishReport(report))
+        report = m.InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
+        self._commands.append(c.PublishReport(report))
 
     def _acknowledge(self) -> None:
         if not self._policy.acknowledge or not self._notified or not all(sent.left for sent in self._notified.values()):
@@ -204,9 +182,9 @@ class SpotWatcherRole:
         for event_id in self._signs.acknowledgeable():
             if event_id not in self._acknowledged:
                 self._acknowledged.append(event_id)
-                self._commands.append(AcknowledgeEvent(event_id))
+                self._commands.append(c.AcknowledgeEvent(event_id))
 
-    def _acknowledgement_answered(self, event: AcknowledgementAnswered, now: float) -> None:
+    def _acknowledgement_answered(self, event: c.AcknowledgementAnswered, now: float) -> None:
         # Acknowledged again with the next answer that still has the event.
         if event.problem is not None and event.event_id in self._acknowledged:
             self._acknowledged.remove(event.event_id)

@@ -6,6 +6,7 @@ nothing. A device whose instance has passed its deadline holds nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from spotwise.core.migration.deployment import Device
@@ -49,6 +50,10 @@ class NumberedDevices:
     def is_leaving(self, device: int) -> bool:
         """Whether a device's instance is under notice."""
         return self.instance_of[device] in self.left_s
+
+    def sends_until_s(self, source: int | None) -> float:
+        """Return until when a source can send, from now: infinite for storage and devices that stay."""
+        return math.inf if source is None else self.left_s.get(self.instance_of[source], math.inf)
 
     def _by_position(self, positions: Mapping[Device, Position]) -> dict[Position, int]:
         if strangers := [device for device in positions if device not in self._numbers]:

@@ -20,7 +20,6 @@ from spotwise.core.migration.planning.link_times import Links, Ports
 from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.transfers import Move, TransferUnit
 
-_NEVER_S = float("inf")
 _NO_STEP = 1 << 60  # after all steps
 
 
@@ -172,7 +171,7 @@ class LinkRun:
             return
         self._started[number] = True
         end_s = now_s + self._ports.seconds(move.source, move.target, move.piece.byte_count)
-        if end_s > _sends_until_s(move.source, self._devices):
+        if end_s > self._devices.sends_until_s(move.source):
             self.late.append(number)
             heappush(self._ends, (now_s, number))  # out of line; a run with late moves is done again without them
             return
@@ -222,8 +221,3 @@ def _from_other_source(move: Move, refused: set[int], devices: NumberedDevices) 
     """Return a move of weights from another holder, preferably one that stays, else from storage."""
     others = [holder for holder in move.piece.holders if holder not in refused]
     return move._replace(source=min(others, key=lambda holder: (devices.is_leaving(holder), holder), default=None))
-
-
-def _sends_until_s(source: int | None, devices: NumberedDevices) -> float:
-    """Return until when a source can send."""
-    return _NEVER_S if source is None else devices.left_s.get(devices.instance_of[source], _NEVER_S)

@@ -10,6 +10,7 @@ A load is a part of the weights or all KV of a request; what leaving instances s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -141,16 +142,15 @@ def kv_loads(
                     tuple(piece for piece, _ in sent), tuple(move for _, moves in sent for move in moves), each
                 )
             )
-    never_s = float("inf")
 
     def until_s(load: TransferUnit) -> float:
-        return min((_source_until_s(move, devices) for move in load.moves), default=never_s)
+        return min((devices.sends_until_s(move.source) for move in load.moves), default=math.inf)
 
     def decoded(load: TransferUnit) -> int:
         return load.moving_kv.request.decoded if load.moving_kv is not None else 0
 
     loads.sort(key=lambda load: (until_s(load), -decoded(load)))
-    return loads, sum(until_s(load) < never_s for load in loads)
+    return loads, sum(until_s(load) < math.inf for load in loads)
 
 
 def weight_loads(
@@ -163,7 +163,7 @@ def weight_loads(
         leaving: list[tuple[Piece, tuple[Move, ...]]] = []
         staying: list[tuple[Piece, tuple[Move, ...]]] = []
         for piece, moves in sent:
-            leaves = any(_source_until_s(move, devices) < float("inf") for move in moves)
+            leaves = any(devices.sends_until_s(move.source) < math.inf for move in moves)
             (leaving if leaves else staying).append((piece, moves))
         for those, loads in ((leaving, urgent), (staying, others)):
             if those:
@@ -213,10 +213,3 @@ def _choose(choice: SourceChoice, parts: Sequence[tuple[Piece, ...]]) -> list[li
     for _, number, index in sorted(missing, key=lambda entry: entry[1:]):
         found[number].append((parts[number][index], chosen[number, index]))
     return found
-
-
-def _source_until_s(move: Move, devices: NumberedDevices) -> float:
-    """Return the deadline of the source; infinite where it stays."""
-    if move.source is None:
-        return float("inf")
-    return devices.left_s.get(devices.instance_of[move.source], float("inf"))
