@@ -54,7 +54,7 @@ class AcceptedRequest:
 
 
 class Requests:
-    """Open requests by id, with the queue and those that await a worker's reply."""
+    """Open requests by id, with the queue and the set that awaits a worker's reply."""
 
     def __init__(self) -> None:
         self._entries: dict[str, AcceptedRequest] = {}

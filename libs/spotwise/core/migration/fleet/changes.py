@@ -81,7 +81,7 @@ class FleetChanges:
         """Interruptions that no change has settled yet, by deadline."""
         return _by_deadline(self._interruptions)
 
-    def handle(self, event: e.FleetEvent, now_s: float) -> list[e.FleetCommand]:
+    def handle(self, event: e.FleetChangeEvent, now_s: float) -> list[e.FleetCommand]:
         """Process one event at time `now_s` and return the commands, in order."""
         self._handlers[type(event)](event, now_s)
         for leaving in self.unsettled:  # at a deadline the instance counts as lost
@@ -105,7 +105,7 @@ class FleetChanges:
             return
         self._interruptions[name] = self._receive(leaving, now_s) if old is None else replace(old, about=leaving)
         if self.under_way is not None and self._is_leaving(name):
-            self._newcomers.pop(name, None)  # the notice had been withdrawn, and stands again
+            self._newcomers.pop(name, None)  # the notice had been withdrawn, and is active again
             self._commands.append(e.MoveDeadline(self.under_way.change, name, event.deadline_s))
         else:
             self._abandon_if_late()

@@ -61,7 +61,7 @@ class FleetTick:
     """Time has passed."""
 
 
-FleetEvent = (
+FleetChangeEvent = (
     InstanceNoticed
     | NoticeWithdrawn
     | InstanceLost

@@ -28,8 +28,8 @@ class Disposition(StrEnum):
     """What happens to a request."""
 
     FINISH = "finish"  #: it decodes here to its end
-    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it goes on remote
-    RECOMPUTE = "recompute"  #: its tokens are computed remote, and it goes on from there
+    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it resumes remotely
+    RECOMPUTE = "recompute"  #: its tokens are recomputed remotely, where it resumes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Stop(StrEnum):
     """What happens to a batch."""
 
     FINISH = "finish"  #: it ends here
-    MIGRATE = "migrate"  #: it decodes so many steps, and goes on remote from its KV
+    MIGRATE = "migrate"  #: it decodes so many steps, and resumes remotely with its KV
     REROUTE = "reroute"  #: it stops now, and is computed remote
 
 

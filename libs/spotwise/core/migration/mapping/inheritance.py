@@ -1,11 +1,10 @@
 """Which new pipeline continues which requests.
 
-Law: a new configuration continues the D x B requests with most decoded tokens; of equals those of the earlier pipeline, then
-the earlier (SpotServe, section 4.2). Requests whose KV is incomplete are excluded. With phases split each kind has its own
-capacity.
-Requests of an old pipeline stay together while a new one has capacity for all of them. Each new pipeline continues one old
-pipeline, its *predecessor*: first those that can run on, then those with most KV on devices that stay; with the same number if
-possible. The remaining requests go to pipelines that must stop anyway before they go to one that need not.
+Law: a new configuration continues the D x B requests with most decoded tokens, then of the earlier pipeline (SpotServe, section
+4.2), of each kind where phases are split; requests with incomplete KV are excluded.
+Requests of an old pipeline stay together where one new pipeline has capacity for all. Each new pipeline continues one old one,
+its *predecessor*: first those that can run on, then those with most KV on staying devices; with the same number if possible.
+Other requests go to pipelines that must stop anyway before they go to one that need not.
 A pipeline runs on where P and M stay, all its devices stay, and its requests are exactly its predecessor's.
 """
 

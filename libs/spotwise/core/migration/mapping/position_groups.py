@@ -1,14 +1,10 @@
 """Groups positions for instances, with each tensor group on one instance if possible.
 
-Law: a tensor group's shards communicate in every layer. Several groupings are tried, with instances by size, by arrival and
-by their first old position:
-- *by tensor group*: runs of adjacent positions; a run ends before a tensor group that does not fit, a larger one is cut;
-- *by pipeline*: the same, and a run ends before a pipeline whose rest does not fit;
-- *interleaved*: by tensor group, and one that is cut is dealt out, as the devices that held all of it at a smaller degree need;
-- *packed*: cut wherever an instance is full, which needs fewest instances;
-- *unchanged*: where P and M stay, an instance keeps its positions, and the others get the rest.
-The mapper adds whole tensor groups matched freely (`matching.bundle`). Those with fewest cut tensor groups remain; of these the
-one that keeps most bytes is taken.
+Law: several groupings are tried, with instances by size, by arrival and by their first old position: runs that end before a
+tensor group, or before the rest of a pipeline, that does not fit; the same with a cut tensor group dealt out, as devices that
+held all of it at a smaller degree need; runs that are cut wherever an instance is full; and, where P and M stay, unchanged
+positions. The mapper adds whole tensor groups matched freely (`matching.bundle`).
+Those with fewest cut tensor groups remain, as shards communicate in every layer; of these the one that keeps most bytes wins.
 """
 
 from __future__ import annotations
@@ -146,7 +142,7 @@ def _unchanged(
         groups = _packed([index for group in rest for index in group], free)
         over = [index for group in rest for index in group][sum(free) :]
         for group, seat in zip(kept, (seat for seat in seats if seat.unchanged), strict=True):
-            room = seat.devices - len(group)
-            group += over[:room]
-            over = over[room:]
+            spare = seat.devices - len(group)
+            group += over[:spare]
+            over = over[spare:]
     return (*(tuple(sorted(group)) for group in kept), *groups)

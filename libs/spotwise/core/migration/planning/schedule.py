@@ -113,7 +113,7 @@ class LinkRun:
         self._ports_of = [self._ports.of(move.source, move.target) for _, move in moves]
         self._started = [False] * len(moves)
         self._has_source = [not move.is_relayed for _, move in moves]
-        self._relays: dict[tuple[int, int, int], list[int]] = {}  # those that wait, by step, source and piece
+        self._relays: dict[tuple[int, int, int], list[int]] = {}  # waiting relays, by step, source and piece
         self._unsent: list[dict[int, int]] = [{} for _ in devices.instances]  # moves out of memory to free, by step
         self._first_unsent = [_NO_STEP] * len(devices.instances)
         self._ends: list[tuple[float, int]] = []
