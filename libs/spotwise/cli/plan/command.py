@@ -1,4 +1,4 @@
-"""`spotwise plan`: plans a change of the parallel configuration, and shows what it would do."""
+"""`spotwise plan`: plans a change of the parallel configuration, and shows its effect."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plan(
     links = Links(parse_size(within, "--within"), parse_size(network, "--network"), parse_size(storage, "--storage"))
     limit = None if buffer is None else parse_size(buffer, "--buffer")
     policy = PlanPolicy(progressive=progressive, buffer_bytes=limit, stage_s=stage_ms / 1000)
-    asked = scenario(
+    change = scenario(
         before,
         after,
         parse_sizes(devices, "--devices"),
@@ -91,15 +91,15 @@ def plan(
     require_writable(json)
     if plot is not None:
         require_plotting(plot)
-    device_map = map_devices(asked.before, after, shape)
+    device_map = map_devices(change.before, after, shape)
     try:
         planned = plan_migration(device_map, shape, links, policy)
-    except ValueError as error:  # a buffer that no order keeps to
+    except ValueError as error:  # a buffer that is too small for any order
         raise OptionError(f"--buffer {buffer}: {error}") from error
     restart = plan_migration(device_map, shape, links, PlanPolicy(restart=True))
     console = report_console()
-    console.print(summary_table(asked, device_map, planned, restart))
-    console.print(mapping_table(asked, device_map))
+    console.print(summary_table(change, device_map, planned, restart))
+    console.print(mapping_table(change, device_map))
     if planned.transfers:
         console.print(order_table(planned, rows))
         console.print("busy links: [bold]k[/] KV, [bold]w[/] weights; stages where they may start", highlight=False)

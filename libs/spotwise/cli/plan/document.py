@@ -1,4 +1,4 @@
-"""A plan as one JSON document, for whoever carries it out or draws it anew."""
+"""A migration plan as one JSON document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spotwise.core.migration.planning.plan import MigrationPlan, paper_migration
 
 
 def plan_document(device_map: DeviceMap, plan: MigrationPlan) -> dict[str, Any]:
-    """Return all that a plan says; shares as exact fractions."""
+    """Return the whole plan; shares as exact fractions."""
     return {
         "from": str(plan.before),
         "to": str(plan.config),

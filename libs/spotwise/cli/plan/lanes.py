@@ -1,7 +1,6 @@
-"""A plan as lines of text: when each instance's links are busy, and when stages start.
+"""A migration plan as lines of text: when each instance's links are busy, and when stages start.
 
-Law: `k` where KV moves, `w` where weights do, `.` where nothing does; a pipeline's line has the numbers of its stages where
-they start, `+` where several do. Links are an instance's way up, its way down, what is within it, and its way from storage.
+`k` marks KV, `w` weights, `.` an idle link; a pipeline's line has its stages' numbers where they start, `+` for several.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from spotwise.core.migration.planning.plan import MigrationPlan, Transfer
 
 
 def lanes(plan: MigrationPlan, columns: int = 72, most_links: int = 40) -> str:
-    """Return the lines, `columns` wide; of more links than `most_links` the first, and how many more there are."""
+    """Return the lines, `columns` wide; beyond `most_links` links, the number of the others."""
     until_s = max([plan.done_s, *plan.stage_start_s.values()]) or 1.0
 
     def column_at(at_s: float) -> int:
@@ -41,7 +40,7 @@ def lanes(plan: MigrationPlan, columns: int = 72, most_links: int = 40) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what `i2` comes before `i10` by."""
+    """Return a sort key that puts `i2` before `i10`."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 

@@ -1,7 +1,7 @@
-"""Models that can be planned for: those that papers measured, by name, and any in a folder, by its files.
+"""Models to plan for: those of papers, by name, and any model's folder.
 
-Law: a folder's weights are what its safetensors files say, to the byte: a layer is what is numbered, the head what is named
-so, and all else counts to the embedding. Nothing is loaded: only the files' headers are read.
+A folder's shape comes from config.json and the headers of its safetensors files: numbered tensors are layers, the head has its
+name, all others count to the embedding. No weights are loaded.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _HEADER_LENGTH = struct.Struct("<Q")
 
 
 def named_shapes() -> dict[str, ModelShape]:
-    """Return the shapes that have a name."""
+    """Return the shapes of the named models."""
     shapes = [model.shape for model in PAPER_MODELS.values()]
     shapes += [_of_language_model(model) for model in LANGUAGE_MODELS.values()]
     return {shape.name.lower(): shape for shape in shapes}
 
 
-def parse_model_shape(asked: str) -> ModelShape:
+def parse_model_shape(model: str) -> ModelShape:
     """Return the shape of a named model or of the one in a folder.
 
     Raises:
-        OptionError: neither; or the folder's files do not say what is needed.
+        OptionError: neither, or the folder's files are incomplete.
     """
     named = named_shapes()
-    if (shape := named.get(asked.lower())) is not None:
+    if (shape := named.get(model.lower())) is not None:
         return shape
-    folder = Path(asked).expanduser()
+    folder = Path(model).expanduser()
     if not folder.is_dir():
         raise OptionError(
-            f"--model {asked!r} is no folder and none of {', '.join(sorted(named))}; "
+            f"--model {model!r} is no folder and none of {', '.join(sorted(named))}; "
             "give one of these, or a folder with config.json and *.safetensors"
         )
     return _of_folder(folder)
@@ -101,7 +101,7 @@ def _number(config: Mapping[str, Any], name: str, folder: Path) -> int:
 
 
 def _weights(folder: Path, layers: int) -> tuple[int, int, int]:
-    """Return the bytes of the largest layer, of what comes before, and of the head."""
+    """Return the bytes of the largest layer, of the embedding, and of the head."""
     by_layer = [0] * layers
     embedding_bytes = head_bytes = 0
     files = sorted(folder.glob("*.safetensors"))

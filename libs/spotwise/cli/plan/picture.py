@@ -1,4 +1,4 @@
-"""A plan as a picture: when bytes come to each device, and when its stage may start."""
+"""A migration plan as a picture: when bytes arrive at each device, and when its stage may start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOURS = {"KV": "C1", "weights": "C0", "from storage": "C3"}
 
 
 def draw_plan(device_map: DeviceMap, plan: MigrationPlan) -> Figure:
-    """Draw a lane for each device: KV and weights as they come, and a line where its stage may start."""
+    """Draw a lane for each device: KV and weights as they arrive, and a line where its stage may start."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -1,7 +1,7 @@
-"""What a user says of a change: who stands where, who goes, who comes.
+"""The change to plan, as the command's options describe it.
 
-Law: instances are numbered from 0, `i0`, `i1` and so on; those that stand fill the old configuration in order, those that come
-follow. Where it is not said how many come, as many come as the new configuration lacks.
+Instances are numbered from 0 (`i0`, `i1`, ...): the old ones fill the old configuration in order, joining ones follow, by
+default as many as the new configuration lacks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Scenario:
     """A change.
 
     Attributes:
-        before: what stands.
-        config: what shall.
-        joining: ids of instances that come for it.
-        lost: ids of instances that went without notice.
-        deadline_s: when those under notice go, from now; `None` where nobody does.
+        before: the old deployment.
+        config: the new configuration.
+        joining: ids of instances that join for it.
+        lost: ids of instances lost without notice.
+        deadline_s: of the instances under notice, from now; `None` without any.
     """
 
     before: Deployment
@@ -36,7 +36,7 @@ def parse_config(written: str, option: str) -> ParallelConfig:
     """Read a configuration.
 
     Raises:
-        OptionError: it is none.
+        OptionError: it is malformed.
     """
     try:
         return ParallelConfig.parse(written)
@@ -48,7 +48,7 @@ def parse_numbers(written: str | None, option: str, below: int) -> list[int]:
     """Read numbers of instances.
 
     Raises:
-        OptionError: one is no number, there is none of that number, or one is there twice.
+        OptionError: one is malformed, unknown or repeated.
     """
     if written is None:
         return []
@@ -66,7 +66,7 @@ def parse_numbers(written: str | None, option: str, below: int) -> list[int]:
 
 
 def parse_sizes(written: str, option: str) -> list[int]:
-    """Read how many devices instances have: one number for all, or one for each, the last for all that follow.
+    """Read devices of instances: one number for all, or one for each, the last for all further ones.
 
     Raises:
         OptionError: one is no number from 1 to 8.
@@ -95,45 +95,45 @@ def scenario(
     """Return the change that the options describe.
 
     Args:
-        old, new: configurations.
-        sizes: devices of instances, in order; the last of all that follow.
+        sizes: devices of instances, in order; the last of all further ones.
         leaving: numbers of instances under notice.
-        lost: numbers of instances that went without notice.
-        joining: instances that come; `None`: as many as are needed.
-        grace_s: from now until those under notice go.
-        requests: that each old pipeline decodes.
-        tokens: of each of them that have KV.
-        decoded: of these, tokens that it decoded; each further request of a pipeline has decoded one less.
+        lost: numbers of instances lost without notice.
+        joining: number of joining instances; `None`: as many as are needed.
+        grace_s: seconds until those under notice are reclaimed.
+        requests: decoding on each old pipeline.
+        tokens: with KV, of each request.
+        decoded: of these, decoded by the first request of a pipeline; each further one has decoded one less.
 
     Raises:
-        OptionError: a number is wrong, or what stays and comes is too little.
+        OptionError: a number is wrong, or too few devices stay and join.
     """
-    standing = _instances(0, old.devices, sizes)
-    going = parse_numbers(leaving, "--leaving", len(standing))
-    gone = parse_numbers(lost, "--lost", len(standing))
-    if both := sorted(set(going) & set(gone)):
+    old_instances = _instances(0, old.devices, sizes)
+    leaving_numbers = parse_numbers(leaving, "--leaving", len(old_instances))
+    lost_numbers = parse_numbers(lost, "--lost", len(old_instances))
+    if both := sorted(set(leaving_numbers) & set(lost_numbers)):
         raise OptionError(f"instance {both[0]} cannot be in --leaving and in --lost")
-    stay = sum(standing[number].devices for number in range(len(standing)) if number not in {*going, *gone})
-    coming = _joining(len(standing), new.devices - stay, sizes, joining)
-    if (there := stay + sum(instance.devices for instance in coming)) < new.devices:
+    not_staying = {*leaving_numbers, *lost_numbers}
+    stay = sum(instance.devices for number, instance in enumerate(old_instances) if number not in not_staying)
+    joining_instances = _joining(len(old_instances), new.devices - stay, sizes, joining)
+    if (available := stay + sum(instance.devices for instance in joining_instances)) < new.devices:
         raise OptionError(
-            f"--to {new} needs {new.devices} devices, and {there} stay or come; "
+            f"--to {new} needs {new.devices} devices, and {available} stay or come; "
             "raise --joining, or leave it out for as many instances as are needed"
         )
-    whole = Deployment.in_order(old, tuple(standing), _running(old, requests, tokens, decoded))
-    left = tuple(
-        Instance(instance.id, instance.devices, grace_s if number in going else None)
-        for number, instance in enumerate(standing)
-        if number not in gone
+    whole = Deployment.in_order(old, tuple(old_instances), _running(old, requests, tokens, decoded))
+    remaining = tuple(
+        Instance(instance.id, instance.devices, grace_s if number in leaving_numbers else None)
+        for number, instance in enumerate(old_instances)
+        if number not in lost_numbers
     )
-    ids = {instance.id for instance in left}
+    ids = {instance.id for instance in remaining}
     positions = {device: position for device, position in whole.positions.items() if device.instance in ids}
     return Scenario(
-        Deployment(old, left + tuple(coming), positions, whole.running),
+        Deployment(old, remaining + tuple(joining_instances), positions, whole.running),
         new,
-        tuple(instance.id for instance in coming),
-        tuple(standing[number].id for number in gone),
-        grace_s if going else None,
+        tuple(instance.id for instance in joining_instances),
+        tuple(old_instances[number].id for number in lost_numbers),
+        grace_s if leaving_numbers else None,
     )
 
 
@@ -154,7 +154,7 @@ def _joining(first: int, lacking: int, sizes: list[int], joining: int | None) ->
 
 
 def _running(config: ParallelConfig, requests: int, tokens: int, decoded: int) -> dict[int, tuple[RunningRequest, ...]]:
-    """Return what decodes: in the token pipelines, where phases are apart."""
+    """Return the decoding requests: of the token pipelines, where phases are split."""
     return {
         pipeline: tuple(
             RunningRequest(f"r{pipeline}.{number}", tokens, max(0, decoded - number)) for number in range(requests)

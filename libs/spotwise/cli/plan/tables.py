@@ -1,4 +1,4 @@
-"""A plan as tables: what moves and what it is worth, who goes where, in which order, and when each stage starts."""
+"""A migration plan as tables: totals, device positions, transfers in order, and stage starts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from spotwise.core.parallel.config import Position
 _BAR = 32
 
 
-def summary_table(asked: Scenario, device_map: DeviceMap, plan: MigrationPlan, restart: MigrationPlan) -> Table:
-    """What it takes, beside a restart that loads everything anew and computes all requests again."""
+def summary_table(change: Scenario, device_map: DeviceMap, plan: MigrationPlan, restart: MigrationPlan) -> Table:
+    """The plan's totals, beside those of a restart that loads everything and computes all requests again."""
     running = sum(len(requests) for requests in device_map.running.values())
-    decoding = sum(len(requests) for requests in asked.before.running.values())
+    decoding = sum(len(requests) for requests in change.before.running.values())
     moves = plan.moved_bytes + plan.storage_bytes
-    table = Table(header_style="bold", title=_title(asked), title_justify="left", title_style="")
-    table.add_column("")
-    table.add_column("this plan", justify="right")
-    table.add_column("restart", justify="right")
+    table = _table(_title(change), ["", ">this plan", ">restart"])
     table.add_row("stays on its device", _bytes(plan.kept_bytes), "0 B")
     table.add_row("from device to device", _bytes(plan.moved_bytes), "0 B")
     table.add_row("from storage", _bytes(plan.storage_bytes), _bytes(restart.storage_bytes))
@@ -44,23 +41,19 @@ def summary_table(asked: Scenario, device_map: DeviceMap, plan: MigrationPlan, r
     return table
 
 
-def mapping_table(asked: Scenario, device_map: DeviceMap) -> Table:
-    """A row for each instance: where its devices stood, and where they will."""
-    table = Table(
-        header_style="bold", title="who goes where (pipeline.stage.shard)", title_justify="left", title_style=""
-    )
-    for heading in ("instance", "", "before", "after"):
-        table.add_column(heading)
-    for instance in asked.before.instances:
+def mapping_table(change: Scenario, device_map: DeviceMap) -> Table:
+    """A row for each instance: the old and new positions of its devices."""
+    table = _table("who goes where (pipeline.stage.shard)", ["instance", "", "before", "after"])
+    for instance in change.before.instances:
         devices = instance.all_devices()
-        before = [asked.before.positions.get(device) for device in devices]
+        before = [change.before.positions.get(device) for device in devices]
         after = [device_map.positions.get(device) for device in devices]
-        what = "leaves" if instance.is_leaving else "comes" if instance.id in asked.joining else ""
+        what = "leaves" if instance.is_leaving else "comes" if instance.id in change.joining else ""
         if not what and not any(position is not None for position in after):
             what = "spare"
         stays = {position.pipeline for position in after if position is not None} & set(device_map.running_on)
         table.add_row(instance.id, what or ("runs on" if stays else ""), _places(before), _places(after))
-    for lost in asked.lost:
+    for lost in change.lost:
         table.add_row(lost, "lost", "", "")
     return table
 
@@ -70,15 +63,8 @@ def order_table(plan: MigrationPlan, rows: int) -> Table:
     ordered = sorted(plan.transfers, key=lambda transfer: transfer.step)
     steps = [(step, list(transfers)) for step, transfers in groupby(ordered, lambda transfer: transfer.step)]
     shown = f", the first {rows} of {len(steps)} steps (--rows)" if len(steps) > rows else ""
-    table = Table(header_style="bold", title=f"what moves, in order{shown}", title_justify="left", title_style="")
-    table.add_column("step", justify="right")
-    table.add_column("what")
-    table.add_column("bytes", justify="right")
-    table.add_column("transfers", justify="right")
-    table.add_column("from")
-    table.add_column("to")
-    table.add_column("starts", justify="right")
-    table.add_column("there", justify="right")
+    headings = [">step", "what", ">bytes", ">transfers", "from", "to", ">starts", ">there"]
+    table = _table(f"what moves, in order{shown}", headings)
     for step, transfers in steps[:rows]:
         table.add_row(
             str(step),
@@ -95,10 +81,7 @@ def order_table(plan: MigrationPlan, rows: int) -> Table:
 
 def stages_table(plan: MigrationPlan) -> Table:
     """When each stage may start, with a bar of the time until then."""
-    table = Table(header_style="bold", title="when stages may start", title_justify="left", title_style="")
-    table.add_column("pipeline", justify="right")
-    table.add_column("stage", justify="right")
-    table.add_column("may start", justify="right")
+    table = _table("when stages may start", [">pipeline", ">stage", ">may start"])
     table.add_column(f"0 to {_seconds(plan.done_s)}", no_wrap=True)
     for (pipeline, stage), start_s in sorted(plan.stage_start_s.items()):
         waits = round(_BAR * start_s / plan.done_s) if plan.done_s else 0
@@ -107,20 +90,28 @@ def stages_table(plan: MigrationPlan) -> Table:
     return table
 
 
-def _title(asked: Scenario) -> str:
-    goes = [instance.id for instance in asked.before.instances if instance.is_leaving]
-    parts = [f"from {asked.before.config} to {asked.config} (D,P,M,B)"]
+def _table(title: str, headings: Sequence[str]) -> Table:
+    """Return an empty table; a heading that begins with `>` has its column aligned right."""
+    table = Table(header_style="bold", title=title, title_justify="left", title_style="")
+    for heading in headings:
+        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
+    return table
+
+
+def _title(change: Scenario) -> str:
+    goes = [instance.id for instance in change.before.instances if instance.is_leaving]
+    parts = [f"from {change.before.config} to {change.config} (D,P,M,B)"]
     if goes:
-        parts.append(f"{', '.join(goes)} under notice, {asked.deadline_s:g} s left")
-    if asked.lost:
-        parts.append(f"{', '.join(asked.lost)} lost")
-    if asked.joining:
-        parts.append(f"{', '.join(asked.joining)} come")
+        parts.append(f"{', '.join(goes)} under notice, {change.deadline_s:g} s left")
+    if change.lost:
+        parts.append(f"{', '.join(change.lost)} lost")
+    if change.joining:
+        parts.append(f"{', '.join(change.joining)} come")
     return "; ".join(parts)
 
 
 def _places(positions: Sequence[Position | None]) -> str:
-    """Return positions briefly: neighbouring shards of a stage as one."""
+    """Return positions in short form: adjacent shards of a stage as one."""
     places = []
     known = [position for position in positions if position is not None]
     for (pipeline, stage), group in groupby(known, lambda position: (position.pipeline, position.stage)):

@@ -1,13 +1,11 @@
 """Chooses the prompt worker and the token worker of a request (joint shortest queue: Splitwise, section 4.2).
 
-Law: prompt queues count uncomputed prompt tokens, less the prefix that a worker may have cached; token queues count remaining
-tokens, among workers with room for the request's KV. Ties go to the smaller id.
-1. *Home pools*: the shortest queue of each, if both are within their thresholds.
-2. *Mixed pool*: for a side that is over, workers of the mixed pool and workers with off-pool work.
-3. *Conversion*: then the best of the opposite pool, which thereby gets off-pool work.
-4. *All over*: the shortest queues of the home pools whatever their length, then any worker with room.
-KV flows only from the prompt pool to the token or the mixed pool; all else is served in place (docs: why this cannot deadlock).
-Break-even: where measured, the smaller delay decides between a split and service in place.
+Law: prompt queues count uncomputed prompt tokens, less a cached prefix; token queues count remaining tokens, among workers with
+room for the request's KV. Ties go to the smaller id. The first rule that finds workers decides:
+home pools within their thresholds; for a side that is over, the mixed pool and workers with off-pool work; conversion of the
+best of the opposite pool; home pools whatever their queues; any worker with room.
+KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
+each other. Where delays were measured, break-even chooses between a split and service in place.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from spotwise.core.cluster.policy import DecodeQueue
 from spotwise.core.cluster.ranking import Need, Ranking
@@ -53,24 +54,9 @@ def _group_of(view: WorkerView) -> Group:
     return MIXED
 
 
-def _pending(view: WorkerView) -> int:
-    return view.pending_prompt_tokens
-
-
-def _remaining(view: WorkerView) -> int:
-    return view.remaining_tokens
-
-
-def _decoding(view: WorkerView) -> int:
-    return view.decoding
-
-
-def _pending_and_remaining(view: WorkerView) -> int:
-    return view.pending_prompt_tokens + view.remaining_tokens
-
-
-def _pending_and_decoding(view: WorkerView) -> int:
-    return view.pending_prompt_tokens + view.decoding
+_pending, _remaining, _decoding = (
+    attrgetter(name) for name in ("pending_prompt_tokens", "remaining_tokens", "decoding")
+)
 
 
 class Pools:
@@ -86,7 +72,8 @@ class Pools:
 
     def __init__(self, decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS) -> None:
         by_tokens = decode_queue is DecodeQueue.REMAINING_TOKENS
-        self.decode_length: Callable[[WorkerView], int] = _remaining if by_tokens else _decoding
+        length: Callable[[WorkerView], int] = _remaining if by_tokens else _decoding
+        self.decode_length = length
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
         self._places: dict[str, tuple[Group, tuple[int, ...]]] = {}
@@ -95,9 +82,7 @@ class Pools:
         self._by_home = {
             group: Ranking(_pending if group.home_pool is Pool.PROMPT else _remaining) for group in ALL_GROUPS
         }
-        self._by_both = {
-            group: Ranking(_pending_and_remaining if by_tokens else _pending_and_decoding) for group in ALL_GROUPS
-        }
+        self._by_both = {group: Ranking(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS}
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._views.values())

@@ -46,8 +46,6 @@ class Quarantine:
     def __bool__(self) -> bool:
         return bool(self._records)
 
-    # --- what happened ------------------------------------------------------------------------------------------------
-
     def failed(self, pair: Pair, now: float) -> None:
         """Count a failed hand-off."""
         record = self._records.setdefault(pair, _Record())
@@ -84,8 +82,6 @@ class Quarantine:
                 for pair, record in self._records.items()
                 if now - max(record.failed_s, record.until_s) < FORGOTTEN_S
             }
-
-    # --- questions ----------------------------------------------------------------------------------------------------
 
     def avoided(self, now: float) -> frozenset[Pair]:
         """Return the pairs that get no hand-off now."""

@@ -54,7 +54,7 @@ class AcceptedRequest:
 
 
 class Requests:
-    """Open requests by id, with the queue and those that await a worker's reply."""
+    """Open requests by id, with the queue and the set that awaits a worker's reply."""
 
     def __init__(self) -> None:
         self._entries: dict[str, AcceptedRequest] = {}
@@ -86,8 +86,6 @@ class Requests:
         elif entry.token_worker is None:
             del self._queue[bisect_left(self._queue, entry.place)]
 
-    # --- the queue ----------------------------------------------------------------------------------------------------
-
     @property
     def queued(self) -> list[AcceptedRequest]:
         """The queued requests, in order of priority and arrival."""
@@ -107,8 +105,6 @@ class Requests:
         del self._unanswered[entry.choice_id]
         entry.prompt_worker = entry.token_worker = entry.sent_s = entry.assignment = None
         insort(self._queue, entry.place)
-
-    # --- orders -------------------------------------------------------------------------------------------------------
 
     @property
     def unanswered(self) -> list[AcceptedRequest]:

@@ -1,18 +1,11 @@
-"""What a request's attempts came to, and when that is enough.
+"""The outcomes of a request's attempts, and when the request is given up.
 
-Law: an attempt makes progress once it has brought `PROGRESS_TOKENS` tokens; the first token comes of the prompt phase, which
-each attempt repeats. Without progress in between,
-
-1. `MAX_FRUITLESS` attempts that workers gave back for a failure end the request: no choice of workers serves it;
-2. `MAX_FELLED` attempts that ended a worker, or that a worker gave back because its engine fails with it, end the request as
-   one that fells its workers. A worker that had a notice, or said goodbye, was not felled; neither was one that was only
-   silent and comes back as the same incarnation;
-3. from `SUSPECT_FELLED` on, a request is a suspect, and of a gateway's suspects one is tried at a time, so that what it takes
-   along is plain.
-
-What workers name as the reason of a failure is avoided by later attempts. Nothing here bounds the attempts of a request that
-makes progress: on machines that come and go, a long one may need many.
-
+Law: an attempt makes progress once it has brought `PROGRESS_TOKENS` tokens (each attempt repeats the prompt phase's first one).
+Without progress in between, `MAX_FRUITLESS` attempts that workers gave back for a failure end the request.
+Likewise `MAX_FELLED` attempts that ended a worker or were given back because the engine failed; a worker that had a notice,
+said goodbye, or returns as the same incarnation was not felled.
+From `SUSPECT_FELLED` on a request is a suspect; a gateway tries one suspect at a time.
+What workers name as the reason of a failure is avoided later; attempts of a request that makes progress are not bounded.
 Source: `docs/adr/0024-requests-that-fell-workers.md`.
 """
 
@@ -36,7 +29,7 @@ MAX_AVOIDED = 8
 
 @dataclass(slots=True)
 class AttemptHistory:
-    """One request's attempts since its last progress.
+    """A request's attempts since its last progress.
 
     Attributes:
         avoid: what failed, each once, the latest last.
@@ -49,17 +42,17 @@ class AttemptHistory:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request may be what fells its workers."""
+        """Whether the request may be what ends its workers."""
         return len(self._felled) >= SUSPECT_FELLED
 
     @property
     def has_felled_too_many(self) -> bool:
-        """Whether no further worker shall compute it."""
+        """Whether the request is given to no further worker."""
         return len(self._felled) >= MAX_FELLED
 
     @property
     def is_fruitless(self) -> bool:
-        """Whether no choice of workers seems to serve it."""
+        """Whether no choice of workers seems to serve the request."""
         return self._fruitless >= MAX_FRUITLESS
 
     def began(self) -> None:
@@ -67,14 +60,14 @@ class AttemptHistory:
         self._tokens = 0
 
     def brought(self, tokens: int) -> None:
-        """Note tokens of this attempt."""
+        """Count tokens of this attempt."""
         self._tokens += tokens
         if self._tokens >= PROGRESS_TOKENS and (self._fruitless or self._felled):
             self._fruitless = 0
             self._felled.clear()
 
     def given_back(self, suspects: Suspects) -> None:
-        """Note that a worker gave the attempt back, and of what it failed."""
+        """Note that a worker gave the attempt back, and what failed."""
         others = [known for known in self.avoid if known != suspects]
         self.avoid = (*others, suspects)[-MAX_AVOIDED:]
         self._fruitless += 1
@@ -82,10 +75,10 @@ class AttemptHistory:
             self._felled.append((suspects[0], None))
 
     def felled(self, worker_id: str, incarnation: int) -> None:
-        """Note that a worker ended without a word while the attempt was there."""
+        """Note that a worker ended without notice during the attempt."""
         self._felled.append((worker_id, incarnation))
 
     def has_returned(self, worker_id: str, incarnation: int) -> None:
-        """Note that a worker that was taken for lost is there: it was only silent."""
+        """Clear a worker that was only silent."""
         if self._felled:
             self._felled = [each for each in self._felled if each != (worker_id, incarnation)]

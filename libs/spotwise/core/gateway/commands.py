@@ -1,4 +1,4 @@
-"""What the gateway role hears from its process, and what it asks of it."""
+"""Events and commands of the gateway role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotwise.core.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """A client asks for a sequence of `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
+    """A client submitted a choice: `max_new_tokens` tokens at most after a prompt of `prompt_tokens`."""
 
     choice_id: str
     prompt_tokens: int
@@ -21,14 +21,14 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True)
 class RequestClosed:
-    """Whoever asked takes nothing more: it left, or a stop string ended its text."""
+    """The client takes no more tokens: it disconnected, or a stop string ended its text."""
 
     choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitFailed:
-    """The scheduler could not be asked, or the record before that not be written: then the store is away."""
+    """The scheduler was unreachable, or the request's record could not be written (`store_is_away`)."""
 
     choice_id: str
     epoch: int
@@ -38,7 +38,7 @@ class SubmitFailed:
 
 @dataclass(frozen=True, slots=True)
 class BusReconnected:
-    """The broker was away for a moment, and with it what was on its way: tokens, and endings."""
+    """The broker was away, and messages under way were lost."""
 
 
 GatewayEvent = (
@@ -60,7 +60,7 @@ GatewayEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitAttempt:
-    """Write the record with these output tokens, then ask the scheduler; `model_digest` is of the weights that drew them."""
+    """Write the record with these output tokens, then submit it; `model_digest` is of the weights that drew them."""
 
     choice_id: str
     epoch: int
@@ -72,14 +72,14 @@ class SubmitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CloseAttempts:
-    """Tell the scheduler that the request is over, and forget its record."""
+    """Notify the scheduler that the request is over, and delete its record."""
 
     order: m.CloseRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand tokens to whoever asked."""
+    """Hand tokens to the client."""
 
     choice_id: str
     tokens: tuple[m.TokenDelta, ...]
@@ -88,14 +88,14 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Tell whoever asked that both workers have been found."""
+    """Notify the client that workers were assigned."""
 
     choice_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Tell whoever asked that the request is not served; `code` is a `RejectCode` or one of `FAIL_*`."""
+    """Fail the client's request; `code` is a `RejectCode` or one of `FAIL_*`."""
 
     choice_id: str
     code: str

@@ -1,4 +1,4 @@
-"""How hard a gateway tries to finish a request, and what it takes for lost."""
+"""How long a gateway tries to finish a request, and when it counts an attempt or a member as lost."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """How hard the gateway tries.
+    """Limits of a request's recovery, in seconds.
 
     Attributes:
         recovery_s: a lost attempt is followed by others until this long after the first loss since the last token.
-        retry_pause_s: between an attempt that found nobody and the next.
-        stall_s: an attempt that brings nothing for so long counts as lost.
+        retry_pause_s: between an attempt that was lost and the next.
+        stall_s: an attempt without tokens for so long is lost.
         member_timeout_s: silence after which a worker counts as lost.
-        scheduler_timeout_s: the same for a scheduler: one that is only slow has not forgotten what waits in its queue, and
-            one that has started anew says so.
-        unheld_s: an attempt that no scheduler and no worker has named for so long is lost, whichever message was; `None` where
-            they name none.
-        gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost if it is not here by then.
+        scheduler_timeout_s: the same for a scheduler: a slow one keeps its queue, and a restarted one announces itself.
+        unheld_s: an attempt that no scheduler and no worker has named as held for so long is lost; `None` where they name none.
+        gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost after this long.
     """
 
     recovery_s: float = 30.0

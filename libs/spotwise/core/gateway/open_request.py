@@ -1,8 +1,8 @@
 """A request that has not ended, and its newest attempt.
 
-Law: an attempt's tokens count from its workers only. The scheduler says who they are; where that word was lost, the first
-tokens name their worker: the attempt's first token is the prompt worker's, all later ones are the token worker's. Tokens are
-missing where a later one has overtaken them, or where one of the workers has lost some and has brought this attempt none since.
+Law: an attempt's tokens count from its workers only. The scheduler names them; where that message was lost, the first tokens
+do: the attempt's first token is the prompt worker's, all later ones are the token worker's.
+Tokens are missing where a later one has overtaken them, or where a worker has lost batches and sent this attempt none since.
 """
 
 from __future__ import annotations
@@ -11,32 +11,30 @@ from dataclasses import dataclass, field
 
 from spotwise.core import messages as m
 from spotwise.core.gateway.attempt_history import AttemptHistory
-from spotwise.core.request import FinishReason, RequestState
+from spotwise.core.request import FinishReason, RequestEvent, RequestState, advance
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """What the gateway knows of a request.
+    """The gateway's state of a request.
 
     Attributes:
-        state: where it stands for its client.
         epoch, attempt_id: of the newest attempt.
         queued: a scheduler has accepted the attempt.
-        announced: its client was told that workers were found.
-        workers: those whose loss would be the attempt's; the prompt worker's part is done with the token worker's first token.
-        senders: those whose tokens count.
-        assigned: the scheduler has said who they are.
+        announced: its client was notified of the assignment.
+        workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
+        senders: workers whose tokens count.
+        assigned: the scheduler has named the senders.
         first_index: index of the attempt's first token.
         model_digest: of the weights that `token_ids` were computed with.
-        token_ids: committed: its client has them.
-        early: tokens that came before the one that is next.
+        token_ids: committed, that is delivered to the client.
+        early: tokens that arrived before the next one.
         gap_since_s: since when a token is missing that a later one has overtaken.
-        doubted_s: workers that lost tokens since they last brought it one, and when they did.
-        submitted_s, progress_s: when the attempt began, and when the last token came.
-        held_s: when a scheduler or a worker last named the attempt as one that it holds.
-        lost_since_s: when the first attempt was lost since the last token.
+        doubted_s: workers that lost tokens since their last token here, and when.
+        submitted_s, progress_s: when the attempt began, and when the last token arrived.
+        held_s: when a scheduler or a worker last named the attempt as held.
+        lost_since_s: when the first attempt since the last token was lost.
         retry_at_s: when the next attempt begins; `None` while one runs.
-        history: of the attempts so far.
     """
 
     choice_id: str
@@ -65,7 +63,7 @@ class OpenRequest:
     history: AttemptHistory = field(default_factory=AttemptHistory)
 
     def begin_attempt(self, attempt_id: int, now: float) -> None:
-        """Start the next attempt from the committed tokens; nothing of the one before counts any more."""
+        """Start the next attempt from the committed tokens and reset the last one's state."""
         self.epoch += 1
         self.attempt_id = attempt_id
         self.workers, self.senders, self.assigned, self.queued = (), (), False, False
@@ -79,15 +77,15 @@ class OpenRequest:
         self.history.began()
 
     def assign(self, prompt_worker: str, token_worker: str) -> None:
-        """Take the scheduler's word for who the workers are."""
+        """Set the workers that the scheduler named."""
         self.assigned, self.senders = True, (prompt_worker, token_worker)
-        if self.workers[-1:] != (token_worker,):  # else its tokens came before this word
+        if self.workers[-1:] != (token_worker,):  # else its tokens arrived before this message
             self.workers = self.senders
 
     def counts(self, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
-        """Tell whether the attempt is this sender's; one that was not named yet names itself.
+        """Tell whether the attempt is this sender's; an unnamed worker names itself.
 
-        A scheduler ends attempts, and brings no tokens.
+        A scheduler ends attempts and sends no tokens.
         """
         is_schedulers = batch.number is None and delta.finish_reason is FinishReason.ERROR
         if batch.worker_id not in self.senders and not is_schedulers:
@@ -97,11 +95,11 @@ class OpenRequest:
             is_token_worker = delta.token_index > self.first_index
             self.workers = self.senders = (*others, *sender) if is_token_worker else (*sender, *others)
         if (batch.worker_id,) == self.workers[-1:]:
-            self.workers = self.workers[-1:]  # the prompt worker's part is done, its fate no matter
+            self.workers = self.workers[-1:]  # the prompt worker's part is done; its loss changes nothing
         return True
 
     def doubt(self, worker_id: str, since_s: float) -> None:
-        """Note that tokens of a worker are lost, whose nobody knows; that may be here where its workers are not known."""
+        """Note that a worker has lost tokens, which may be this attempt's."""
         if worker_id in self.workers or not self.assigned:
             self.doubted_s.setdefault(worker_id, since_s)
 
@@ -115,8 +113,40 @@ class OpenRequest:
             if worker_id in self.workers or not self.assigned
         )
 
+    def commit(self, delta: m.TokenDelta, now: float) -> list[m.TokenDelta]:
+        """Append the next token and the early ones that follow it, and return them."""
+        ready: list[m.TokenDelta] = []
+        following: m.TokenDelta | None = delta
+        while following is not None and following.token_id is not None:
+            ready.append(following)
+            self.token_ids.append(following.token_id)
+            following = self.early.pop(len(self.token_ids), None)
+        if self.first_token_s is None:
+            self.first_token_s = now
+            self.state = advance(self.state, RequestEvent.PREFILL_STARTED)
+        self.progress_s, self.lost_since_s = now, None
+        self.gap_since_s = now if self.early else None
+        self.history.brought(len(ready))
+        return ready
+
+    def facts(self, now: float) -> dict[str, str | int | float]:
+        """Return the ledger's facts of an ended request, times in seconds."""
+        tokens = len(self.token_ids)
+        facts: dict[str, str | int | float] = {
+            "finish": self.state.value.removeprefix("finished_"),
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": tokens,
+            "attempts": self.epoch,
+            "e2e_s": now - self.received_s,
+        }
+        if self.first_token_s is not None:
+            facts["ttft_s"] = self.first_token_s - self.received_s
+            if tokens > 1:
+                facts["tpot_s"] = (self.progress_s - self.first_token_s) / (tokens - 1)
+        return facts
+
     def was_away(self, seconds: float) -> None:
-        """Put off what silence would end: nobody could be heard."""
+        """Extend all timeouts by a time in which the gateway was cut off."""
         self.submitted_s += seconds
         self.held_s += seconds
         self.doubted_s = {worker_id: since_s + seconds for worker_id, since_s in self.doubted_s.items()}

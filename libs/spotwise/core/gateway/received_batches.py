@@ -1,9 +1,9 @@
-"""Which token batches of a worker never came.
+"""Detects token batches of a worker that were lost.
 
-Law: a worker numbers its batches to this incarnation of the gateway from 1, and its heartbeats say how many it has sent.
-Links are first in, first out, so a number that is passed over is lost. The last ones are lost when a heartbeat has counted
-them for `overdue_s` and they have not come; heartbeats and batches may overtake each other. A worker whose number is 1 again
-has forgotten this gateway and begins anew.
+Law: a worker numbers its batches to this incarnation of the gateway from 1; its heartbeats carry how many it has sent.
+Links are FIFO, so a number that is skipped is lost.
+A batch is lost too if a heartbeat counted it `overdue_s` ago: heartbeats and batches may overtake each other.
+A worker whose number restarts at 1 has forgotten this gateway.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spotwise.core.messages import Member, TokenBatch
 
-#: A worker that was not heard for so long is forgotten; if it comes back, its requests are computed again at worst.
+#: A worker silent for so long is forgotten; if it returns, its requests are computed again at worst.
 FORGET_AFTER_S = 600.0
 
 
@@ -22,12 +22,12 @@ class _Sender:
 
     Attributes:
         received: the number of its newest batch here.
-        counted, counted_s: more than that, as a heartbeat said, and when one first did; `None` where nothing is missing.
-        heard_s: when it was last heard.
+        counted, counted_s: a larger number from a heartbeat, and when that first arrived; `None` where no batch is missing.
+        seen_s: when its last message arrived.
     """
 
     incarnation: int
-    heard_s: float
+    seen_s: float
     received: int = 0
     counted: int = 0
     counted_s: float | None = None
@@ -37,8 +37,8 @@ class ReceivedBatches:
     """Counts every worker's batches.
 
     Args:
-        gateway_id: of whose heartbeats' counts are read.
-        overdue_s: how long a batch that a heartbeat has counted may be on its way.
+        gateway_id: whose counts to read from heartbeats.
+        overdue_s: how long a batch that a heartbeat has counted may be under way.
     """
 
     def __init__(self, gateway_id: str, overdue_s: float) -> None:
@@ -47,7 +47,7 @@ class ReceivedBatches:
         self._senders: dict[str, _Sender] = {}
 
     def received(self, batch: TokenBatch, now: float) -> bool:
-        """Count a batch; tell whether one or more before it are lost."""
+        """Count a batch; tell whether earlier ones are lost."""
         if batch.number is None:
             return False
         sender = self._sender(batch.worker_id, batch.incarnation, now)
@@ -71,7 +71,7 @@ class ReceivedBatches:
                 sender.counted, sender.counted_s = streams.batches_sent, now
 
     def was_away(self, seconds: float) -> None:
-        """Give what is overdue so much longer: nothing could come."""
+        """Extend the time of overdue batches by a time in which the gateway was cut off."""
         for sender in self._senders.values():
             if sender.counted_s is not None:
                 sender.counted_s += seconds
@@ -83,16 +83,16 @@ class ReceivedBatches:
             if sender.counted_s is not None and now - sender.counted_s > self._overdue_s:
                 lost.append((worker_id, sender.counted_s))
                 sender.received, sender.counted_s = max(sender.received, sender.counted), None
-            elif now - sender.heard_s > FORGET_AFTER_S:
+            elif now - sender.seen_s > FORGET_AFTER_S:
                 del self._senders[worker_id]
         return lost
 
     def _sender(self, worker_id: str, incarnation: int, now: float) -> _Sender | None:
-        """Return the newest incarnation's count; `None` for a word of an earlier one."""
+        """Return the newest incarnation's record; `None` for a message of an earlier one."""
         sender = self._senders.get(worker_id)
         if sender is None or sender.incarnation < incarnation:
             sender = self._senders[worker_id] = _Sender(incarnation, now)
         elif sender.incarnation > incarnation:
             return None
-        sender.heard_s = now
+        sender.seen_s = now
         return sender

@@ -1,19 +1,11 @@
-"""The gateway's side of every request: attempts, tokens in order, recovery.
+"""The gateway's side of every request: attempts, ordered tokens, recovery.
 
-Law: the gateway owns a request. It numbers its attempts (epochs), hands each token on exactly once and in order, and when a
-worker is lost or gives an attempt back, submits the next one with the tokens committed so far; the client sees a pause. Only
-when recovery has failed for `recovery_s`, attempts come to nothing (`attempt_history.py`), or the first attempt is rejected,
-does the client see an error.
-
-Source: stateful inference recovery at token granularity, SpotServe section 4; the stateless sampler (`sampling.py`) makes
-the committed tokens sufficient.
-
-Whose tokens count, and which are missing, is `open_request.py`'s and `received_batches.py`'s: an attempt that lacks tokens for
-`gap_s` is lost. So is one that neither a scheduler nor a worker has named for `unheld_s`, whichever message was.
-
-Invariants: token indexes delivered are 0, 1, 2, … without gap or repeat; nothing is delivered after the end; messages of
-earlier attempts change nothing (each attempt has a stream id of its own); every request ends in exactly one of `Deliver` with
-a finish reason, `Fail`, or `RequestClosed`.
+Law: the gateway owns a request. It numbers attempts (epochs) and delivers each token exactly once, in order.
+When a worker is lost or gives an attempt back, the next attempt starts from the committed tokens; the client sees a pause.
+The client sees an error only if recovery fails for `recovery_s`, attempts are fruitless (`attempt_history.py`), or the first
+attempt is rejected. Messages of earlier attempts change nothing.
+Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
+committed tokens sufficient.
 """
 
 from __future__ import annotations
@@ -43,8 +35,8 @@ class GatewayRole:
         )
         self._batches = ReceivedBatches(gateway_id, self.limits.gap_s)
         self._requests: dict[str, OpenRequest] = {}
-        self._streams: dict[int, OpenRequest] = {}
-        self._next_stream_id = 1
+        self._attempts: dict[int, OpenRequest] = {}
+        self._next_attempt_id = 1
         self._commands: list[g.GatewayCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             g.RequestReceived: self._received,
@@ -62,21 +54,19 @@ class GatewayRole:
 
     @property
     def open_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._requests)
 
     def is_open(self, choice_id: str, epoch: int) -> bool:
-        """Tell whether an attempt is the current one of a request that has not ended, and is not lost."""
+        """Tell whether an attempt is the current one of an open request, and is not lost."""
         request = self._current(choice_id, epoch)
         return request is not None and request.retry_at_s is None
 
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
-        """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
+        """Process one event at Unix time `now` (seconds) and return the commands, in order."""
         self._handlers[type(event)](event, now)
         commands, self._commands = self._commands, []
         return commands
-
-    # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _received(self, event: g.RequestReceived, now: float) -> None:
         request = OpenRequest(event.choice_id, event.prompt_tokens, received_s=now, progress_s=now)
@@ -84,24 +74,20 @@ class GatewayRole:
         self._submit(request, now)
 
     def _submit(self, request: OpenRequest, now: float) -> None:
-        self._streams.pop(request.attempt_id, None)
-        request.begin_attempt(self._next_stream_id, now)
-        self._next_stream_id = self._next_stream_id % 0xFFFFFFFF + 1
-        self._streams[request.attempt_id] = request
+        self._attempts.pop(request.attempt_id, None)
+        request.begin_attempt(self._next_attempt_id, now)
+        self._next_attempt_id = self._next_attempt_id % 0xFFFFFFFF + 1
+        self._attempts[request.attempt_id] = request
+        ids = request.choice_id, request.epoch, request.attempt_id
         token_ids, avoid = tuple(request.token_ids), request.history.avoid
-        self._commands.append(
-            g.SubmitAttempt(
-                request.choice_id, request.epoch, request.attempt_id, token_ids, request.model_digest, avoid
-            )
-        )
+        self._commands.append(g.SubmitAttempt(*ids, token_ids, request.model_digest, avoid))
 
     def _current(self, choice_id: str, epoch: int) -> OpenRequest | None:
         request = self._requests.get(choice_id)
         return request if request is not None and request.epoch == epoch else None
 
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
-        request = self._current(event.choice_id, event.epoch)
-        if request is not None:
+        if (request := self._current(event.choice_id, event.epoch)) is not None:
             request.queued = True
 
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
@@ -137,28 +123,22 @@ class GatewayRole:
             self._attempt_lost(request, event.reason, now)
 
     def _bus_reconnected(self, event: g.BusReconnected, now: float) -> None:
-        """Start those anew whose workers are not known yet: the scheduler's word may be lost. Lost tokens leave gaps."""
+        """Restart attempts without known workers: the scheduler's message may be lost. Lost tokens leave gaps."""
         for request in list(self._requests.values()):
             if not request.workers:
                 self._attempt_lost(request, "the broker was away", now)
 
     def _attempt_lost(
-        self,
-        request: OpenRequest,
-        reason: str,
-        now: float,
-        *,
-        suspects: m.Suspects = (),
-        felled: m.Member | None = None,
+        self, request: OpenRequest, reason: str, now: float, suspects: m.Suspects = (), felled: m.Member | None = None
     ) -> None:
-        """Try again soon, or give up when that has gone on for too long, or comes to nothing.
+        """Retry, or fail the request when recovery has taken too long or is fruitless.
 
         Args:
-            suspects: whom the worker names that gave the attempt back.
+            suspects: what failed, as named by the worker that gave the attempt back.
             felled: the worker that ended with it.
         """
         if request.retry_at_s is not None:
-            return  # lost already, and the next attempt has its time
+            return  # lost already, and the next attempt is scheduled
         self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
         if suspects:
             request.history.given_back(suspects)
@@ -172,24 +152,21 @@ class GatewayRole:
             self._fail(request, g.FAIL_NOT_RECOVERED, message, 1.0, now)
             return
         is_first = request.lost_since_s is None
-        if request.lost_since_s is None:
-            request.lost_since_s = now
+        request.lost_since_s = now if request.lost_since_s is None else request.lost_since_s
         if now - request.lost_since_s >= self.limits.recovery_s:
             message = f"the request could not be recovered within {self.limits.recovery_s:g} s: {reason}"
             self._fail(request, g.FAIL_NOT_RECOVERED, message, 1.0, now)
             return
-        self._streams.pop(request.attempt_id, None)
+        self._attempts.pop(request.attempt_id, None)
         request.retry_at_s = now + self.limits.retry_pause_s
         if is_first and not request.history.is_suspect:
             self._submit(request, now)
-
-    # --- tokens -------------------------------------------------------------------------------------------------------
 
     def _token_batch(self, batch: m.TokenBatch, now: float) -> None:
         if self._batches.received(batch, now):
             self._tokens_missing(batch.worker_id, now)
         for delta in batch.deltas:
-            request = self._streams.get(delta.attempt_id)
+            request = self._attempts.get(delta.attempt_id)
             if request is None or not request.counts(batch, delta):
                 continue
             if request.model_digest is None and (worker := self.membership.get(batch.worker_id)) is not None:
@@ -198,12 +175,12 @@ class GatewayRole:
                 request.doubted_s.pop(batch.worker_id, None)
 
     def _tokens_missing(self, worker_id: str, since_s: float) -> None:
-        """Note that tokens of a worker are lost, whose nobody knows: the next ones of each attempt will tell."""
+        """Note that a worker's tokens are lost, of an unknown request: later tokens of each attempt decide."""
         for request in self._requests.values():
             request.doubt(worker_id, since_s)
 
     def _token(self, request: OpenRequest, delta: m.TokenDelta, now: float) -> bool:
-        """Take in what a worker says of an attempt; tell whether it was the next token, or the end."""
+        """Process a worker's message on an attempt; tell whether it was the next token, or the end."""
         if delta.finish_reason is FinishReason.ERROR:
             if delta.retryable:
                 self._attempt_lost(request, delta.error, now, suspects=delta.suspects)
@@ -212,35 +189,20 @@ class GatewayRole:
             return True
         expected = len(request.token_ids)
         if delta.token_index > expected:
-            request.early[delta.token_index] = delta  # the prompt worker's token is still on its way
-            if request.gap_since_s is None:
-                request.gap_since_s = now
+            request.early[delta.token_index] = delta  # the prompt worker's token is still under way
+            request.gap_since_s = now if request.gap_since_s is None else request.gap_since_s
             return False
         if delta.token_index < expected or delta.token_id is None:
             return False
-        ready: list[m.TokenDelta] = []
-        next_delta: m.TokenDelta | None = delta
-        while next_delta is not None and next_delta.token_id is not None:
-            ready.append(next_delta)
-            request.token_ids.append(next_delta.token_id)
-            next_delta = request.early.pop(len(request.token_ids), None)
-        if request.first_token_s is None:
-            request.first_token_s = now
-            request.state = advance(request.state, RequestEvent.PREFILL_STARTED)
-        request.progress_s, request.lost_since_s = now, None
-        request.gap_since_s = now if request.early else None
-        request.history.brought(len(ready))
+        ready = request.commit(delta, now)
         finish_reason = ready[-1].finish_reason
         self._commands.append(g.Deliver(request.choice_id, tuple(ready), finish_reason))
         if finish_reason is not None:
             self._end(request, FINISH_EVENT[finish_reason], now, finished=True)
         return True
 
-    # --- endings ------------------------------------------------------------------------------------------------------
-
     def _closed(self, event: g.RequestClosed, now: float) -> None:
-        request = self._requests.get(event.choice_id)
-        if request is not None:
+        if (request := self._requests.get(event.choice_id)) is not None:
             self._end(request, RequestEvent.ABORTED, now, finished=False)
 
     def _fail(self, request: OpenRequest, code: str, message: str, retry_after_s: float | None, now: float) -> None:
@@ -251,28 +213,16 @@ class GatewayRole:
         request.state = advance(request.state, event)
         assert is_terminal(request.state)
         del self._requests[request.choice_id]
-        self._streams.pop(request.attempt_id, None)
+        self._attempts.pop(request.attempt_id, None)
         self._commands.append(g.CloseAttempts(m.CloseRequest(request.choice_id, request.epoch, finished)))
-        tokens = len(request.token_ids)
-        facts: dict[str, str | int | float] = {
-            "finish": request.state.value.removeprefix("finished_"),
-            "prompt_tokens": request.prompt_tokens,
-            "output_tokens": tokens,
-            "attempts": request.epoch,
-            "e2e_s": now - request.received_s,
-        }
-        if request.first_token_s is not None:
-            facts["ttft_s"] = request.first_token_s - request.received_s
-            if tokens > 1:
-                facts["tpot_s"] = (request.progress_s - request.first_token_s) / (tokens - 1)
-        self._record(request, "completed", now, **facts)
+        self._record(request, "completed", now, **request.facts(now))
 
     def _record(self, request: OpenRequest, stage: str, now: float, **facts: str | int | float) -> None:
         entry = m.LedgerEntry(request.choice_id, request.epoch, stage, self.gateway_id, now, tuple(facts.items()))
         self._commands.append(m.RecordLedger(entry))
 
     def _confirm(self, question: m.ConfirmAttempts, now: float) -> None:
-        """Tell a holder which attempts are over: a message about their end may have been lost."""
+        """Tell a holder which attempts are over: the message that ended them may have been lost."""
         ended = []
         for choice_id, epoch in question.attempts:
             if self.is_open(choice_id, epoch):
@@ -280,8 +230,6 @@ class GatewayRole:
             else:
                 ended.append((choice_id, epoch))
         self._commands.append(m.Send(question.holder_id, m.AttemptsConfirmed(tuple(ended))))
-
-    # --- members and time ---------------------------------------------------------------------------------------------
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         self._batches.reported(member, self.incarnation, now)
@@ -293,7 +241,7 @@ class GatewayRole:
                     request.history.has_returned(member.id, member.incarnation)
 
     def _member_lost(self, event: MemberLost, now: float) -> None:
-        """Recover what the member had: a worker its assigned requests, a scheduler those that wait in its queue."""
+        """Recover what a lost member had: a worker's assigned requests, a scheduler's queued ones."""
         member = event.member
         is_scheduler = member.kind is m.MemberKind.CLUSTER_SCHEDULER
         felled = None if event.is_expected else member
@@ -304,7 +252,7 @@ class GatewayRole:
                 self._attempt_lost(request, reason, now, felled=None if waits else felled)
 
     def _was_away(self, seconds: float) -> None:
-        """Put off what silence would end: nobody could be heard."""
+        """Extend all timeouts by a time in which the gateway was cut off."""
         self.membership.was_away(seconds)
         self._batches.was_away(seconds)
         for request in self._requests.values():
@@ -318,14 +266,16 @@ class GatewayRole:
         for change in self.membership.expire(now):
             if isinstance(change, MemberLost):
                 self._member_lost(change, now)
-        tries_a_suspect: bool | None = None  # not looked for yet
+        tries_a_suspect: bool | None = None  # not known yet
         for request in list(self._requests.values()):
             if request.retry_at_s is not None:
                 if request.retry_at_s > now:
                     continue
                 if request.history.is_suspect:
                     if tries_a_suspect is None:
-                        tries_a_suspect = self._tries_a_suspect()
+                        tries_a_suspect = any(
+                            each.history.is_suspect and each.retry_at_s is None for each in self._requests.values()
+                        )
                     if tries_a_suspect:
                         self._wait_for_suspect(request, now)
                         continue
@@ -338,11 +288,8 @@ class GatewayRole:
             elif now - max(request.progress_s, request.submitted_s) > self.limits.stall_s:
                 self._attempt_lost(request, f"nothing came for {self.limits.stall_s:g} s", now)
 
-    def _tries_a_suspect(self) -> bool:
-        return any(request.history.is_suspect and request.retry_at_s is None for request in self._requests.values())
-
     def _wait_for_suspect(self, request: OpenRequest, now: float) -> None:
-        """Look again later; the time for its recovery does not run meanwhile."""
+        """Retry later; the time limit of its recovery does not run meanwhile."""
         assert request.retry_at_s is not None and request.lost_since_s is not None
         retry_at_s = now + self.limits.retry_pause_s
         request.lost_since_s += retry_at_s - request.retry_at_s

@@ -1,11 +1,8 @@
-"""What stands where now: instances, their devices, what each holds, and whose KV each pipeline has.
+"""The deployment that a migration starts from: instances, the position of each device, and the requests of each pipeline.
 
-Law: a device is known by its instance and its number there. A deployment says which position of which configuration each
-device has; what it holds follows from its position (`ModelShape`), and is what a later configuration may use again. An
-instance under notice (`deadline_s`) may send until then, and gets no position of a new configuration.
-
-Invariants: a device has one position at most, a position one device; only devices of listed instances have one. Positions may
-be empty: a deployment that has lost devices without notice is described by what is left.
+Law: a device is known by its instance and its number there; what it holds follows from its position (`ModelShape`).
+An instance under notice (`deadline_s`) may send until then, and gets no position of a new configuration.
+A device has one position at most and a position one device; positions may be empty after losses without notice.
 """
 
 from __future__ import annotations
@@ -18,12 +15,7 @@ from spotwise.core.parallel.config import ParallelConfig, Position
 
 
 class Device(NamedTuple):
-    """One accelerator.
-
-    Attributes:
-        instance: the machine's id.
-        number: from 0, on that machine.
-    """
+    """One accelerator: its instance's id, and its number there from 0."""
 
     instance: str
     number: int
@@ -34,9 +26,8 @@ class Instance:
     """A machine.
 
     Attributes:
-        id: its name.
         devices: accelerators on it, 1 to 8.
-        deadline_s: when it goes, as an absolute time; `None` while it has no notice.
+        deadline_s: when it is reclaimed, absolute; `None` without notice.
     """
 
     id: str
@@ -49,7 +40,7 @@ class Instance:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it has had its notice."""
+        """Whether it is under notice."""
         return self.deadline_s is not None
 
     def all_devices(self) -> tuple[Device, ...]:
@@ -62,7 +53,6 @@ class RunningRequest:
     """A request whose KV a pipeline has.
 
     Attributes:
-        id: of the request.
         tokens: tokens with KV, prompt and decoded.
         decoded: tokens decoded so far.
         remaining: tokens still to decode, where known or expected.
@@ -76,11 +66,10 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Who stands where.
+    """The positions of devices.
 
     Attributes:
-        config: the configuration that stands.
-        instances: all machines, in the order in which they came; those without a position as well.
+        instances: all machines, in the order in which they joined, also those without a position.
         positions: of each device that has one.
         running: requests by the pipeline (of `config`) that holds their KV.
     """

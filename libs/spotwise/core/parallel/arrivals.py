@@ -1,12 +1,9 @@
-"""How fast requests come: alpha, and how unevenly.
+"""Estimates the arrival rate alpha and its variation from a window of arrivals.
 
-Law: alpha is the number of requests of the last 30 seconds by these seconds, as SpotServe's controller estimates it. Before so
-many have been watched, what has not been seen counts with the rate that was expected; where none was, alpha is over the time
-watched, which is taken for `least_span_s` at least, so that the first request alone is no flood. How unevenly they come is the
-coefficient of variation of the gaps between requests in the window.
-
-Invariants: an empty window that was fully watched gives 0; requests older than the window count for nothing; the answer depends
-on the requests of the window and on the time alone.
+Law: alpha is the requests of the last 30 seconds divided by these seconds, as in SpotServe's controller.
+Time before the window is full counts with the expected rate; without one, alpha is over the watched time, at least
+`least_span_s`, so that a first request is no burst.
+The variation is the coefficient of variation of the gaps in the window.
 """
 
 from __future__ import annotations
@@ -15,12 +12,12 @@ import math
 from collections import deque
 from itertools import pairwise
 
-#: Gaps that a coefficient of variation needs; fewer say nothing.
+#: Gaps that a coefficient of variation needs.
 LEAST_GAPS = 4
 
 
 class ArrivalWindow:
-    """Requests of the last seconds."""
+    """Arrivals of the last seconds."""
 
     def __init__(
         self,
@@ -33,10 +30,10 @@ class ArrivalWindow:
         """Begin to watch.
 
         Args:
-            window_s: how far back requests count.
-            started_s: since when requests are watched.
-            expected_rate: requests a second for what has not been watched yet; `None`: nobody knows.
-            least_span_s: with nothing expected, the time watched is taken for so much at least.
+            window_s: length of the window.
+            started_s: since when arrivals are watched.
+            expected_rate: requests a second before the watch began; `None` where unknown.
+            least_span_s: the shortest time to divide by where no rate is expected.
 
         Raises:
             ValueError: a window without length.
@@ -52,14 +49,14 @@ class ArrivalWindow:
         self._arrivals_s: deque[float] = deque()
 
     def add(self, at_s: float) -> None:
-        """Count a request that came at a time; one that is late in its turn counts as the latest so far."""
+        """Count an arrival; a late report counts as the latest arrival so far."""
         if self._arrivals_s:
             at_s = max(at_s, self._arrivals_s[-1])
         self._arrivals_s.append(at_s)
         self._forget(at_s)
 
     def rate(self, now_s: float) -> float:
-        """Return requests a second: alpha."""
+        """Return alpha, requests a second."""
         self._forget(now_s)
         watched_s = min(max(now_s - self._started_s, 0.0), self._window_s)
         if self._expected_rate is not None:
@@ -67,7 +64,7 @@ class ArrivalWindow:
         return len(self._arrivals_s) / max(watched_s, self._least_span_s)
 
     def cv(self, now_s: float) -> float | None:
-        """Return the coefficient of variation of the gaps between requests, `None` with too few to say."""
+        """Return the coefficient of variation of the gaps between arrivals, `None` with fewer than `LEAST_GAPS`."""
         self._forget(now_s)
         gaps_s = [later - earlier for earlier, later in pairwise(self._arrivals_s)]
         if len(gaps_s) < LEAST_GAPS or (mean_s := math.fsum(gaps_s) / len(gaps_s)) == 0:

@@ -1,10 +1,9 @@
-"""Which shapes of pipelines may be tried, how fast each is on each type of machine, and how many of it there could be.
+"""The pipeline shapes to try, and the speed and number of each on every instance type.
 
-Law: a shape is (P, M, B). A pipeline stays within one type, so that n instances of a type with g devices each give
-floor(n x g / (P x M)) pipelines: instances may be shared by pipelines, and a pipeline may span instances, as in SpotServe's
-artifact. A shape has no pipelines on a type that is too small for it, or that has no numbers for it.
-
-Invariants: a shape that is returned has a pipeline on some type at least; bounds hold for whatever mix of its pipelines.
+Law: a shape is (P, M, B). A pipeline stays within one type: n instances with g devices give floor(n x g / (P x M)) pipelines,
+so that pipelines may share instances or span several, as in SpotServe's artifact.
+A shape has no pipelines on a type that is too small or has no measurements for it.
+Bounds hold for every mix of a shape's pipelines.
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from spotwise.core.parallel.policy import Phases, Policy, ServiceDemand
 
 @dataclass(frozen=True, slots=True)
 class TypeSpeed:
-    """A shape on a type.
+    """A shape on a type; seconds of a full batch.
 
     Attributes:
-        supply: number of the supply.
+        supply: index of the supply.
         most: pipelines that it can have.
-        execution_s: of a batch, both phases.
-        prompt_s: of a batch's prompts.
-        decode_s: of all tokens of a batch.
-        handover_s: with phases apart, what of the way of a batch's KV to another pipeline is waited for.
+        execution_s: both phases.
+        handover_s: with phases split, the awaited part of the KV transfer to another pipeline.
     """
 
     supply: int
@@ -42,7 +39,7 @@ class TypeSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape of pipelines, and how fast it is where.
+    """A shape of pipelines, and its speed on each type.
 
     Attributes:
         config: one pipeline of it.
@@ -53,14 +50,14 @@ class Shape:
     speeds: tuple[TypeSpeed, ...]
 
     def least_execution_s(self, *, is_split: bool) -> float:
-        """Return the seconds that no mix of these pipelines is faster than."""
+        """Return a lower bound on the seconds of a batch on any mix of these pipelines."""
         if not is_split:
             return min(speed.execution_s for speed in self.speeds)
         prompt_s = min(speed.prompt_s + speed.handover_s for speed in self.speeds)
         return prompt_s + min(speed.decode_s for speed in self.speeds)
 
     def most_throughput(self, *, is_split: bool) -> float:
-        """Return the requests a second that no mix of these pipelines exceeds."""
+        """Return an upper bound on the requests a second of any mix of these pipelines."""
         batch = self.config.max_batch
         if not is_split:
             return math.fsum(speed.most * batch / speed.execution_s for speed in self.speeds)
@@ -80,7 +77,7 @@ class Shape:
 
 
 def shapes(demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy) -> list[Shape]:
-    """Return every shape that has a pipeline somewhere, by P, M and B."""
+    """Return every shape that has a pipeline on some type, by P, M and B."""
     devices = [supply.instances * supply.type.devices for supply in supplies]
     most_devices = max(devices, default=0)
     found = []

@@ -1,4 +1,4 @@
-"""The answer of the optimizer: a configuration, and what each type of machine gives to it."""
+"""The optimizer's result: a configuration, and the instances of each type that it takes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from spotwise.core.parallel.instances import InstanceType
 
 @dataclass(frozen=True, slots=True)
 class InstanceShare:
-    """What a type gives to a choice.
+    """What an instance type contributes to a choice.
 
     Attributes:
-        type: the kind of machine.
-        prompt_data: its pipelines that compute prompts only.
+        prompt_data: its pipelines for prompts only.
         data: its pipelines that decode, and where phases are together compute prompts as well.
-        spot: instances as spot.
-        on_demand: instances on demand.
+        spot, on_demand: instances.
     """
 
     type: InstanceType
@@ -34,14 +32,13 @@ class InstanceShare:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChoice:
-    """What the optimizer chose.
+    """The optimizer's choice.
 
     Attributes:
-        config: the configuration.
-        shares: what each type gives, in the order of supplies; those that give nothing are left out.
+        shares: of each type that contributes, in the order of supplies.
         execution_s: l_exe, mean over requests.
-        request_s: l_req; infinite where the load is not kept up with.
-        throughput: phi.
+        request_s: l_req; infinite where throughput is below the arrival rate.
+        throughput: phi, requests a second.
         price_per_h: dollars an hour.
         meets_demand: whether phi >= alpha.
     """

@@ -1,11 +1,8 @@
-"""How a model is spread over devices: (D, P, M, B), and with phases apart (D_prompt, D_token, P, M, B).
+"""Parallel configurations: (D, P, M, B), and with phases split (D_prompt, D_token, P, M, B).
 
-Law: a configuration is D pipelines, each of P stages, each of M shards, that take batches of up to B sequences (SpotServe,
-section 4.1). Where phases are apart (Splitwise), `prompt_data` of the pipelines compute prompts only and `data` decode only;
-both kinds have the same P and M. Pipelines are numbered from 0, those for prompts first; a position is a pipeline, a stage of
-it and a shard of that.
-
-Invariants: every count is at least 1 (`prompt_data` at least 0); `parse(str(config)) == config`.
+Law: D pipelines of P stages of M shards take batches of up to B sequences (SpotServe, section 4.1). With phases split
+(Splitwise), `prompt_data` of the pipelines compute prompts only and `data` decode only, with the same P and M.
+Pipelines are numbered from 0, those for prompts first. `parse(str(config)) == config`.
 """
 
 from __future__ import annotations
@@ -19,13 +16,7 @@ _WRITTEN = re.compile(r"(?:(\d+)\+)?(\d+),(\d+),(\d+)(?:,(\d+))?")
 
 
 class Position(NamedTuple):
-    """A place for one device.
-
-    Attributes:
-        pipeline: d, from 0.
-        stage: p, from 0.
-        shard: m, from 0.
-    """
+    """A place for one device: pipeline d, stage p, shard m, each from 0."""
 
     pipeline: int
     stage: int
@@ -37,11 +28,11 @@ class ParallelConfig:
     """A configuration.
 
     Attributes:
-        data: D, pipelines that serve both phases; where phases are apart, those that decode.
+        data: D, pipelines that serve both phases; where phases are split, those that decode.
         pipeline: P, stages of a pipeline.
         tensor: M, shards of a stage.
         max_batch: B, sequences in a batch.
-        prompt_data: D_prompt, pipelines that compute prompts only; 0 where phases are together.
+        prompt_data: D_prompt, pipelines for prompts only; 0 where phases are together.
     """
 
     data: int
@@ -56,10 +47,10 @@ class ParallelConfig:
 
     @classmethod
     def parse(cls, written: str) -> ParallelConfig:
-        """Read `D,P,M`, `D,P,M,B` or, with phases apart, `Dprompt+Dtoken,P,M,B`.
+        """Read `D,P,M`, `D,P,M,B` or, with phases split, `Dprompt+Dtoken,P,M,B`.
 
         Raises:
-            ValueError: it is not written so, or a part is 0.
+            ValueError: the text has another form, or a part is 0.
         """
         match = _WRITTEN.fullmatch(written.replace(" ", ""))
         if match is None:
@@ -77,7 +68,7 @@ class ParallelConfig:
 
     @property
     def is_split(self) -> bool:
-        """Whether phases are apart."""
+        """Whether phases are split."""
         return self.prompt_data > 0
 
     @property

@@ -1,11 +1,9 @@
-"""What each mix of pipelines of a shape is worth: requests a second, seconds of a request, instances, dollars.
+"""Evaluates mixes of pipelines of one shape: throughput, latency, instances, price.
 
-Law: with phases together, pipelines of several types serve side by side, each as many requests as it can; the mean of l_exe
-over requests is then D x B / phi, and the wait is that of D pipelines which are all as fast as this mean. With phases apart a
-request waits twice, for its prompt and for its decoding, and what comes to the second queue comes as unevenly as to the first.
-Instances are counted by type, the cheaper ones of each first.
-
-Invariants: a mix is worth the same whatever other mixes it is evaluated with.
+Law: with phases together, pipelines of several types serve side by side; the mean of l_exe over requests is D x B / phi, and
+the wait is that of D equal pipelines with this mean.
+With phases split a request waits twice, for its prompt and for its decoding, with the same variation of arrivals.
+Instances are counted by type, the cheaper ones of each first; a mix's values do not depend on the other mixes.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import numpy as np
 
 from spotwise.core.parallel.candidates import Shape, TypeSpeed
 from spotwise.core.parallel.instances import Supply
-from spotwise.core.parallel.mixes import Counts, apart, together
+from spotwise.core.parallel.mixes import Counts, split, together
 from spotwise.core.parallel.policy import Latency, Policy, ServiceDemand
 from spotwise.core.parallel.queueing import Floats, waits_s
 
@@ -27,14 +25,12 @@ class Mixes:
     """Mixes of pipelines of one shape; one column or entry each.
 
     Attributes:
-        shape: of every pipeline.
         prompt_data: pipelines for prompts only, a row for each type of the shape.
         data: pipelines that decode, likewise.
         throughput: requests a second.
-        execution_s: mean over requests.
-        request_s: the same and the waits.
-        latency_s: the one of the two that is to be least.
-        instances: in all.
+        execution_s: l_exe, mean over requests.
+        request_s: the same plus the waits.
+        latency_s: the one of the two that the policy minimises.
         price_per_h: dollars an hour.
     """
 
@@ -50,9 +46,9 @@ class Mixes:
 
 
 def evaluate(shape: Shape, is_split: bool, demand: ServiceDemand, supplies: Sequence[Supply], policy: Policy) -> Mixes:
-    """Return the mixes of a shape with phases together or apart, and what they are worth."""
+    """Return the mixes of a shape with phases together or split, evaluated."""
     if is_split:
-        prompt_data, data, throughput, execution_s, wait_s = _apart(shape, demand, supplies)
+        prompt_data, data, throughput, execution_s, wait_s = _split(shape, demand, supplies)
     else:
         prompt_data, data, throughput, execution_s, wait_s = _together(shape, demand)
     instances = np.zeros(data.shape[1], dtype=np.int64)
@@ -79,7 +75,7 @@ def _together(shape: Shape, demand: ServiceDemand) -> tuple[Counts, Counts, Floa
     return np.zeros_like(data), data, throughput, execution_s, wait_s
 
 
-def _apart(
+def _split(
     shape: Shape, demand: ServiceDemand, supplies: Sequence[Supply]
 ) -> tuple[Counts, Counts, Floats, Floats, Floats]:
     batch, speeds = shape.config.max_batch, shape.speeds
@@ -95,7 +91,7 @@ def _apart(
     parts = []
     for first, prompt in enumerate(speeds):
         for second, decode in enumerate(speeds):
-            prompts, decodes = apart(
+            prompts, decodes = split(
                 (prompt.most, decode.most),
                 same_type=first == second,
                 seconds=(prompt.prompt_s, decode.decode_s),
@@ -104,12 +100,13 @@ def _apart(
                 prices=(prices[first], prices[second]),
             )
             parts.append(_pair(shape, (first, second), (prompt, decode), (prompts, decodes), waits))
+    prompt_data, data, throughput, execution_s, wait_s = zip(*parts, strict=True)
     return (
-        np.concatenate([part[0] for part in parts], axis=1),
-        np.concatenate([part[1] for part in parts], axis=1),
-        np.concatenate([part[2] for part in parts]),
-        np.concatenate([part[3] for part in parts]),
-        np.concatenate([part[4] for part in parts]),
+        np.concatenate(prompt_data, axis=1),
+        np.concatenate(data, axis=1),
+        np.concatenate(throughput),
+        np.concatenate(execution_s),
+        np.concatenate(wait_s),
     )
 
 
@@ -120,7 +117,7 @@ def _pair(
     counts: tuple[Counts, Counts],
     waits: Sequence[tuple[Floats, Floats]],
 ) -> tuple[Counts, Counts, Floats, Floats, Floats]:
-    """Return what mixes with prompts on one type and decoding on another are worth."""
+    """Evaluate mixes with prompts on one type and decoding on another."""
     (prompt, decode), (prompts, decodes), batch = speeds, counts, shape.config.max_batch
     prompt_data, data = (np.zeros((len(shape.speeds), len(prompts)), dtype=np.int64) for _ in rows)
     prompt_data[rows[0]], data[rows[1]] = prompts, decodes
@@ -135,6 +132,6 @@ def _waits_s(demand: ServiceDemand, service_s: Floats, pipelines: Floats, batch:
 
 
 def _pipeline_price(supply: Supply, shape: Shape) -> float:
-    """Return the dollars an hour of one more pipeline, about."""
+    """Return the approximate dollars an hour of one more pipeline."""
     each = supply.price_per_h(np.array([supply.instances]))[0] / supply.instances
     return float(each * shape.config.pipeline_devices / supply.type.devices)

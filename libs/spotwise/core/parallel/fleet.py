@@ -1,13 +1,10 @@
-"""Which instances to ask for and which to give back, once a configuration is chosen.
+"""Instances to request and to release once a configuration is chosen. Wired by step 6A.
 
-Law: Delta is what the choice takes of a type less what is held of it, starting instances included, those under notice not.
-Delta > 0 asks for Delta as spot and, at the same time, for Delta on demand, so that nobody waits to learn that there is no
-spot; what is too much when both have come is given back then. Delta < 0 gives back, on demand first, since that costs more
-(SpotServe, section 4.1). A few instances more than the choice takes are kept for the next one that is taken away: a spare
-pool, of the type that gives most to the choice. Spares can wait, so they are asked for as spot alone where that can be had.
-
-Invariants: no type is asked for and given back at once; what serves and the spares are not given back; no more is asked for
-than can be had, nor given back than is held.
+Law: Delta is what the choice takes of a type less what is held or starting; instances under notice do not count.
+Delta > 0 requests Delta as spot and, at the same time, Delta on demand; the surplus is released once both have come.
+Delta < 0 releases on-demand instances first, as they cost more (SpotServe, section 4.1).
+Spares are held for the next interruption, of the type that contributes most; they are requested as spot where possible.
+No type is requested and released at once.
 """
 
 from __future__ import annotations
@@ -21,14 +18,11 @@ from spotwise.core.parallel.instances import Supply
 
 @dataclass(frozen=True, slots=True)
 class FleetDelta:
-    """What to change about a type; at most one of asking and giving back.
+    """Changes to a type's instances; it requests or releases, or neither.
 
     Attributes:
-        type_name: the kind of machine.
-        ask_spot: instances to ask for as spot.
-        ask_on_demand: on demand, at the same time.
-        release_spot: to give back of those that are spot.
-        release_on_demand: to give back of those on demand.
+        ask_spot, ask_on_demand: instances to request, of both kinds at the same time.
+        release_spot, release_on_demand: instances to release.
     """
 
     type_name: str
@@ -39,19 +33,19 @@ class FleetDelta:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether nothing is to change."""
+        """Whether no instance is requested or released."""
         return not (self.ask_spot or self.ask_on_demand or self.release_spot or self.release_on_demand)
 
 
 def fleet_delta(
     choice: ConfigChoice | None, supplies: Sequence[Supply], spare_instances: int = 2
 ) -> tuple[FleetDelta, ...]:
-    """Return what to change, an entry for each supply, in their order.
+    """Return the changes for each supply, in their order.
 
     Args:
-        choice: what is to serve; with `None` nothing changes: what is held may be of use with what comes later.
+        choice: what is to serve; with `None` nothing changes.
         supplies: what can be had and what is held.
-        spare_instances: to hold beyond what the choice takes.
+        spare_instances: held beyond what the choice takes.
     """
     if choice is None:
         return tuple(FleetDelta(supply.type.name) for supply in supplies)

@@ -1,11 +1,8 @@
-"""What machines there are: their devices, their memory, their prices, their speed, and how many can be had.
+"""Instance types and how many instances of each can be had.
 
-Law: an instance is had as spot, which the provider may take back, or on demand; both run equally fast. How many can be had is
-those that are held and those that still start, less those under notice, and those that could be asked for (SpotServe, section
-4.1: N_t counts instances that start, not those that leave). Prices order the two: the cheaper first, and where both cost the
-same, on demand, since nobody takes that back.
-
-Invariants: what is held is part of what can be had; what has no price is not had.
+Law: an instance is spot, which the provider may reclaim, or on demand; both run equally fast.
+What can be had: instances held or starting, less those under notice, plus those that can be requested (N_t, SpotServe,
+section 4.1). The cheaper kind is taken first; at equal prices on demand, since it is not reclaimed.
 """
 
 from __future__ import annotations
@@ -23,12 +20,11 @@ class InstanceType:
     """A kind of machine.
 
     Attributes:
-        name: the provider's, or any.
-        devices: accelerators on one.
-        device_memory_bytes: of each of them.
-        spot_price_per_h: dollars an hour as spot; `None`: not sold so.
-        on_demand_price_per_h: dollars an hour on demand; `None`: not sold so.
-        cost: how fast its devices are.
+        devices: accelerators of one instance.
+        device_memory_bytes: of each device.
+        spot_price_per_h: dollars an hour; `None` where it is not sold as spot.
+        on_demand_price_per_h: dollars an hour; `None` where it is not sold on demand.
+        cost: execution cost on its devices.
     """
 
     name: str
@@ -50,11 +46,9 @@ class Supply:
     """How many instances of a type can be had.
 
     Attributes:
-        type: the kind.
-        spot: as spot: held, starting and to be asked for; none under notice.
+        spot: held, starting and to be requested as spot; none under notice.
         on_demand: the same on demand.
-        held_spot: of `spot`, those held or starting.
-        held_on_demand: of `on_demand`, those held or starting.
+        held_spot, held_on_demand: of those, the ones held or starting.
     """
 
     type: InstanceType
@@ -66,14 +60,11 @@ class Supply:
     def __post_init__(self) -> None:
         if not (0 <= self.held_spot <= self.spot and 0 <= self.held_on_demand <= self.on_demand):
             raise ValueError(f"of {self.type.name}, what is held counts as what can be had as well: {self}")
+        name = self.type.name
         if self.spot and self.type.spot_price_per_h is None:
-            raise ValueError(
-                f"{self.type.name} is not sold as spot; give it a `spot_price_per_h`, or no spot instances"
-            )
+            raise ValueError(f"{name} is not sold as spot; give it a `spot_price_per_h`, or no spot instances")
         if self.on_demand and self.type.on_demand_price_per_h is None:
-            raise ValueError(
-                f"{self.type.name} is not sold on demand; give it an `on_demand_price_per_h`, or none such"
-            )
+            raise ValueError(f"{name} is not sold on demand; give it an `on_demand_price_per_h`, or none such")
 
     @property
     def instances(self) -> int:
@@ -86,7 +77,7 @@ class Supply:
         return self.held_spot + self.held_on_demand
 
     def only_held(self) -> Supply:
-        """Return what is there without asking for any more."""
+        """Return the supply without instances still to be requested. Wired by step 6A."""
         return replace(self, spot=self.held_spot, on_demand=self.held_on_demand)
 
     def split(self, instances: int) -> tuple[int, int]:

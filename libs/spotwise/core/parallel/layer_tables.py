@@ -1,20 +1,14 @@
-"""What a batch takes by measurements of one layer, as SpotServe's artifact reckons it.
+"""Execution cost from measured layers, by the formula of SpotServe's artifact.
 
-Law: measured are the seconds of one layer, for a prompt of 512 tokens and for one token, by M and by sequences. With
-L = ceil(layers / P) layers in a stage, and B sequences in M1 micro-batches for prompts and M2 for steps,
+Law: from the seconds of one layer by M and sequences, for a prompt of 512 tokens and for one token, with L = ceil(layers / P)
+and B sequences in M1 micro-batches for prompts (B of them) and M2 for steps (1):
 
     t(S_in) = prompt_layer[M][B / M1] x S_in / 512 x L x (P + M1 - 1) / M1 + (P - 1) x prompt_hop / M1 + 2 x embedding[log2 B]
     t(1)    = step_layer[M][B / M2]                x L x (P + M2 - 1)      + (P - 1) x step_hop / M2
 
-both times a factor for what the measurements leave out. M1 is B and M2 is 1: a prompt is large enough to fill a device alone, a
-token is not. This is the formula of the published code (SpotServe, artifact); it gives the paper's Table 1, in which B is 1.
-
-Its (P + M1 - 1) / M1 is the time of a micro-batch on average, not of the batch: with B of 4, prompts are taken to cost a
-quarter of what their pipeline is busy for. `whole_prompts` counts them fully instead; then neither M1 divides. The artifact
-knows one prompt length; others are taken in proportion.
-
-Invariants: nothing takes less with longer prompts; a number of sequences between two measured ones costs as the larger; beyond
-the largest measured, or with an M that was not measured, seconds are infinite.
+both times `factor`. With B of 1 this gives the paper's Table 1. (P + M1 - 1) / M1 is a micro-batch's time, not the batch's;
+`whole_prompts` does not divide by M1.
+A batch between two measured ones costs as the larger; beyond the largest, or with an unmeasured M, seconds are infinite.
 """
 
 from __future__ import annotations
@@ -38,18 +32,16 @@ class LayerTables:
     """Measured layers of one model on one type of device; an `ExecutionCost`.
 
     Attributes:
-        layers: of the model.
-        padded_layers: of which P is a divisor in the artifact; at least `layers`.
+        padded_layers: a multiple of P in the artifact; at least `layers`.
         prompt_layer_s: seconds of a layer for prompts of 512 tokens, by M and by sequences.
         step_layer_s: seconds of a layer for one token of each, by M and by sequences.
         embedding_s: seconds before the first and again after the last layer, for 1, 2, 4, ... sequences.
-        prompt_hop_s: from a stage to the next, for prompts.
-        step_hop_s: from a stage to the next, for one token.
-        factor: by which all is multiplied in the end.
+        prompt_hop_s, step_hop_s: from a stage to the next, for prompts and for one token.
+        factor: a final multiplier.
         max_tensor: the largest M to choose; the artifact measured some that it never chooses.
-        prompt_micro_batches: M1, where there are as many sequences; `None`: each sequence is one.
+        prompt_micro_batches: M1, where there are as many sequences; `None` for one per sequence.
         step_micro_batches: M2, where there are as many sequences.
-        whole_prompts: whether prompts cost what their pipeline is busy for, unlike in the artifact.
+        whole_prompts: whether prompts cost the time that their pipeline is busy.
     """
 
     layers: int
@@ -87,14 +79,12 @@ class LayerTables:
         """Read a parsed profile of SpotServe's artifact, in which times are milliseconds.
 
         Args:
-            document: `layer_num`, `padded_layer_num` and `max_tp` (each may be missing), `final_fix_factor`, `pp_init_comm`,
+            document: `layer_num`, `padded_layer_num` and `max_tp` (optional), `final_fix_factor`, `pp_init_comm`,
                 `pp_incr_comm`, `embed` (a list), and for each M `tp-M: {bsz-B: {init, incr}}`.
-            layers: of the model, in place of `layer_num`.
-            padded_layers: in place of `padded_layer_num`; without either as many as layers.
-            whole_prompts: see there.
+            layers, padded_layers: override `layer_num` and `padded_layer_num`; without padding as many as layers.
 
         Raises:
-            ValueError: a field is missing or is not what it should be; it says which.
+            ValueError: a field, which it names, is missing or malformed.
         """
         counted = _count(document, "layer_num") if layers is None else layers
         if padded_layers is None:
@@ -142,13 +132,13 @@ class LayerTables:
         return (busy_s + (stages - 1) * self.step_hop_s / parts) * self.factor
 
     def execution_s(self, config: ParallelConfig, input_tokens: int, output_tokens: int) -> float:
-        """Return the seconds of a full batch from its start to its last token: l_exe."""
+        """Return l_exe, the seconds of a full batch from its start to its last token."""
         return self.prompt_s(config, input_tokens) + output_tokens * self.step_s(config)
 
     def _layer_s(self, table: SecondsByShards, config: ParallelConfig, parts: int) -> float:
         sequences = -(-config.max_batch // parts)
         if config.pipeline > self.layers:
-            return math.inf  # a stage without a layer is none
+            return math.inf  # a stage would have no layer
         measured = table.get(config.tensor, {}) if config.tensor <= self.max_tensor else {}
         return min(
             ((batch, seconds) for batch, seconds in measured.items() if batch >= sequences), default=(0, math.inf)
@@ -156,7 +146,7 @@ class LayerTables:
 
 
 def _numbered(document: Mapping[str, object], prefix: str, where: str) -> list[tuple[int, object]]:
-    """Return what stands under `prefix` and a number, by that number."""
+    """Return the entries `prefix` + number, by that number."""
     found = [(key.removeprefix(prefix), value) for key, value in document.items() if key.startswith(prefix)]
     if wrong := [number for number, _ in found if not (number.isdecimal() and int(number) >= 1)]:
         raise ValueError(f"`{prefix}{wrong[0]}` in {where}: a count must follow `{prefix}`")

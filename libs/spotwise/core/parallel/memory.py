@@ -1,14 +1,9 @@
-"""Whether a configuration fits the devices.
+"""Whether a configuration fits the devices' memory.
 
-Law: a device holds its shard of its stage's layers, of the embedding or the head where its stage has one, the KV of its layers
-for a batch of B sequences, what an iteration computes in passing, and a buffer of U_max bytes for what migrates to it
-(SpotServe, sections 4.1 and 4.3). The fuller stage of a pipeline decides; where P is 1, one stage has both ends. A pipeline
-that computes prompts only holds its batch's KV until that is handed over, so it is given no less room than one that decodes.
-
-SpotServe's code knows no bytes, only the least number of devices that a model fits on (`LeastDevices`): its Table 1.
-
-Invariants: what fits fits with a smaller batch, on larger devices, and with more of them in a pipeline where these share the
-layers evenly.
+Law: a device holds its shard of its stage's layers, of the embedding or the head, the KV of its layers for B sequences, an
+iteration's activations, and a migration buffer of U_max bytes (SpotServe, sections 4.1 and 4.3).
+The fullest stage decides; a pipeline for prompts only needs the same room, as it holds its batch's KV until the hand-off.
+SpotServe's code counts devices instead of bytes (`LeastDevices`): its Table 1.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 
 class MemoryLimit(Protocol):
-    """Knows what fits."""
+    """Decides which configurations fit."""
 
     def allows(self, config: ParallelConfig, instance_type: InstanceType) -> bool:
         """Return whether a pipeline of the configuration fits devices of that type."""
@@ -30,11 +25,7 @@ class MemoryLimit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeastDevices:
-    """A pipeline needs so many devices at least, whatever they are; the published code's rule.
-
-    Attributes:
-        devices: least P x M.
-    """
+    """A pipeline needs at least so many devices (P x M), as in the published code."""
 
     devices: int
 
@@ -45,17 +36,16 @@ class LeastDevices:
 
 @dataclass(frozen=True, slots=True)
 class RealMemory:
-    """Bytes decide.
+    """Decides by bytes.
 
     Attributes:
-        model: whose weights and KV they are.
-        context_tokens: tokens of a sequence at its longest, prompt and answer.
-        buffer_bytes: kept on each device for what migrates: U_max.
-        prompt_tokens: tokens that one iteration computes at most.
-        whole_activations: numbers of a token, in hidden sizes, that every shard has: what goes from layer to layer, a copy
-            that is normed, a sum that is collected.
-        sharded_activations: the same, shared out among shards: queries, keys and values, and what is inside the MLP.
-        usable_share: of a device's memory; the rest is the runtime's.
+        context_tokens: tokens of the longest sequence, prompt and output.
+        buffer_bytes: U_max, kept on each device for migration.
+        prompt_tokens: most tokens that one iteration computes.
+        whole_activations: activations of a token that every shard has, in hidden sizes: residual stream, its normed copy, a
+            collected sum.
+        sharded_activations: those divided among shards: queries, keys, values, and the MLP's.
+        usable_share: of a device's memory, above 0 and up to 1; the rest is the runtime's.
     """
 
     model: ModelShape

@@ -1,19 +1,12 @@
-"""How many pipelines of which type serve together.
+"""Enumerates how many pipelines of which type serve together.
 
-Law: with phases together, any number of pipelines of each type may serve at once. With phases apart, those for prompts are
-all of one type and those that decode are all of one type, the same or another. Where there are few mixes, all are tried. Where
-there are many, these are:
-
-- together: pipelines are added one by one in an order of types, each type's to its last before the next one's. For up to
-  three types every order is tried, for more those that begin with one type and go on from the fastest to the slowest. So the
-  fastest of each number of pipelines is among them: the one whose latency is least and throughput greatest;
-- apart: with all pipelines, every way to share them out: the least latency is among these, since a wait never rises with
-  pipelines. With fewer, beginning with as many as the load needs at least, the next pipeline is for the phase whose wait it
-  shortens most, in all or by the price of its devices. Where waits fall ever more slowly with pipelines, the shortest wait of
-  every number of pipelines is among these (the marginal argument of Fox, 1966); elsewhere it is near. And for every number, the
-  shares that balance both phases: the greatest throughput.
-
-Invariants: no mix has more pipelines than there can be; a mix has one at least, with phases apart one of each kind.
+Law: with phases together, any number of pipelines of each type; with phases split, one type for prompts and one for decoding.
+Up to `MOST_TRIED` mixes are all tried. Of more:
+- together: pipelines are added type by type in every order of up to three types (else each type first, then by speed), so that
+  the fastest mix of every number of pipelines is among them;
+- split: all shares of all pipelines (the least latency is among these, as no wait rises with pipelines); by number, adding each
+  pipeline where it shortens the wait most, in all or by price (exact for convex waits: Fox, 1966); and the balanced shares.
+No mix exceeds what can be had; each has a pipeline, with phases split one of each kind.
 """
 
 from __future__ import annotations
@@ -59,7 +52,7 @@ def together(most: Sequence[int], seconds: Sequence[float]) -> Counts:
     return mixes
 
 
-def apart(
+def split(
     most: tuple[int, int],
     *,
     same_type: bool,
@@ -71,10 +64,10 @@ def apart(
     """Return numbers of pipelines for prompts, and with each of those that decode.
 
     Args:
-        most: pipelines that the types of both can have; where it is one type, all together have as many.
-        same_type: whether it is one type.
+        most: pipelines that each phase's type can have; of one type, as many in all.
+        same_type: whether both phases use one type.
         seconds: of a batch's prompts, and of its decoding.
-        batch_rate: full batches that come in a second.
+        batch_rate: full batches that arrive in a second.
         waits_s: seconds that a request waits with 1, 2, ... pipelines of a kind.
         prices: of a pipeline of each.
     """
@@ -99,7 +92,7 @@ def apart(
 
 
 def _all(most: tuple[int, int], same_type: bool) -> tuple[Counts, Counts]:
-    """Return the ways to share all pipelines out; on two types there is one."""
+    """Return the ways to divide all pipelines; on two types there is one."""
     if not same_type:
         return np.array([most[0]], dtype=np.int64), np.array([most[1]], dtype=np.int64)
     prompts = np.arange(1, most[0], dtype=np.int64)
@@ -107,7 +100,7 @@ def _all(most: tuple[int, int], same_type: bool) -> tuple[Counts, Counts]:
 
 
 def _balanced(most_prompts: int, most_decodes: int, seconds: tuple[float, float]) -> tuple[Counts, Counts]:
-    """Return the shares of every number of pipelines at which one phase keeps up with the other, and one beside that."""
+    """Return, for every number of pipelines, the share at which one phase keeps up with the other, and the next."""
     total = np.arange(2, most_prompts + most_decodes + 1, dtype=np.int64)
     share = seconds[0] / (seconds[0] + seconds[1])
     below = np.floor(total * share).astype(np.int64)

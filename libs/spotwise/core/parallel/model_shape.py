@@ -1,10 +1,8 @@
-"""As much of a language model as planning must know: layers, their bytes, and what a token's KV weighs.
+"""A language model's shape as planning needs it: layers, their bytes, and a token's KV.
 
-Law: a model is equal layers, with an embedding before the first and a head after the last. P stages take them in order,
-ceil(layers / P) each while they last, so that the last stage may have fewer (SpotServe's artifact does so); shard m of M
-holds [m/M, (m+1)/M) of each layer of its stage, of its KV, and of embedding or head where the stage has one.
-
-Invariants: stages share all layers out, each layer once; a stage's bytes are those of its parts.
+Law: equal layers, an embedding before the first and a head after the last. P stages take ceil(layers / P) layers each while
+they last (SpotServe's artifact); shard m of M holds [m/M, (m+1)/M) of each layer of its stage, of its KV, and of the stage's
+embedding or head.
 """
 
 from __future__ import annotations
@@ -17,12 +15,10 @@ class ModelShape:
     """A model.
 
     Attributes:
-        name: for people.
-        layers: transformer layers.
         hidden_size: numbers in a token's activation between stages.
         layer_bytes: weights of one layer.
         embedding_bytes: weights before the first layer.
-        head_bytes: weights after the last layer; where tied with the embedding, the bytes of the copy that the last stage has.
+        head_bytes: weights after the last layer; where tied with the embedding, those of the last stage's copy.
         kv_layer_token_bytes: keys and values of one token in one layer.
         value_bytes: of one number of an activation.
     """
@@ -52,6 +48,6 @@ class ModelShape:
         return self.layers * self.kv_layer_token_bytes
 
     def stage_layers(self, stage: int, stages: int) -> range:
-        """Return the layers of a stage of a pipeline with that many stages; the last ones may have none."""
+        """Return the layers of a stage of a pipeline with that many stages; the last stages may have none."""
         each = -(-self.layers // stages)
         return range(min(stage * each, self.layers), min((stage + 1) * each, self.layers))

@@ -1,20 +1,10 @@
-"""Which configuration serves a load, on which instances.
+"""Chooses the parallel configuration for a load, and the instances that it takes (SpotServe, section 4.1, Algorithm 1).
 
-Law: if some configuration within what can be had gives phi(C) >= alpha, the one with the least l_req is chosen; otherwise the
-one with the greatest phi (SpotServe, section 4.1, Algorithm 1). "What can be had" is what the supplies say: with instances that
-could be asked for among them the choice is what to aim for, with `Supply.only_held` it is what to serve with until then (N_t of
-the paper). Those within `latency_slack` of the least latency, or below `latency_target_s`, count as as fast; among them decides
-the preference: fewest instances, then the cheapest; the cheapest; or all that there are, as the published code has it.
-
-With phases apart (Splitwise) the configuration is (D_prompt, D_token, P, M, B), in the same search. All pipelines of a
-configuration have the same P, M and B; they may be on different types, each on one.
-
-The search bounds each shape (P, M, B) by its l_exe and its greatest phi, and evaluates mixes of those shapes only that may
-still win; so it is as good as trying all of them (`mixes.py` says for which mixes).
-
-Invariants: a choice needs no more than can be had; it meets the demand if any does; its latency is within the slack or the
-target; with more to be had, the least latency is no longer, and where the demand cannot be met, phi is no less; the same
-question has the same answer.
+Law: among configurations within the supplies, if any has phi(C) >= alpha, the one with the least l_req; else the greatest phi.
+Latencies within `latency_slack` of the least, or below `latency_target_s`, are equal; the preference decides among them.
+With phases split (Splitwise) the same search covers (D_prompt, D_token, P, M, B); each pipeline is on one instance type.
+Shapes (P, M, B) are bounded by their l_exe and greatest phi; only those that can still win are evaluated (`mixes.py`).
+The result is deterministic, within the supplies, and no slower with larger supplies.
 """
 
 from __future__ import annotations
@@ -33,20 +23,19 @@ from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.memory import MemoryLimit
 from spotwise.core.parallel.policy import Phases, Policy, Preference, ServiceDemand
 
-#: Of numbers that differ by less, neither is greater: they were added up in another order.
+#: Relative difference below which numbers are equal: they were added up in another order.
 _ROUNDING = 1e-9
 
 
 def choose(
     demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy | None = None
 ) -> ConfigChoice | None:
-    """Return the configuration for a load, and which instances it takes; `None` where nothing that can be had fits the model.
+    """Return the configuration for a load and its instances; `None` where no configuration within the supplies fits the model.
 
     Args:
-        demand: the load.
-        supplies: what can be had, one for each type.
+        supplies: one for each type.
         memory: what fits.
-        policy: what may be tried and what is better; without one, the default policy.
+        policy: the default policy if left out.
     """
     return _Search(demand, supplies, memory, policy or Policy()).best()
 
@@ -85,9 +74,7 @@ class _Search:
                 evaluated.append(mixes)
                 limit_s = min(limit_s, self._as_fast_s(float(keeping_up.min())))
         if limit_s == math.inf:
-            return (
-                None  # nothing keeps up, or with no room for chance: then the greatest throughput is the best there is
-            )
+            return None  # no configuration keeps up: the greatest throughput is chosen
         found = [
             best
             for mixes in evaluated
@@ -116,14 +103,11 @@ class _Search:
             (float(mixes.execution_s[mixes.throughput >= enough].min(initial=math.inf)) for mixes in evaluated),
             default=0,
         )
+        most_s = least_s * (1 + _ROUNDING)
         found = [
             best
             for mixes in evaluated
-            if (
-                best := self._preferred(
-                    mixes, (mixes.throughput >= enough) & (mixes.execution_s <= least_s * (1 + _ROUNDING))
-                )
-            )
+            if (best := self._preferred(mixes, (mixes.throughput >= enough) & (mixes.execution_s <= most_s)))
             is not None
         ]
         return self._choice(*min(found, key=lambda entry: entry[0])[1:]) if found else None
@@ -132,7 +116,7 @@ class _Search:
         return evaluate(shape, is_split, self._demand, self._supplies, self._policy)
 
     def _preferred(self, mixes: Mixes, allowed: NDArray[np.bool_]) -> tuple[tuple[float, ...], Mixes, int] | None:
-        """Return the one of the mixes allowed that is preferred, with what it is compared by."""
+        """Return the preferred mix among those allowed, with its sort key."""
         columns = np.flatnonzero(allowed)
         if not columns.size:
             return None

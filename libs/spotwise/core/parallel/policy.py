@@ -1,9 +1,4 @@
-"""What the optimizer is asked: how much is to be served, which configurations it may try, and what makes one better.
-
-Law: a policy says what may be tried and how ties are decided; it knows nothing of machines or models. `Policy.spotserve` is
-what the published code does: it minimises l_exe alone, lets P be a divisor of the padded number of layers, tries batches up to
-4, and lets all instances that it holds serve where more of them change no latency (SpotServe, section 4.1 and artifact).
-"""
+"""The optimizer's inputs: the demand, the configurations to try, and the objective."""
 
 from __future__ import annotations
 
@@ -20,14 +15,14 @@ class Phases(StrEnum):
 
 
 class Latency(StrEnum):
-    """What is to be least."""
+    """The latency to minimise."""
 
     REQUEST = "request"  #: l_req: the wait and the execution
     EXECUTION = "execution"  #: l_exe alone, as in SpotServe's code
 
 
 class Preference(StrEnum):
-    """Who is chosen of those that are as fast."""
+    """The choice among configurations of equal latency."""
 
     FEWEST = "fewest"  #: with the fewest instances, then the cheapest
     CHEAPEST = "cheapest"  #: the cheapest, then with the fewest instances
@@ -36,14 +31,13 @@ class Preference(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceDemand:
-    """What is to be served.
+    """The load.
 
     Attributes:
-        arrival_rate: requests a second: alpha.
-        arrival_cv: how unevenly they come: standard deviation of the gaps by their mean; 1 for a Poisson process.
-        input_tokens: of a request, on average.
-        output_tokens: of its answer, on average.
-        execution_cv: how unevenly batches take their time; 0 where all requests are of one size.
+        arrival_rate: alpha, requests a second.
+        arrival_cv: coefficient of variation of the gaps between arrivals; 1 for a Poisson process.
+        input_tokens, output_tokens: of a request, on average.
+        execution_cv: coefficient of variation of a batch's seconds; 0 where all requests are of one size.
     """
 
     arrival_rate: float
@@ -62,18 +56,17 @@ class ServiceDemand:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What may be tried, and what is better.
+    """The configurations to try, and the objective.
 
     Attributes:
-        batch_sizes: B to try.
-        tensor_degrees: M to try; divisors of the model's heads.
-        pipeline_degrees: P to try; those that leave a stage without layers have no finite seconds, and are passed over.
-        latency: what is to be least.
-        phases: where prompts are computed.
-        preference: who is chosen of those that are as fast.
-        latency_slack: of the least latency, by which another may be longer and still count as as fast.
-        latency_target_s: latencies up to this count as as fast as well; `None`: only the least does.
-        spare_instances: held beyond those that serve, for the next that is taken away.
+        batch_sizes: values of B.
+        tensor_degrees: values of M; divisors of the model's heads.
+        pipeline_degrees: values of P; those that leave a stage without layers are skipped.
+        latency: the one to minimise.
+        preference: among configurations of equal latency.
+        latency_slack: share of the least latency within which another one is equal.
+        latency_target_s: latencies up to this one are equal as well; `None` for no target.
+        spare_instances: held beyond those that serve.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -97,7 +90,11 @@ class Policy:
 
     @classmethod
     def spotserve(cls, padded_layers: int, *, max_batch: int = 4, max_tensor: int = 8) -> Policy:
-        """Return the policy of the published code for a model with so many layers, padding included."""
+        """Return the policy of the published code for a model with so many layers, padding included.
+
+        It minimises l_exe alone, lets P be a divisor of the padded layers, and uses all instances that it holds where that
+        changes no latency (SpotServe, section 4.1 and artifact).
+        """
         return cls(
             batch_sizes=_powers_of_two(max_batch),
             tensor_degrees=_powers_of_two(max_tensor),

@@ -1,29 +1,12 @@
-"""How long a request waits before its batch begins: l_sched.
+"""Mean wait of a request before its batch begins: l_sched.
 
-Law: the paper adds a scheduling latency to l_exe and does not say how long it is (SpotServe, section 4.1); its code leaves it
-out. Here it is the wait in a queue in front of m equal pipelines. A pipeline that is free takes what waits, up to B requests,
-and waits for nobody; a batch that is not full takes as long as a full one. Two waits add up:
-
-- for room: batches of B arrive at rate alpha / B, their gaps vary by c^2 / B where those of requests vary by c^2, and wait
-
-      (c^2 / B + s^2) / 2  x  l / m  x  rho^(sqrt(2 (m + 1)) - 1) / (1 - rho),      rho = alpha x l / (m B)
-
-  after Allen and Cunneen's formula for G/G/m (1978) with Sakasegawa's waiting factor (1977), l and s being mean and coefficient
-  of variation of a pipeline's seconds;
-- for a pipeline: who comes while all are busy waits until the next one ends. All are busy about as often as they would be with
-  B of 1, so for a = min(1, alpha x l / m) the share a^(sqrt(2 (m + 1)) - 1) of requests waits so. Where a is below 1 and
-  arrivals are even, they rarely meet: weighed with a + (1 - a) x min(1, c^2 + s^2). The part of it that the first wait has
-  counted already goes off: 1 / B^2. How long it is: l / (2 m) on average if pipelines end one after the other, l / 2 if they
-  all end together. They come to do the latter where batches are large and chance is small, since a pipeline that ends a little
-  after another one finds less to take. The share that does is (1 - 1 / (rho B))^1.5 x (1 - c^2 - s^2), each factor no less
-  than 0: fitted to drawn arrivals, no theory.
-
-With B = 1 this is Allen and Cunneen's formula, hence exact for M/M/1 and M/D/1; with B without end it is half of what a single
-pipeline takes at high load, as it must be. In between it is an approximation, held against drawn arrivals in its tests, for c
-up to 1. It is too low for bursts (c well above 1) at low load, as Allen and Cunneen's formula is.
-
-Invariants: a wait is at least 0, none with no arrivals, and infinite where alpha reaches m B / l; it never falls with alpha or
-l and never rises with m; with B = 1 it never falls with c or s.
+Law: the paper adds a scheduling latency to l_exe without a formula (SpotServe, section 4.1). Here it is the wait before m equal
+pipelines, each of which takes what waits, up to B requests, when it is free; a batch takes l seconds with variation s.
+For capacity: batches arrive at alpha / B with variation c^2 / B and wait, after Allen and Cunneen (1978) with Sakasegawa's
+factor (1977) and rho = alpha x l / (m B):  (c^2 / B + s^2) / 2  x  l / m  x  rho^(sqrt(2 (m + 1)) - 1) / (1 - rho)
+For the next pipeline: with a = min(1, alpha x l / m), the share a^(sqrt(2 (m + 1)) - 1) of requests, weighed with
+a + (1 - a) x min(1, c^2 + s^2), waits l / (2 m) where pipelines end in turn and l / 2 where they end together; 1 / B^2 is off.
+Exact for B = 1 where Allen and Cunneen's formula is; the docs say how far it holds.
 """
 
 from __future__ import annotations
@@ -33,25 +16,25 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: How fast pipelines begin to end together as batches grow.
+#: How fast pipelines begin to end together as batches grow; fitted to drawn arrivals.
 _BUNCHING = 1.5
 
 
 def waits_s(
     arrival_rate: float, arrival_cv: float, service_s: Floats, servers: Floats, max_batch: int, service_cv: float = 0.0
 ) -> Floats:
-    """Return the seconds that a request waits, for each of several numbers of pipelines and seconds of a batch.
+    """Return the mean wait of a request in seconds, for each of several numbers of pipelines and seconds of a batch.
 
     Args:
-        arrival_rate: requests a second: alpha.
-        arrival_cv: standard deviation of the gaps between them by their mean; 1 for a Poisson process, 0 for a clock.
-        service_s: of a batch on a pipeline.
-        servers: pipelines, at least 1; of the same shape.
+        arrival_rate: alpha, requests a second.
+        arrival_cv: coefficient of variation of the gaps; 1 for a Poisson process, 0 for a clock.
+        service_s: seconds of a batch on a pipeline.
+        servers: pipelines of the same shape, at least 1.
         max_batch: B.
-        service_cv: of the seconds of a batch; 0 where they are all the same.
+        service_cv: coefficient of variation of a batch's seconds.
 
     Raises:
-        ValueError: a rate, a coefficient or a batch that cannot be.
+        ValueError: a rate, a coefficient or a batch out of range.
     """
     if arrival_rate < 0 or min(arrival_cv, service_cv) < 0 or max_batch < 1:
         raise ValueError("rates and coefficients of variation are at least 0, a batch at least 1")

@@ -1,24 +1,13 @@
-"""What a batch takes on a pipeline of several devices, reckoned from what an iteration takes on one.
+"""Execution cost of a configuration, scaled from one worker's measured iterations.
 
-Law: measured is one worker that has the whole model on one device (`IterationCost`). Its seconds are shared out:
-
-- over stages, in proportion to the weights that each one multiplies with, the head's with the last one; the lookup in the
-  embedding takes nothing. A batch passes all stages, one after the other, and a hop between two;
-- over M shards evenly, but for `unsharded_s` of an iteration (launching kernels, which each shard does anew); each layer then
-  adds up twice what its shards have computed, in a ring: 2 (M - 1) / M of the activations go over the link between shards, in
-  2 (M - 1) turns;
-- prompts go through the stages as one batch or sequence by sequence, whichever is done earlier: the slowest stage then sets the
-  pace. Steps go as one batch.
-
-With phases apart the KV of a batch goes to another pipeline. It goes layer by layer beside the computation (Splitwise, section
-4.2), so what is waited for is a stage's last layer.
-
-Sources: shards and the two sums of a layer, Megatron-LM (Shoeybi et al., 2019), section 3; ring, Patarasuk and Yuan (2009). It
-is a model: it knows of no contention on links, and shards of a small layer are taken for as efficient as the whole. A measured
+Law: a worker's seconds (whole model on one device, `IterationCost`) are divided over stages in proportion to the weights that
+each multiplies with; the embedding's lookup takes none.
+Over M shards they are divided evenly, but for `unsharded_s`; each layer adds two ring all-reduces of its activations
+(2 (M - 1) turns of 1 / M each).
+Prompts pass the stages as one batch or one by one, whichever ends earlier; a hop separates two stages. Steps go as one batch.
+With phases split, KV is sent layer by layer during the computation (Splitwise, section 4.2): only the last layer is awaited.
+Sources: Megatron-LM (Shoeybi et al., 2019), section 3; Patarasuk and Yuan (2009). Link contention is not modelled; a measured
 profile (`LayerTables`) is better where there is one.
-
-Invariants: with one stage and one shard it is the worker's own time; slower links and more latency never make it faster;
-seconds are infinite where a stage would have no layer.
 """
 
 from __future__ import annotations
@@ -33,15 +22,14 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class ScaledCost:
-    """One worker's measurements on more devices; an `ExecutionCost`.
+    """One worker's measurements on more devices; an `ExecutionCost`. Infinite where a stage would have no layer.
 
     Attributes:
         worker: seconds of an iteration of the whole model on one device.
-        model: which model it is.
         shard_link: between two shards of a stage.
         stage_link: between two stages, and between two pipelines.
         context_tokens: tokens that a step's sequence attends to, on average: input and half of the output.
-        unsharded_s: of an iteration of the whole model, the seconds that more shards do not shorten.
+        unsharded_s: seconds of a whole model's iteration that more shards do not shorten (kernel launches).
     """
 
     worker: IterationCost
@@ -70,7 +58,7 @@ class ScaledCost:
         return self._pass_s(config, BatchShape(decodes=batch, decode_context=batch * self.context_tokens), batch)[0]
 
     def execution_s(self, config: ParallelConfig, input_tokens: int, output_tokens: int) -> float:
-        """Return the seconds of a full batch from its start to its last token: l_exe."""
+        """Return l_exe, the seconds of a full batch from its start to its last token."""
         phases_s = self.prompt_s(config, input_tokens) + output_tokens * self.step_s(config)
         if not config.is_split:
             return phases_s

@@ -1,7 +1,4 @@
-"""What the spot watcher's role hears and says, beside the messages of the mesh.
-
-Law: events are in the past tense, commands in the imperative; a command's performer answers by an event or not at all.
-"""
+"""Events and commands of the spot watcher's role, beside the messages of the mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from spotwise.core.spot.signs import MetadataAnswered
 
 @dataclass(frozen=True, slots=True)
 class WatchStarted:
-    """There is a cloud to ask, once in `poll_s` where it answers."""
+    """The machine's cloud is known; it is polled every `poll_s` while it answers."""
 
     cloud: str
     poll_s: float
@@ -23,7 +20,7 @@ class WatchStarted:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgementAnswered:
-    """The cloud was told that an event may begin; `problem` says why it did not take that, if it did not."""
+    """The cloud received an acknowledgement; `problem` says why it refused, if it did."""
 
     event_id: str
     problem: str | None = None
@@ -31,7 +28,7 @@ class AcknowledgementAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """The process of a member on this machine is no more; `member` is its last heartbeat."""
+    """The process of a member on this machine has ended; `member` is its last heartbeat."""
 
     member: Member
 
@@ -43,14 +40,14 @@ SpotWatcherEvent = Member | Drain | Tick | WatchStarted | MetadataAnswered | Ack
 
 @dataclass(frozen=True, slots=True)
 class AskCloud:
-    """Ask for the machine's metadata at that time; `MetadataAnswered` follows, whatever comes of it."""
+    """Query the machine's metadata at that time; `MetadataAnswered` follows, also on failure."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class PublishNotice:
-    """Tell a worker when it must be gone; `again` where it was told that already and does not act on it."""
+    """Notify a worker of its deadline; `again` where it was notified before and does not react."""
 
     notice: Drain
     again: bool = False
@@ -58,14 +55,14 @@ class PublishNotice:
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """Tell whoever plans."""
+    """Report an interruption to the migration planner."""
 
     report: InterruptionReported
 
 
 @dataclass(frozen=True, slots=True)
 class AnnounceLoss:
-    """Say in a member's place that it is lost, to all who hear its heartbeats: they need not wait for its silence."""
+    """Announce a member's loss in its place, so that the others need not wait for its timeout."""
 
     member: Member
 
@@ -79,14 +76,14 @@ class AcknowledgeEvent:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOperator:
-    """Answer who asked for a drain."""
+    """Reply to a request for a drain."""
 
     reply: DrainReply
 
 
 @dataclass(frozen=True, slots=True)
 class ReportProblem:
-    """Say in the log why the metadata cannot be read; `None`: that it can be again."""
+    """Log why the metadata cannot be read; `None` once it can be read again."""
 
     problem: str | None
 

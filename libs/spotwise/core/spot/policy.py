@@ -1,10 +1,8 @@
-"""How often a cloud is asked, and for whom.
+"""How often a cloud's metadata is queried, and for which workers.
 
-Law: who answers is asked once in `poll_s`, counted from the last question, and at once where the answer took longer than
-that: it was held back until there is news. Who does not answer is asked ever more rarely, up to once in `backoff_s`: that much
-of a notice may be missed, so it is a part of the shortest one.
-
-Invariants: a pause is never negative, and never longer than the longer of `poll_s` and `backoff_s`.
+Law: a cloud that answers is queried every `poll_s`, counted from the last query, or at once after a longer answer (a hanging
+GET). One that does not answer is queried with exponential backoff, at most `backoff_s` apart: that much of a notice may be
+missed, so it must be a part of the shortest notice.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 
 @dataclass(frozen=True, slots=True)
 class WatchPolicy:
-    """What a watcher does, and for whom.
+    """A watcher's configuration.
 
     Attributes:
-        host: name of the machine that it is on; workers there are beside it.
-        workers: ids of the workers beside it; where empty `host` decides.
-        backoff_s: between two questions to who does not answer, at most.
+        host: the watcher's machine.
+        workers: ids of the workers on this machine; where empty, `host` decides.
+        backoff_s: longest pause between queries that fail.
         member_timeout_s: silence after which a member counts as lost.
-        acknowledge: tell the cloud when nothing is left on the machine.
+        acknowledge: tell the cloud when the machine has been drained.
     """
 
     host: str
@@ -46,9 +44,9 @@ class WatchPolicy:
             return False
         return member.id in self.workers if self.workers else member.host == self.host
 
-    def next_question_s(self, asked_s: float, now: float, poll_s: float, failures: int) -> float:
-        """Return when to ask again, after an answer to a question of `asked_s`, with so many failures in a row."""
+    def next_query_s(self, queried_s: float, now: float, poll_s: float, failures: int) -> float:
+        """Return when to query again after a query at `queried_s`, with so many failures in a row."""
         if not failures:
-            return max(now, asked_s + poll_s)
+            return max(now, queried_s + poll_s)
         longest_s = max(self.backoff_s, poll_s)
         return now + min(poll_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), longest_s)

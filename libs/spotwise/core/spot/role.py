@@ -1,20 +1,11 @@
-"""The spot watcher: every sign that a machine must go becomes a notice, with an absolute deadline, to each worker on it.
+"""The spot watcher: turns signs of a machine's interruption into notices, with an absolute deadline, to each worker on it.
 
-Decides who is told what and when, when the cloud is asked, and when it hears that it may take the machine.
-
-Law, after SpotServe, section 4, and what each cloud documents:
-
-- A worker is told once of a deadline, and again of an earlier one only; a worker that goes on as if it had heard nothing is
-  told again, because the bus may lose a message. One that starts while a notice stands is told when it is ready to hear.
-- A hint has no deadline: it is reported to whoever plans, and no worker acts on it.
-- A sign that is withdrawn is reported. A worker that drains goes on doing so, for others count on that already.
-- The cloud hears that an event may begin only when every worker that was told has said goodbye and no other is there. One that
-  fell silent has not said it: its silence may be the bus's, and it may still be handing KV off.
-- A worker that is lost without a word is reported with the time of that as its deadline, by one of the watchers: the first by
-  id. Who hears nobody, itself included, is itself away and reports nobody.
-
-Invariants: there is one question at a time; while notices stand, the deadlines that an incarnation of a worker is told fall,
-and every worker beside the watcher that is ready has been told of the earliest deadline or of an earlier one.
+Law (SpotServe, section 4, and each cloud's documentation): a worker is notified once of a deadline, and again only of an
+earlier one or while it still reports READY `RETELL_S` later (messages may be lost).
+A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
+An event is acknowledged once every notified worker has left in order and no other worker is on the machine; a silent worker has
+not left, since it may still be handing KV off.
+A worker's loss is reported by one watcher, the first by id; a watcher that does not hear itself reports none.
 """
 
 from __future__ import annotations
@@ -23,41 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from spotwise.core import messages as m
 from spotwise.core.membership import MemberLost, Membership
-from spotwise.core.messages import (
-    Drain,
-    DrainReply,
-    InterruptionKind,
-    InterruptionReported,
-    Member,
-    MemberKind,
-    MemberState,
-    Tick,
-)
-from spotwise.core.spot.commands import (
-    AcknowledgeEvent,
-    AcknowledgementAnswered,
-    AnnounceLoss,
-    AnswerOperator,
-    AskCloud,
-    ProcessEnded,
-    PublishNotice,
-    PublishReport,
-    ReportProblem,
-    SpotWatcherCommand,
-    SpotWatcherEvent,
-    WatchStarted,
-)
+from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
-#: A worker that still says that it is ready so long after it was told has not heard it.
+#: A worker that still reports READY so long after its notice has not received it.
 RETELL_S = 1.0
 
 
 @dataclass(slots=True)
-class _Reported:
-    """What an incarnation of a worker was told, and whether it has said goodbye since."""
+class _SentNotice:
+    """The notice that an incarnation of a worker was sent, and whether it has left since."""
 
     incarnation: int
     deadline_s: float
@@ -73,166 +42,149 @@ class SpotWatcherRole:
         self._policy = policy
         self._membership = Membership(policy.member_timeout_s)
         self._signs = ActiveSigns()
-        self._told: dict[str, _Reported] = {}
+        self._notified: dict[str, _SentNotice] = {}
         self._acknowledged: list[str] = []
-        self._asked_s = 0.0
+        self._queried_s = 0.0
         self._poll_s = 0.0
         self._failures = 0
         self._problem: str | None = None
-        self._heard_itself_s: float | None = None
-        self._commands: list[SpotWatcherCommand] = []
+        self._own_heartbeat_s: float | None = None
+        self._commands: list[c.SpotWatcherCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
-            Member: self._hear,
-            Drain: self._drain,
-            Tick: self._tick,
-            WatchStarted: self._start,
+            m.Member: self._member,
+            m.Drain: self._drain,
+            m.Tick: self._tick,
+            c.WatchStarted: self._start,
             MetadataAnswered: self._read,
-            AcknowledgementAnswered: self._acknowledgement_answered,
-            ProcessEnded: self._process_ended,
+            c.AcknowledgementAnswered: self._acknowledgement_answered,
+            c.ProcessEnded: self._process_ended,
         }
 
-    def handle(self, event: SpotWatcherEvent, now: float) -> list[SpotWatcherCommand]:
-        """Take in an event and return what to do."""
+    def handle(self, event: c.SpotWatcherEvent, now: float) -> list[c.SpotWatcherCommand]:
+        """Process an event and return the commands."""
         self._commands = []
         self._handlers[type(event)](event, now)
         return self._commands
 
-    # --- who is there -------------------------------------------------------------------------------------------------
-
-    def _hear(self, member: Member, now: float) -> None:
+    def _member(self, member: m.Member, now: float) -> None:
         if member.id == self.watcher_id:
-            self._heard_itself_s = now
+            self._own_heartbeat_s = now
         for change in self._membership.observe(member, now):
             was_replaced = change.member.incarnation < member.incarnation
-            if isinstance(change, MemberLost) and (was_replaced or member.state is MemberState.LOST):
+            if isinstance(change, MemberLost) and (was_replaced or member.state is m.MemberState.LOST):
                 self._report_lost(change, now)
-        if member.state is MemberState.LEFT:
-            told = self._told.get(member.id)
-            if told is not None and member.incarnation >= told.incarnation:
-                told.left = True
+        if member.state is m.MemberState.LEFT:
+            sent = self._notified.get(member.id)
+            if sent is not None and member.incarnation >= sent.incarnation:
+                sent.left = True
             self._acknowledge()
             return
-        if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._tell(member, now):
+        if self._membership.get(member.id) is member and self._policy.is_beside(member) and self._notify(member, now):
             deadline_s, sign = self._signs.notice() or (now, None)
             if sign is not None:
-                self._report(sign, InterruptionKind.NOTICE, deadline_s, (member.id,))
+                self._report(sign, m.InterruptionKind.NOTICE, deadline_s, (member.id,))
 
-    def _tick(self, event: Tick, now: float) -> None:
+    def _tick(self, event: m.Tick, now: float) -> None:
         self._membership.was_away(event.away_s)
         for change in self._membership.expire(now):
             if isinstance(change, MemberLost):
                 self._report_lost(change, now)
 
-    def _process_ended(self, event: ProcessEnded, now: float) -> None:
-        """Announce the loss, unless the member has said goodbye or was replaced."""
+    def _process_ended(self, event: c.ProcessEnded, now: float) -> None:
+        """Announce the loss, unless the member has left in order or was replaced."""
         known = self._membership.get(event.member.id)
         if known is not None and known.incarnation == event.member.incarnation:
-            self._commands.append(AnnounceLoss(replace(event.member, state=MemberState.LOST, load=None)))
+            self._commands.append(c.AnnounceLoss(replace(event.member, state=m.MemberState.LOST, load=None)))
 
     def _report_lost(self, lost: MemberLost, now: float) -> None:
         member = lost.member
-        if member.kind in (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
+        if member.kind in (m.MemberKind.PROMPT_WORKER, m.MemberKind.TOKEN_WORKER) and self._speaks_for_all(now):
             event_id = f"lost-{member.id}-{member.incarnation}"
-            self._commands.append(
-                PublishReport(
-                    InterruptionReported(
-                        self.watcher_id, event_id, InterruptionKind.LOST, (member.id,), now, f"lost: {lost.reason}"
-                    )
-                )
-            )
+            self._report(Sign(event_id, f"lost: {lost.reason}"), m.InterruptionKind.LOST, now, (member.id,))
 
     def _speaks_for_all(self, now: float) -> bool:
-        heard_s = self._heard_itself_s
-        if heard_s is None or now - heard_s > self._policy.member_timeout_s / 2:
+        seen_s = self._own_heartbeat_s
+        if seen_s is None or now - seen_s > self._policy.member_timeout_s / 2:
             return False
-        others = (member.id for member in self._membership.all(MemberKind.SPOT_WATCHER))
+        others = (member.id for member in self._membership.all(m.MemberKind.SPOT_WATCHER))
         return self.watcher_id <= min(others, default=self.watcher_id)
 
-    # --- what operators want ------------------------------------------------------------------------------------------
-
-    def _drain(self, order: Drain, now: float) -> None:
+    def _drain(self, order: m.Drain, now: float) -> None:
         workers = [worker.id for worker in self._membership.workers()]
         if order.worker_id in workers:
-            self._commands.append(PublishNotice(order))
-            self._commands.append(AnswerOperator(DrainReply(True, "")))
+            self._commands.append(c.PublishNotice(order))
+            self._commands.append(c.AnswerOperator(m.DrainReply(True, "")))
         else:
             detail = f"no worker {order.worker_id}; there are: {', '.join(workers) or 'none'}"
-            self._commands.append(AnswerOperator(DrainReply(False, detail)))
+            self._commands.append(c.AnswerOperator(m.DrainReply(False, detail)))
 
-    # --- what the cloud says ------------------------------------------------------------------------------------------
-
-    def _start(self, event: WatchStarted, now: float) -> None:
+    def _start(self, event: c.WatchStarted, now: float) -> None:
         self._poll_s = event.poll_s
-        self._ask(now)
+        self._query(now)
 
-    def _ask(self, at_s: float) -> None:
-        self._asked_s = at_s
-        self._commands.append(AskCloud(at_s))
+    def _query(self, at_s: float) -> None:
+        self._queried_s = at_s
+        self._commands.append(c.AskCloud(at_s))
 
     def _read(self, answer: MetadataAnswered, now: float) -> None:
         self._failures = 0 if answer.problem is None else self._failures + 1
         if answer.problem != self._problem:
             self._problem = answer.problem
-            self._commands.append(ReportProblem(answer.problem))
+            self._commands.append(c.ReportProblem(answer.problem))
         changes = self._signs.observe(answer, now)
         beside = [worker for worker in self._membership.workers() if self._policy.is_beside(worker)]
         worker_ids = tuple(worker.id for worker in beside)
         for gone in changes.gone:
             self._withdraw(gone.sign, worker_ids)
         for seen in changes.seen:
-            kind = InterruptionKind.HINT if seen.deadline_s is None else InterruptionKind.NOTICE
+            kind = m.InterruptionKind.HINT if seen.deadline_s is None else m.InterruptionKind.NOTICE
             self._report(seen.sign, kind, seen.deadline_s, worker_ids)
         for worker in beside:
-            self._tell(worker, now)
+            self._notify(worker, now)
         self._acknowledge()
-        self._ask(self._policy.next_question_s(self._asked_s, now, self._poll_s, self._failures))
+        self._query(self._policy.next_query_s(self._queried_s, now, self._poll_s, self._failures))
 
     def _withdraw(self, sign: Sign, worker_ids: tuple[str, ...]) -> None:
-        self._report(sign, InterruptionKind.WITHDRAWN, None, worker_ids)
+        self._report(sign, m.InterruptionKind.WITHDRAWN, None, worker_ids)
         if sign.event_id in self._acknowledged:
             self._acknowledged.remove(sign.event_id)
         if self._signs.notice() is None:
-            self._told.clear()
+            self._notified.clear()
 
-    def _tell(self, worker: Member, now: float) -> bool:
-        """Tell a worker what it does not know; returns whether it is new to this incarnation."""
+    def _notify(self, worker: m.Member, now: float) -> bool:
+        """Send a worker the notice that it lacks; returns whether it is new to this incarnation."""
         notice = self._signs.notice()
-        if notice is None or worker.state is MemberState.STARTING:  # it does not hear yet
+        if notice is None or worker.state is m.MemberState.STARTING:  # it receives nothing yet
             return False
         deadline_s, sign = notice
-        told = self._told.get(worker.id)
-        is_new = told is None or told.incarnation < worker.incarnation
-        if told is not None and not is_new and deadline_s >= told.deadline_s:
-            if worker.state is MemberState.READY and now - told.at_s >= RETELL_S:
-                told.at_s = now
-                self._commands.append(PublishNotice(Drain(worker.id, told.deadline_s, sign.reason), again=True))
+        sent = self._notified.get(worker.id)
+        is_new = sent is None or sent.incarnation < worker.incarnation
+        if sent is not None and not is_new and deadline_s >= sent.deadline_s:
+            if worker.state is m.MemberState.READY and now - sent.at_s >= RETELL_S:
+                sent.at_s = now
+                self._commands.append(c.PublishNotice(m.Drain(worker.id, sent.deadline_s, sign.reason), again=True))
             return False
-        self._told[worker.id] = _Reported(worker.incarnation, deadline_s, now)
-        self._commands.append(PublishNotice(Drain(worker.id, deadline_s, sign.reason)))
+        self._notified[worker.id] = _SentNotice(worker.incarnation, deadline_s, now)
+        self._commands.append(c.PublishNotice(m.Drain(worker.id, deadline_s, sign.reason)))
         return is_new
 
     def _report(
-        self, sign: Sign, kind: InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...]
+        self, sign: Sign, kind: m.InterruptionKind, deadline_s: float | None, worker_ids: tuple[str, ...]
     ) -> None:
-        self._commands.append(
-            PublishReport(
-                InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
-            )
-        )
-
-    # --- the cloud's leave ---------------------------------------------------------------------------------------------
+        report = m.InterruptionReported(self.watcher_id, sign.event_id, kind, worker_ids, deadline_s, sign.reason)
+        self._commands.append(c.PublishReport(report))
 
     def _acknowledge(self) -> None:
-        if not self._policy.acknowledge or not self._told or not all(told.left for told in self._told.values()):
+        if not self._policy.acknowledge or not self._notified or not all(sent.left for sent in self._notified.values()):
             return
         if any(self._policy.is_beside(worker) for worker in self._membership.workers()):
             return
         for event_id in self._signs.acknowledgeable():
             if event_id not in self._acknowledged:
                 self._acknowledged.append(event_id)
-                self._commands.append(AcknowledgeEvent(event_id))
+                self._commands.append(c.AcknowledgeEvent(event_id))
 
-    def _acknowledgement_answered(self, event: AcknowledgementAnswered, now: float) -> None:
-        # Asked for again with the next answer that still holds the event.
+    def _acknowledgement_answered(self, event: c.AcknowledgementAnswered, now: float) -> None:
+        # Acknowledged again with the next answer that still has the event.
         if event.problem is not None and event.event_id in self._acknowledged:
             self._acknowledged.remove(event.event_id)

@@ -1,20 +1,16 @@
-"""What a machine's metadata says of its end, and which of that stands.
+"""Interruption signs in a machine's metadata, and which of them are active.
 
-Law: a sign stands from the first answer that holds it until the first whole answer that does not. Its deadline is Unix time:
-the one that the cloud names, or the time of the first sight and the grace that this cloud gives at least. From then on it only
-moves to an earlier time.
-
-Source: the grace period of SpotServe, section 4, which is each cloud's notice before it takes a machine back.
-
-Invariants: the same answer again changes nothing; an answer with a problem withdraws nothing, since what it does not hold is
-not known; an event id stands once.
+Law: a sign is active from the first answer that has it until the first complete answer that does not.
+Its deadline is Unix time: the cloud's, or that of the first answer plus the least grace that this cloud gives.
+A deadline only moves to an earlier time; an incomplete answer withdraws nothing.
+Source: the grace period of SpotServe, section 4, which is each cloud's notice before it reclaims a machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The least notice that any of the clouds gives: what is left where a machine must go and nobody says when.
+#: The shortest notice of any of the clouds, in seconds: assumed where a machine is reclaimed without a time.
 SHORTEST_GRACE_S = 30.0
 
 
@@ -23,12 +19,12 @@ class Sign:
     """One sign in an answer.
 
     Attributes:
-        event_id: the same in every answer that holds this sign.
-        reason: the cloud, and its word for it.
-        deadline_s: Unix time at which the machine may be gone; `None` where the answer names none.
-        grace_s: time from the first sight, where it names none.
-        is_hint: the machine may go, and then a sign with a deadline follows.
-        acknowledgeable: the cloud takes the machine earlier when it is told that nothing is left on it.
+        event_id: the same in every answer that has this sign.
+        reason: the cloud, and its term for the event.
+        deadline_s: Unix time at which the machine may be reclaimed; `None` where the answer names none.
+        grace_s: time from the first answer, where it names none.
+        is_hint: the machine may be reclaimed, and a sign with a deadline would follow.
+        acknowledgeable: the cloud reclaims the machine earlier once the event is acknowledged.
     """
 
     event_id: str
@@ -41,11 +37,11 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswered:
-    """Event: a machine's metadata was asked for.
+    """Event: a machine's metadata was queried.
 
     Attributes:
-        signs: all that it holds.
-        problem: why it is not the whole of it, in words that are the same while the cause is; `None` where it is whole.
+        signs: all signs in the answer.
+        problem: why the answer is incomplete, in words that stay the same while the cause does; `None` where it is complete.
     """
 
     signs: tuple[Sign, ...] = ()
@@ -54,7 +50,7 @@ class MetadataAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ActiveSign:
-    """A sign that stands; `deadline_s` is `None` for a hint only."""
+    """An active sign; `deadline_s` is `None` for a hint only."""
 
     sign: Sign
     deadline_s: float | None
@@ -65,8 +61,8 @@ class SignChanges:
     """What an answer changed, in the order of the signs.
 
     Attributes:
-        seen: that are new, or whose deadline moved to an earlier time.
-        gone: that stood, and do no more.
+        seen: signs that are new, or whose deadline moved to an earlier time.
+        gone: signs that are no longer active.
     """
 
     seen: tuple[ActiveSign, ...]
@@ -74,13 +70,13 @@ class SignChanges:
 
 
 class ActiveSigns:
-    """The signs of one machine."""
+    """The active signs of one machine."""
 
     def __init__(self) -> None:
         self._active: dict[str, ActiveSign] = {}
 
     def observe(self, answer: MetadataAnswered, now: float) -> SignChanges:
-        """Take in an answer and return what it changes."""
+        """Apply an answer and return what it changes."""
         seen: dict[str, ActiveSign] = {}
         for sign in answer.signs:
             known = self._active.get(sign.event_id)
@@ -102,7 +98,7 @@ class ActiveSigns:
         return min(due, key=lambda pair: pair[0], default=None)
 
     def acknowledgeable(self) -> list[str]:
-        """Return the ids of the events that the cloud would like to hear an answer to, in the order of their first sight."""
+        """Return the ids of the events that the cloud lets the machine acknowledge, oldest first."""
         return [event_id for event_id, active in self._active.items() if active.sign.acknowledgeable]
 
 

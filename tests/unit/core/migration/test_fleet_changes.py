@@ -342,11 +342,11 @@ NEWS = st.one_of(
     0.0,
 )
 def test_whatever_comes_everything_is_settled_once(
-    news: list[tuple[float, e.FleetEvent]], changes: list[tuple[float, bool]], gather_s: float
+    news: list[tuple[float, e.FleetChangeEvent]], changes: list[tuple[float, bool]], gather_s: float
 ) -> None:
     """A fleet with any news, whose changes take any time and may fail for a while."""
     fleet = FleetChanges(FleetLimits(gather_s, reserve_s=1.0))
-    due: list[tuple[float, int, e.FleetEvent]] = []
+    due: list[tuple[float, int, e.FleetChangeEvent]] = []
     for at_s, event in news:
         if isinstance(event, e.InstanceNoticed):
             event = e.InstanceNoticed(event.instance, at_s + event.deadline_s)

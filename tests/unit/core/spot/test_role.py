@@ -168,8 +168,8 @@ def test_a_cloud_that_does_not_answer_is_asked_ever_more_rarely(watching: Watchi
 def test_a_thousand_failures_are_no_overflow() -> None:
     """And a poll longer than the bound stays."""
     policy = WatchPolicy("h", backoff_s=10.0)
-    assert policy.next_question_s(0.0, 5.0, 1.0, 100_000) == 15.0
-    assert policy.next_question_s(0.0, 5.0, 60.0, 1) == 65.0
+    assert policy.next_query_s(0.0, 5.0, 1.0, 100_000) == 15.0
+    assert policy.next_query_s(0.0, 5.0, 60.0, 1) == 65.0
 
 
 def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:

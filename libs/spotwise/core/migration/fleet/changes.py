@@ -1,19 +1,11 @@
-"""When the fleet's configuration changes: which notices, losses and newcomers one change is for, and what waits for the next.
+"""When the fleet's configuration changes, and which notices, losses and newcomers each change handles.
 
-Law: one change at a time. Interruptions come first, and those that come together merge into one change: the first waits
-`gather_s` for others, but no more than a tenth of its notice. A newcomer that was acquired after an interruption waits until
-this is settled (SpotServe, section 4.2, Interruption fault-tolerance); one that was acquired before, and is ready by the
-deadline, takes part.
-What comes during a change is remembered, and decided right after it. A notice whose deadline comes before the change under way
-could end, and another be made, abandons that change: both are then decided together.
-
-An interruption is settled by the end of a change that was told of it. Until then an instance that goes, early or at its
-deadline, costs its KV: requests go on from their committed tokens. An instance that goes without notice is an interruption
-whose deadline is now. If it had no place in what comes, the change under way goes on; otherwise that change is abandoned.
-
-Invariants: a change begins after the one before has ended; no unsettled interruption is forgotten, but by the notice's
-withdrawal; KV of an instance is dropped at most once, and only while its interruption is unsettled; what is said twice
-changes nothing.
+Law: one change at a time, interruptions first. Interruptions that come together merge: the first waits `gather_s`, at most a
+tenth of its notice. A newcomer acquired after an interruption waits until that is settled (SpotServe, section 4.2, Interruption
+fault-tolerance); one acquired before and ready by the deadline takes part.
+News during a change is decided after it; a notice whose deadline would pass before then abandons the change.
+An interruption is settled by the end of a change that includes it; an instance lost before that costs its KV, once.
+A loss without notice is an interruption with deadline now; it abandons the change unless the instance was leaving with it.
 """
 
 from __future__ import annotations
@@ -24,18 +16,17 @@ from typing import Any
 
 from spotwise.core.migration.fleet import events as e
 
-#: Instances that are done with, remembered so that late and repeated news of them means nothing.
+#: Finished instances that are remembered, so that late and repeated news of them is ignored.
 _REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """How patient changes are.
+    """Waiting times of changes.
 
     Attributes:
         gather_s: that the first of several notices, losses or newcomers waits for the others.
-        reserve_s: that the next interruption is expected to need: a change is abandoned for a notice if less than this
-            would be left of it.
+        reserve_s: that the next interruption is expected to need: a change is abandoned for a notice that would have less left.
         retry_s: between a change that failed and the next.
     """
 
@@ -50,7 +41,7 @@ class FleetLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """Something to be decided, and when it came: `order` counts."""
+    """News to be decided, with its number and time of receipt."""
 
     order: int
     since_s: float
@@ -58,7 +49,7 @@ class _Received:
 
 
 class FleetChanges:
-    """The machine: `handle(event, now_s) -> commands`."""
+    """The state machine: `handle(event, now_s) -> commands`."""
 
     def __init__(self, limits: FleetLimits | None = None, first_change: int = 1) -> None:
         self.limits = limits or FleetLimits()
@@ -66,7 +57,7 @@ class FleetChanges:
         self._order = 0
         self._interruptions: dict[str, _Received] = {}  # unsettled; those in the change under way as well
         self._newcomers: dict[str, _Received] = {}  # not in the configuration yet; as above
-        self._done_with: dict[str, bool] = {}  # no place and nothing to settle; whether it is known to be gone
+        self._finished: dict[str, bool] = {}  # no place and nothing to settle; whether it is known to be gone
         self._load_since_s: float | None = None
         self.under_way: e.BeginChange | None = None
         self._abandoned = False
@@ -90,33 +81,31 @@ class FleetChanges:
         """Interruptions that no change has settled yet, by deadline."""
         return _by_deadline(self._interruptions)
 
-    def handle(self, event: e.FleetEvent, now_s: float) -> list[e.FleetCommand]:
-        """Take in one event at time `now_s` and return what to do about it, in order."""
+    def handle(self, event: e.FleetChangeEvent, now_s: float) -> list[e.FleetCommand]:
+        """Process one event at time `now_s` and return the commands, in order."""
         self._handlers[type(event)](event, now_s)
-        for leaving in self.unsettled:  # whoever's deadline has come
+        for leaving in self.unsettled:  # at a deadline the instance counts as lost
             if leaving.deadline_s <= now_s and not leaving.lost:
                 self._lost(leaving.instance, now_s, confirmed=False)
         self._decide(now_s)
         commands, self._commands = self._commands, []
         return commands
 
-    # --- what is heard ------------------------------------------------------------------------------------------------
-
     def _noticed(self, event: e.InstanceNoticed, now_s: float) -> None:
         name = event.instance
-        if name in self._done_with:
+        if name in self._finished:
             return
-        if self._has_nothing(name):  # and shall get nothing
+        if self._has_nothing(name):  # and gets no place
             del self._newcomers[name]
-            self._be_done_with(name, gone=False)
+            self._finish_with(name, gone=False)
             return
         leaving = e.Leaving(name, event.deadline_s)
         old = self._interruptions.get(name)
         if old is not None and (_is_lost(old) or old.about == leaving):
             return
-        self._interruptions[name] = self._hear(leaving, now_s) if old is None else replace(old, about=leaving)
+        self._interruptions[name] = self._receive(leaving, now_s) if old is None else replace(old, about=leaving)
         if self.under_way is not None and self._is_leaving(name):
-            self._newcomers.pop(name, None)  # the notice had been withdrawn, and stands again
+            self._newcomers.pop(name, None)  # the notice had been withdrawn, and is active again
             self._commands.append(e.MoveDeadline(self.under_way.change, name, event.deadline_s))
         else:
             self._abandon_if_late()
@@ -127,36 +116,36 @@ class FleetChanges:
         if interruption is not None and not _is_lost(interruption):
             del self._interruptions[name]
             if self._is_leaving(name):  # the change under way takes its place away
-                self._newcomers[name] = self._hear(e.Joining(name, now_s), now_s)
-        elif self._done_with.get(name) is False:
-            del self._done_with[name]
-            self._newcomers[name] = self._hear(e.Joining(name, now_s), now_s)
+                self._newcomers[name] = self._receive(e.Joining(name, now_s), now_s)
+        elif self._finished.get(name) is False:
+            del self._finished[name]
+            self._newcomers[name] = self._receive(e.Joining(name, now_s), now_s)
 
     def _lost(self, name: str, now_s: float, *, confirmed: bool) -> None:
-        if name in self._done_with:
-            self._done_with[name] |= confirmed
+        if name in self._finished:
+            self._finished[name] |= confirmed
             return
         if self._has_nothing(name):
             del self._newcomers[name]
-            self._be_done_with(name, gone=True)
+            self._finish_with(name, gone=True)
             return
         old = self._interruptions.get(name)
         if old is not None and _is_lost(old):
             return
         self._commands.append(e.DropKv(name))
         lost = e.Leaving(name, now_s, lost=True)
-        self._interruptions[name] = self._hear(lost, now_s) if old is None else replace(old, about=lost)
+        self._interruptions[name] = self._receive(lost, now_s) if old is None else replace(old, about=lost)
         if self._is_leaving(name):
             self._newcomers.pop(name, None)  # as one whose notice had been withdrawn
         else:
             self._abandon()
 
     def _acquired(self, name: str, ready_s: float, now_s: float) -> None:
-        if name in self._interruptions or self._done_with.get(name) is not None or self._is_in_current(name):
+        if name in self._interruptions or self._finished.get(name) is not None or self._is_in_current(name):
             return
         old = self._newcomers.get(name)
         joining = e.Joining(name, ready_s)
-        self._newcomers[name] = self._hear(joining, now_s) if old is None else replace(old, about=joining)
+        self._newcomers[name] = self._receive(joining, now_s) if old is None else replace(old, about=joining)
 
     def _load_changed(self, event: e.LoadChanged, now_s: float) -> None:
         if self._load_since_s is None:
@@ -175,17 +164,15 @@ class FleetChanges:
             for leaving in ended.leaving:
                 interruption = self._interruptions.pop(leaving.instance, None)
                 if interruption is not None:  # its notice was not withdrawn meanwhile
-                    self._be_done_with(leaving.instance, gone=_is_lost(interruption))
+                    self._finish_with(leaving.instance, gone=_is_lost(interruption))
             for joining in ended.joining:
                 self._newcomers.pop(joining.instance, None)
         else:
             for joining in ended.joining:
                 if joining.instance in self._interruptions:
                     self._newcomers.pop(joining.instance, None)
-            self._load_since_s = now_s  # even where nobody leaves or joins any more
+            self._load_since_s = now_s  # even where no instance leaves or joins any more
             self._not_before_s = now_s if self._abandoned else now_s + self.limits.retry_s
-
-    # --- what is decided ----------------------------------------------------------------------------------------------
 
     def _decide(self, now_s: float) -> None:
         begin_s = None if self.under_way is not None else self._begin_s()
@@ -200,27 +187,27 @@ class FleetChanges:
                 self._commands.append(e.WakeAt(wake_s))
 
     def _begin_s(self) -> float | None:
-        """Return when the next change is to begin; `None` where there is nothing to change for."""
+        """Return when the next change is to begin; `None` without a reason for one."""
         patience_s = self.limits.gather_s
         if self._interruptions:
             begins = []
-            for heard in self._interruptions.values():
-                assert isinstance(heard.about, e.Leaving)
-                tenth_s = (heard.about.deadline_s - heard.since_s) / 10
-                begins.append(heard.since_s + (patience_s if heard.about.lost else min(patience_s, tenth_s)))
+            for received in self._interruptions.values():
+                assert isinstance(received.about, e.Leaving)
+                tenth_s = (received.about.deadline_s - received.since_s) / 10
+                begins.append(received.since_s + (patience_s if received.about.lost else min(patience_s, tenth_s)))
         else:
-            begins = [heard.since_s + patience_s for heard in self._newcomers.values()]
+            begins = [received.since_s + patience_s for received in self._newcomers.values()]
             if self._load_since_s is not None:
                 begins.append(self._load_since_s + patience_s)
         return max(min(begins), self._not_before_s) if begins else None
 
     def _begin(self) -> None:
         leaving = self.unsettled
-        newcomers = sorted(self._newcomers.values(), key=lambda heard: heard.order)
-        joining = tuple(heard.about for heard in newcomers if isinstance(heard.about, e.Joining))
+        newcomers = sorted(self._newcomers.values(), key=lambda received: received.order)
+        joining = tuple(received.about for received in newcomers if isinstance(received.about, e.Joining))
         if leaving:
-            first = min(heard.order for heard in self._interruptions.values())
-            earlier = {heard.about.instance for heard in newcomers if heard.order < first}
+            first = min(received.order for received in self._interruptions.values())
+            earlier = {received.about.instance for received in newcomers if received.order < first}
             joining = tuple(
                 each for each in joining if each.instance in earlier and each.ready_s <= leaving[0].deadline_s
             )
@@ -231,7 +218,7 @@ class FleetChanges:
         self._commands.append(self.under_way)
 
     def _abandon_if_late(self) -> None:
-        """Abandon the change under way if somebody who is not in it could not be helped after it."""
+        """Abandon the current change if a later notice's deadline would pass before the next change could help."""
         if self._expected_end_s is None:
             return
         others = [each for each in self.unsettled if not each.lost and not self._is_leaving(each.instance)]
@@ -243,7 +230,7 @@ class FleetChanges:
             self._abandoned = True
             self._commands.append(e.AbandonChange(self.under_way.change))
 
-    def _hear(self, about: e.Leaving | e.Joining, now_s: float) -> _Received:
+    def _receive(self, about: e.Leaving | e.Joining, now_s: float) -> _Received:
         self._order += 1
         return _Received(self._order, now_s, about)
 
@@ -254,21 +241,21 @@ class FleetChanges:
         return self.under_way is not None and any(each.instance == name for each in self.under_way.joining)
 
     def _has_nothing(self, name: str) -> bool:
-        """Whether an instance is ours, and no configuration has had a place for it yet."""
+        """Whether an instance is ours without a place in any configuration so far."""
         return name in self._newcomers and not self._is_in_current(name) and not self._is_leaving(name)
 
-    def _be_done_with(self, name: str, *, gone: bool) -> None:
-        self._done_with[name] = gone
-        while len(self._done_with) > _REMEMBERED:
-            del self._done_with[next(iter(self._done_with))]
+    def _finish_with(self, name: str, *, gone: bool) -> None:
+        self._finished[name] = gone
+        while len(self._finished) > _REMEMBERED:
+            del self._finished[next(iter(self._finished))]
 
 
-def _is_lost(heard: _Received) -> bool:
-    return isinstance(heard.about, e.Leaving) and heard.about.lost
+def _is_lost(received: _Received) -> bool:
+    return isinstance(received.about, e.Leaving) and received.about.lost
 
 
 def _by_deadline(interruptions: dict[str, _Received]) -> tuple[e.Leaving, ...]:
-    """Return the interruptions by deadline; of equals the one heard of first."""
-    heard = sorted(interruptions.values(), key=lambda each: each.order)
-    leaving = [each.about for each in heard if isinstance(each.about, e.Leaving)]
+    """Return the interruptions by deadline; of equals the first received."""
+    received = sorted(interruptions.values(), key=lambda each: each.order)
+    leaving = [each.about for each in received if isinstance(each.about, e.Leaving)]
     return tuple(sorted(leaving, key=lambda each: each.deadline_s))

@@ -1,4 +1,4 @@
-"""What the machine of fleet changes hears and says: events in the past tense, commands in the imperative."""
+"""Events and commands of the fleet-change machine; times are absolute, in seconds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class InstanceNoticed:
-    """The cloud will take an instance; said again where the deadline moves.
-
-    Attributes:
-        instance: its id.
-        deadline_s: when it goes, absolute.
-    """
+    """The cloud will reclaim an instance at `deadline_s`; repeated where the deadline moves."""
 
     instance: str
     deadline_s: float
@@ -20,26 +15,21 @@ class InstanceNoticed:
 
 @dataclass(frozen=True, slots=True)
 class NoticeWithdrawn:
-    """The cloud will not take it after all."""
+    """The cloud has withdrawn its notice."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLost:
-    """An instance is gone, after its notice or without one."""
+    """An instance is gone, with or without notice."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceAcquired:
-    """An instance is ours.
-
-    Attributes:
-        instance: its id.
-        ready_s: when it will have started, absolute.
-    """
+    """An instance was acquired; it will have started at `ready_s`."""
 
     instance: str
     ready_s: float
@@ -52,12 +42,7 @@ class LoadChanged:
 
 @dataclass(frozen=True, slots=True)
 class ChangeExpected:
-    """A change under way has been planned.
-
-    Attributes:
-        change: its number.
-        end_s: when it will have ended, absolute.
-    """
+    """The current change was planned; it will have ended at `end_s`."""
 
     change: int
     end_s: float
@@ -65,12 +50,7 @@ class ChangeExpected:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnded:
-    """A change under way has ended; also one that was to be abandoned.
-
-    Attributes:
-        change: its number.
-        done: whether the new configuration stands. If not, what the change was for is still to be done.
-    """
+    """The current change has ended, also after `AbandonChange`; unless `done`, its reasons remain to be handled."""
 
     change: int
     done: bool
@@ -81,7 +61,7 @@ class FleetTick:
     """Time has passed."""
 
 
-FleetEvent = (
+FleetChangeEvent = (
     InstanceNoticed
     | NoticeWithdrawn
     | InstanceLost
@@ -98,9 +78,8 @@ class Leaving:
     """An instance that a change is to do without.
 
     Attributes:
-        instance: its id.
-        deadline_s: until when it can send, absolute.
-        lost: whether it is gone, so that nothing can be had from it.
+        deadline_s: until when it can send.
+        lost: whether it is gone already.
     """
 
     instance: str
@@ -110,12 +89,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """An instance that a change may use.
-
-    Attributes:
-        instance: its id.
-        ready_s: from when on, absolute.
-    """
+    """An instance that a change may use from `ready_s` on."""
 
     instance: str
     ready_s: float
@@ -123,7 +97,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class BeginChange:
-    """Choose a configuration, map, plan, arrange and carry out; answered by `ChangeEnded`.
+    """Choose a configuration, map, plan, arrange and execute; answered by `ChangeEnded`.
 
     Attributes:
         change: its number; from 1, each once.
@@ -138,14 +112,14 @@ class BeginChange:
 
 @dataclass(frozen=True, slots=True)
 class AbandonChange:
-    """Stop a change as soon as the fleet is whole again; answered by `ChangeEnded`, done or not."""
+    """Stop a change as soon as the fleet is consistent; answered by `ChangeEnded`, done or not."""
 
     change: int
 
 
 @dataclass(frozen=True, slots=True)
 class MoveDeadline:
-    """An instance that leaves with the change under way goes at another time: arrange its requests again."""
+    """The deadline of an instance that leaves with the current change has moved: rearrange its requests."""
 
     change: int
     instance: str
@@ -154,14 +128,14 @@ class MoveDeadline:
 
 @dataclass(frozen=True, slots=True)
 class DropKv:
-    """KV of an instance is gone: its requests go on from their committed tokens, computed elsewhere."""
+    """KV of an instance is lost: its requests resume elsewhere from their committed tokens."""
 
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send a `FleetTick` then, absolute; an earlier order is void."""
+    """Send a `FleetTick` at that time; replaces earlier orders."""
 
     at_s: float
 

@@ -1,18 +1,12 @@
-"""What becomes of each request on an instance that goes: it ends there, its KV moves just in time, or it is computed remote.
+"""Arranges the requests of an instance under notice: finish, move KV just in time, or recompute. Wired by step 6B.
 
-Law: for every request by itself whichever costs its user least before the absolute deadline. Ending costs nothing. Moving costs
-the copy and the wait for a place; recomputing costs the prompt time of all its tokens, and the queue before it. Both are
-compared for the tokens that are there now, since decoding on adds to either. One copy runs at a time, so the link's seconds
-until the deadline are shared, and who moves is a knapsack: those are chosen that save their users most seconds together.
-
-Copies end at the deadline and begin as late as that allows; until its own begins, a request decodes, and its KV grows. Small KV
-goes first and large last (`link_share.py` says why, and chooses).
-
+Law: each request takes what costs its user least before the deadline: finishing costs nothing; moving costs the copy and the
+wait for a slot; recomputing costs its queue and the prompt time of all its tokens. Both are compared for the tokens that
+exist now.
+One copy runs at a time, so the requests to move are a knapsack of the link's seconds (`link_share.py`).
+Copies end at the deadline and start as late as that allows; until then a request decodes and its KV grows.
+Without time left all requests are recomputed.
 Source: SpotServe, section 4.1, stops a whole batch; the choice for each request is ours.
-
-Invariants: every request has one arrangement, in the order in which they came; copies do not overlap, begin when their request
-has stopped, and end by the deadline; what moves saves no less than the greedy choice would; without notice all are computed
-remote.
 """
 
 from __future__ import annotations
@@ -31,24 +25,22 @@ _ROUNDING_S = 1e-6
 
 
 class Disposition(StrEnum):
-    """What becomes of a request."""
+    """What happens to a request."""
 
     FINISH = "finish"  #: it decodes here to its end
-    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it goes on remote
-    RECOMPUTE = "recompute"  #: its tokens are computed remote, and it goes on from there
+    MOVE = "move"  #: it decodes some steps, then its KV is copied, and it resumes remotely
+    RECOMPUTE = "recompute"  #: its tokens are recomputed remotely, where it resumes
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """What one request does.
+    """The arrangement of one request; times are absolute.
 
     Attributes:
-        choice_id: whose.
-        disposition: what becomes of it.
         steps: tokens that it still decodes here.
-        stop_s: when it stops here, absolute.
-        copy_start_s, copy_end_s: when its KV is copied, absolute; `None` where it is not.
-        wait_s: from its stop until it goes on remote, as is expected; what this costs its user.
+        stop_s: when it stops here.
+        copy_start_s, copy_end_s: of its KV; `None` without a copy.
+        wait_s: expected seconds from its stop until it resumes remotely: the cost for its user.
     """
 
     choice_id: str
@@ -62,11 +54,11 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class DecodePace:
-    """How the instance decodes.
+    """The instance's decoding speed.
 
     Attributes:
-        until_boundary_s: until its iteration under way has ended; requests are given as they will be then.
-        step_s: of an iteration. It becomes shorter as requests leave; that is not counted on.
+        until_boundary_s: until the current iteration ends; requests are given in their state then.
+        step_s: of an iteration; that it becomes shorter as requests leave is ignored.
     """
 
     until_boundary_s: float
@@ -79,14 +71,14 @@ class DecodePace:
 
 @dataclass(frozen=True, slots=True)
 class RemoteHolder:
-    """What a request meets where it goes on.
+    """The instance where a request resumes.
 
     Attributes:
-        prompt_s: seconds in which so many tokens are computed there; must not fall as tokens rise.
-        queue_s: that a prompt waits there before it is computed.
-        resume_s: that a request waits there once its KV has come.
-        ready_s: from when on, absolute, it takes requests; `None`: it does already. Until then decoding here costs nobody
-            anything, so that requests to be recomputed stay that long too.
+        prompt_s: seconds to compute so many tokens; must not fall as tokens rise.
+        queue_s: a prompt's wait before it is computed.
+        resume_s: a request's wait once its KV has arrived.
+        ready_s: from when on, absolute, it takes requests; `None`: it does already. Requests to be recomputed decode here until
+            then.
     """
 
     prompt_s: Callable[[int], float]
@@ -97,15 +89,13 @@ class RemoteHolder:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An instance's way out.
+    """An instance's notice.
 
     Attributes:
-        deadline_s: when it goes, absolute.
-        pace: how it decodes.
-        link: over which its KV leaves, one copy at a time.
+        deadline_s: absolute.
+        link: for its KV, one copy at a time.
         kv_token_bytes: of one token.
-        remote: where its requests go on.
-        margin_s: that copies end before the deadline.
+        margin_s: copies end this long before the deadline.
     """
 
     deadline_s: float
@@ -116,11 +106,11 @@ class Notice:
     margin_s: float = 0.0
 
     def copy_s(self, tokens: int) -> float:
-        """Return the seconds in which the KV of so many tokens is copied."""
+        """Return the seconds to copy the KV of so many tokens."""
         return self.link.transfer_s(tokens * self.kv_token_bytes)
 
     def saved_s(self, request: RunningRequest) -> float:
-        """Return the seconds that a move spares a request's user beside computing it remote; it may be below 0."""
+        """Return the seconds that a move saves a request's user over recomputing; may be below 0."""
         remote = self.remote
         recompute_s = remote.queue_s + remote.prompt_s(request.tokens)
         return recompute_s - self.copy_s(request.tokens) - remote.resume_s
@@ -129,14 +119,12 @@ class Notice:
 def arrange(
     now_s: float, notice: Notice, requests: Sequence[RunningRequest], link_free_s: float | None = None
 ) -> tuple[Arrangement, ...]:
-    """Return what becomes of the requests of an instance under notice, in their order.
+    """Return the arrangements of the requests of an instance under notice, in their order.
 
     Args:
         now_s: the time.
-        notice: how long the instance has, and what requests meet there and remote.
-        requests: all that are on it. `remaining` must be a bound: nobody who may go on longer is let end here. With
-            `remaining` 0 nobody knows. With `tokens` 0 there is no KV, and nothing to move.
-        link_free_s: when the link has done what it is doing, absolute; `None`: it is free.
+        requests: all on the instance. `remaining` must be an upper bound, 0 where unknown; `tokens` 0 means no KV to move.
+        link_free_s: when the link becomes free, absolute; `None`: it is free.
     """
     if len({request.id for request in requests}) != len(requests):
         raise ValueError("two requests have the same id; give each once")
@@ -163,17 +151,15 @@ def arrange(
 def rearrange(
     now_s: float, notice: Notice, arranged: Iterable[Arrangement], requests: Sequence[RunningRequest]
 ) -> tuple[Arrangement, ...]:
-    """Return what becomes of requests that were arranged before: the deadline has moved, some ended, some go on longer.
+    """Return new arrangements after the deadline has moved or requests have ended or decode longer than expected.
 
-    Whoever has stopped for good stays with what was arranged: a request that is computed remote already, and one whose copy
-    runs, if it ends by the deadline; otherwise its copy is given up, and it is computed remote. All others are arranged
-    anew.
+    A stopped request keeps its arrangement: a recomputed one, and one whose copy runs if that ends by the deadline; else the
+    copy is abandoned and the request recomputed. All others are arranged anew.
 
     Args:
         now_s: the time.
-        notice: as it is now.
-        arranged: what was arranged.
-        requests: those of the instance that have not ended, as they are now.
+        arranged: the previous arrangements.
+        requests: those of the instance that have not ended, in their present state.
     """
     before = {arrangement.choice_id: arrangement for arrangement in arranged}
     settled: dict[str, Arrangement] = {}
@@ -199,7 +185,7 @@ def rearrange(
 def _moves(
     now_s: float, notice: Notice, movable: Sequence[RunningRequest], left_s: float, free_s: float
 ) -> dict[str, Arrangement]:
-    """Return the arrangements of those who move, among those who may."""
+    """Return the arrangements of the requests to move, among the movable."""
     boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
     window = Window(boundary_s, free_s, left_s, notice.kv_token_bytes / notice.link.bytes_per_s / step_s)
     by_size = sorted(movable, key=lambda request: request.tokens)  # of equals the earlier is copied first
@@ -222,7 +208,7 @@ def _moves(
 
 
 def _recompute(now_s: float, notice: Notice, request: RunningRequest, left_s: float) -> Arrangement:
-    """Return the arrangement of a request that is computed remote: at once, or as soon as anybody takes it."""
+    """Return the arrangement of a request that is recomputed: at once, or as soon as the remote instance is ready."""
     boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
     if request.tokens == 0 or boundary_s > left_s:
         return Arrangement(

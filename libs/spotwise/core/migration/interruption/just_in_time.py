@@ -1,16 +1,11 @@
-"""How many tokens are still decoded before a pipeline stops for a change: the paper's rule, for a batch as a whole.
+"""Just-in-time arrangement: how many steps a batch decodes before a migration (SpotServe, section 4.1).
 
-Law: decoding goes on while a change comes near, and stops just in time (SpotServe, section 4.1, Just-in-time arrangement).
-Before a preemption: the most steps S with l_exe(S) < T_left - T_mig, so that the migration still ends within the notice.
-Before an acquisition: the **fewest** steps S with l_exe(S) >= T_start, so that decoding bridges the new instance's start, and
-no more. (Some copies of the paper say argmax there; that would be the whole output, whatever T_start is.) A stop pays only if
-T_mig < l_exe(S); otherwise the batch is re-routed at once, and its tokens are computed remote.
-
-What the paper leaves open: a batch whose whole output fits ends here, and has nothing to migrate. `interruption.py` decides for
-each request by itself; this rule is what the paper's figures come from.
-
-Invariants: 0 <= steps <= remaining steps; a migration that begins after `steps` of a preempted batch ends before it goes; one
-step fewer than those of an acquisition ends before the new instance has started.
+Law: before a preemption, the most steps S with l_exe(S) < T_left - T_mig: the migration ends within the notice.
+Before an acquisition, the fewest S with l_exe(S) >= T_start: decoding bridges the new instance's start. (Some copies of the
+paper print argmax here, which would be the whole output.)
+Migration pays only if T_mig < l_exe(S); else the batch is re-routed now and recomputed. A batch whose whole output fits
+finishes.
+`arrangement.py` decides by request; this rule reproduces the paper's figures.
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ from enum import StrEnum
 
 
 class Stop(StrEnum):
-    """What becomes of a batch."""
+    """What happens to a batch."""
 
     FINISH = "finish"  #: it ends here
-    MIGRATE = "migrate"  #: it decodes so many steps, and goes on remote from its KV
+    MIGRATE = "migrate"  #: it decodes so many steps, and resumes remotely with its KV
     REROUTE = "reroute"  #: it stops now, and is computed remote
 
 
@@ -34,9 +29,8 @@ class StopAfter:
     """When a batch stops.
 
     Attributes:
-        stop: what becomes of it.
         steps: tokens that each of its sequences still decodes here; 0 where it is re-routed.
-        execution_s: how long these take.
+        execution_s: seconds of these steps.
     """
 
     stop: Stop
@@ -46,10 +40,10 @@ class StopAfter:
 
 @dataclass(frozen=True, slots=True)
 class LinearExecution:
-    """Seconds of the next S steps: what comes before the first, and S times a step.
+    """Seconds of the next S steps: a fixed part plus S steps.
 
     Attributes:
-        fixed_s: before the first step: the rest of an iteration, or the prompt where it is not computed yet.
+        fixed_s: before the first step: the rest of an iteration, or the prompt.
         step_s: of a step.
     """
 
@@ -68,12 +62,12 @@ class LinearExecution:
 def before_preemption(
     execution_s: Callable[[int], float], remaining_steps: int, left_s: float, migration_s: float
 ) -> StopAfter:
-    """Return when a batch stops whose instance goes.
+    """Return when a batch on an instance under notice stops.
 
     Args:
         execution_s: seconds of the next S steps, l_exe(S); must not fall as S rises.
         remaining_steps: until all of the batch has ended, S_out.
-        left_s: until the instance goes, T_left.
+        left_s: until the instance is reclaimed, T_left.
         migration_s: of the migration, T_mig.
     """
     _check(remaining_steps, migration_s)
@@ -86,13 +80,12 @@ def before_preemption(
 def before_acquisition(
     execution_s: Callable[[int], float], remaining_steps: int, start_s: float, migration_s: float
 ) -> StopAfter:
-    """Return when a batch stops that a new instance is to take part in.
+    """Return when a batch stops for a new instance.
 
     Args:
         execution_s: seconds of the next S steps, l_exe(S); must not fall as S rises.
-        remaining_steps: until all of the batch has ended, S_out. A batch that ends before the new instance has started
-            is let end.
-        start_s: until the new instance has started, T_start.
+        remaining_steps: until all of the batch has ended, S_out.
+        start_s: until the new instance has started, T_start; a batch that ends before finishes.
         migration_s: of the migration, T_mig.
     """
     _check(remaining_steps, migration_s)

@@ -1,18 +1,10 @@
-"""Who gets the link's last seconds: which copies run before a deadline, and when each begins.
+"""Chooses the KV copies that run before a deadline, and their start times. Wired by step 6B (by `arrangement.py`).
 
-Law: copies run one after another on one link, and the last ends at the deadline. Each is of something that grows until its copy
-begins, alike for all. Chosen is the set of copies that saves most seconds, among all sets that fit: a knapsack whose weights
-depend on the order.
-
-The order is that of size, the smallest first. What grows while it waits is best handled so: with the same growth for all, no
-other order keeps the link busy for a shorter time (Browne and Yechiali, 1990). So a set fits if it fits in that order. The set
-is found by the frontier of the link's time and what is saved (Nemhauser and Ullmann, 1969): from the last copy back, each is
-taken or not, and of two choices that save the same the one stays that uses less time. A choice is given up that could not
-save more than the greedy one, even if parts of copies counted. This is exact while no frontier has more than its share of
-`POINTS`, always up to 11 copies; beyond, points that save about as much are thinned.
-
-Invariants: what is chosen fits; it saves no less than taking, one after another, what saves most for each of the link's
-seconds.
+Law: copies run one after another on one link, the last until the deadline; each copy's data grows until its start, all alike.
+The chosen set saves most seconds among the sets that fit, smallest copy first: with equal growth no other order keeps the link
+busy for a shorter time (Browne and Yechiali, 1990).
+It is found by the frontier of link time and savings (Nemhauser and Ullmann, 1969), from the last copy back, pruned by the
+greedy choice. Exact while frontiers stay within `POINTS` (always up to 11 copies); beyond, near points are thinned.
 """
 
 from __future__ import annotations
@@ -27,11 +19,11 @@ POINTS = 32_768
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Something that may be copied.
+    """A candidate copy.
 
     Attributes:
-        copy_s: of the link, as large as it is before it grows; above 0.
-        saved_s: what its copy is worth, above 0.
+        copy_s: link seconds before growth, above 0.
+        saved_s: its value, above 0.
     """
 
     copy_s: float
@@ -43,10 +35,10 @@ class Window:
     """The link's time, in seconds from now.
 
     Attributes:
-        grows_from_s: what is to be copied grows from then on.
-        free_s: the first copy may begin; no earlier than `grows_from_s`.
-        end_s: the last copy must have ended.
-        growth: seconds by which a copy grows for each second that it waits after `grows_from_s`.
+        grows_from_s: when the data starts to grow.
+        free_s: when the first copy may start; no earlier than `grows_from_s`.
+        end_s: when the last copy must have ended.
+        growth: seconds by which a copy grows for each second that it waits.
     """
 
     grows_from_s: float
@@ -55,11 +47,11 @@ class Window:
     growth: float
 
     def start(self, end_s: float, copy_s: float) -> float:
-        """Return when a copy begins that is to end at `end_s`; `copy_s`: before it grows."""
+        """Return when a copy starts that ends at `end_s`; `copy_s`: before it grows."""
         return self.grows_from_s + (end_s - self.grows_from_s - copy_s) / (1.0 + self.growth)
 
     def starts(self, copies_s: Sequence[float]) -> list[float] | None:
-        """Return when copies, in their order, begin at the latest; `None` where they do not fit."""
+        """Return the latest starts of copies, in their order; `None` where they do not fit."""
         starts: list[float] = []
         at_s = self.end_s
         for copy_s in reversed(copies_s):
@@ -70,7 +62,7 @@ class Window:
         return starts[::-1]
 
     def fits(self, copies: Sequence[Copy]) -> bool:
-        """Return whether copies, in their order, have room."""
+        """Return whether copies fit, in their order."""
         return self.starts([copy.copy_s for copy in copies]) is not None
 
 
@@ -79,7 +71,6 @@ def choose(copies: Sequence[Copy], window: Window) -> tuple[int, ...]:
 
     Args:
         copies: the smallest first.
-        window: the link's time.
     """
     if window.fits(copies):
         return tuple(range(len(copies)))
@@ -96,7 +87,7 @@ def saved_s(copies: Sequence[Copy], chosen: Sequence[int]) -> float:
 
 
 def greedily(copies: Sequence[Copy], window: Window) -> tuple[int, ...]:
-    """Return those that save most for each second of the link, one after another while they fit; of equals the smaller."""
+    """Return the copies that save most per second of the link, while they fit; of equals the smaller."""
     worth = [copy.saved_s / copy.copy_s for copy in copies]
     chosen: list[int] = []
     for index in sorted(range(len(copies)), key=lambda index: -worth[index]):
@@ -106,14 +97,14 @@ def greedily(copies: Sequence[Copy], window: Window) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-#: Those chosen, as the one chosen last and the others; `None`: nobody.
+#: The chosen copies, as a linked list from the last chosen.
 _Chosen = tuple[int, "_Chosen"] | None
 #: When the copies chosen so far begin, what they save, and which they are.
 _Point = tuple[float, float, _Chosen]
 
 
 def _knapsack(copies: Sequence[Copy], window: Window, least_s: float) -> tuple[int, ...]:
-    """Return the best set that saves more than `least_s`; nobody, where none was found."""
+    """Return the best set that saves more than `least_s`; empty, where none was found."""
     frontier: list[_Point] = [(window.end_s, 0.0, None)]
     for index in reversed(range(len(copies))):
         copy = copies[index]
@@ -136,7 +127,7 @@ def _knapsack(copies: Sequence[Copy], window: Window, least_s: float) -> tuple[i
 
 
 class _Bound:
-    """What copies save at most in so many seconds: if none grew, and a part of a copy were worth its part."""
+    """An upper bound on the savings within so many seconds: no growth, and parts of copies count."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._seconds = [0.0]
@@ -154,7 +145,7 @@ class _Bound:
 
 
 def _undominated(points: list[_Point]) -> list[_Point]:
-    """Return the points that save more than all that use less of the link's time, those first that use least."""
+    """Return the points that save more than all that use less link time, by link time."""
     kept: list[_Point] = []
     for point in sorted(points, key=lambda point: (-point[0], -point[1])):
         if not kept or point[1] > kept[-1][1]:
@@ -163,7 +154,7 @@ def _undominated(points: list[_Point]) -> list[_Point]:
 
 
 def _thinned(points: list[_Point], limit: int) -> list[_Point]:
-    """Return no more than `limit` points: of those that save about as much, the one that uses least time, and the last."""
+    """Return at most `limit` points: of those with similar savings the one that uses least time, and the last."""
     if len(points) <= limit:
         return points
     *most, last = points

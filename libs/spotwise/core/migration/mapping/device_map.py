@@ -1,4 +1,4 @@
-"""The answer of the device mapper: who gets which position of a new configuration, and who goes on where."""
+"""The device mapper's result: the device of each position, and the pipeline of each request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ class DeviceMap:
     """What the new configuration takes over from the old one.
 
     Attributes:
-        before: what stood.
-        config: the new configuration.
-        positions: of each device that has one in it: as many as the configuration has.
-        running: requests whose KV goes on, by new pipeline; their KV is where `before.running` has them.
-        waiting: requests for which the new configuration has no place in its batches, who has decoded most first; they wait
-            and are computed again.
+        positions: of each device that has one in the new configuration: one device for every position.
+        running: requests that keep their KV, by new pipeline; the KV is where `before.running` has it.
+        waiting: requests beyond the new batches' capacity, most decoded first; they wait and are computed again.
         kept_weight_bytes: weights that are on their device already.
-        kept_kv_bytes: KV that goes on and is on its device already.
+        kept_kv_bytes: KV of `running` that is on its device already.
         running_on: new pipelines that are an old one, device for device and request for request, and need not stop,
             with the number of that old one.
     """

@@ -1,20 +1,11 @@
-"""Which new pipeline goes on with whose requests.
+"""Which new pipeline continues which requests.
 
-Law: a new configuration takes over as many requests as its batches hold, D x B, those that have decoded most tokens; of equals
-those of the earlier pipeline, and there the earlier (SpotServe, section 4.2). A request whose KV is not whole any more, since a
-device went without notice, is not among them: it is computed again anyway. Where phases are apart, requests that have decoded
-go to pipelines that decode, the others to those that compute prompts; each kind has its own room.
-
-Requests of an old pipeline stay together while there is a new pipeline with room for all of them. Each new pipeline goes on
-from one old one if it can, its *predecessor*: first those that may run on untouched, then those with most KV on devices that
-stay; it has the number of its predecessor if it can. What comes on top of that (old pipelines without a successor, more
-requests than a batch holds) goes to pipelines that must stop anyway, before it goes to one that need not.
-
-A pipeline runs on where P and M stay, none of its devices is lost or leaves, and its requests are the same afterwards: none
-more, none less.
-
-Invariants: no pipeline has more than B requests; each request is in one pipeline, or waits; a pipeline that runs on has exactly
-the requests of its predecessor.
+Law: a new configuration continues the D x B requests with most decoded tokens, then of the earlier pipeline (SpotServe, section
+4.2), of each kind where phases are split; requests with incomplete KV are excluded.
+Requests of an old pipeline stay together where one new pipeline has capacity for all. Each new pipeline continues one old one,
+its *predecessor*: first those that can run on, then those with most KV on staying devices; with the same number if possible.
+Other requests go to pipelines that must stop anyway before they go to one that need not.
+A pipeline runs on where P and M stay, all its devices stay, and its requests are exactly its predecessor's.
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 
 class InheritedRequest(NamedTuple):
-    """A request where it stands: its old pipeline, and its turn there."""
+    """A request with its old pipeline and its index there."""
 
     old: int
     turn: int
@@ -40,13 +31,13 @@ class InheritedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """Who goes on where.
+    """The requests and predecessors of the new pipelines.
 
     Attributes:
         running: requests by new pipeline, those of the predecessor first; pipelines without any are left out.
-        waiting: requests without a place, who has decoded most first.
+        waiting: requests without a pipeline, most decoded first.
         tokens: with KV that a new pipeline takes over from an old one, by (old, new).
-        predecessors: the old pipeline that a new one goes on from; one that starts afresh has none.
+        predecessors: by new pipeline; one that starts afresh has none.
         running_on: new pipelines that need not stop, and the old one that each is.
     """
 
@@ -72,7 +63,7 @@ class _SuccessorPipeline:
 
 
 def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> Inheritance:
-    """Return which pipeline of a new configuration goes on with whose requests."""
+    """Return which pipeline of a new configuration continues which requests."""
     old = OldPipelines(before, model)
     alike = (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor)
     successors: list[_SuccessorPipeline] = []
@@ -114,7 +105,7 @@ def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> In
 
 
 def _kinds(config: ParallelConfig) -> list[tuple[range, Callable[[RunningRequest], bool]]]:
-    """Return the pipelines of each kind, and which requests are for them."""
+    """Return the pipelines of each kind, and the requests that are for them."""
     if not config.is_split:
         return [(range(config.pipelines), lambda _: True)]
     return [
@@ -140,7 +131,7 @@ def _same_requests(successor: _SuccessorPipeline, before: Deployment) -> bool:
 def _fill(
     kept: Sequence[InheritedRequest], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool
 ) -> list[_SuccessorPipeline]:
-    """Return the pipelines of one kind with the requests that they go on with."""
+    """Return the pipelines of one kind with the requests that they continue."""
     parcels: dict[int, list[InheritedRequest]] = defaultdict(list)
     for entry in kept:
         parcels[entry.old].append(entry)
@@ -172,7 +163,7 @@ def _fill(
 def _numbered(
     chosen: Sequence[int], free: Sequence[int], numbers: range, config: ParallelConfig, old: OldPipelines
 ) -> dict[int, int]:
-    """Return the new pipeline's number for each old one: its own among its kind if that is free, else the first free."""
+    """Return the old pipeline by new number: its own number among its kind if that is free, else the first free."""
     left = list(free)
     given: dict[int, int] = {}
     for number in chosen:
@@ -189,7 +180,7 @@ def _numbered(
 def _share_out(
     parcels: Sequence[list[InheritedRequest]], successors: Sequence[_SuccessorPipeline], max_batch: int
 ) -> None:
-    """Put parcels into successors, whole where that can be: evenly if no more of them are cut by it, else into the tightest."""
+    """Put parcels into successors: evenly if that cuts no more of them, else into the fullest that fits."""
     pieces = _placed(parcels, successors, max_batch, lambda spare, tokens: tokens)
     if len(pieces) > len(parcels):
         pieces = min(pieces, _placed(parcels, successors, max_batch, lambda spare, tokens: spare), key=len)
@@ -204,7 +195,7 @@ def _placed(
     max_batch: int,
     prefer: Callable[[int, int], int],
 ) -> list[tuple[int, list[InheritedRequest]]]:
-    """Return into which successor which piece of a parcel goes, the largest parcels first."""
+    """Return the successor of each piece of a parcel, the largest parcels first."""
     spare = {successor.number: max_batch - len(successor.entries) for successor in successors}
     tokens = {successor.number: successor.tokens for successor in successors}
     stops = {successor.number: successor.must_stop for successor in successors}
@@ -228,19 +219,19 @@ def _placed(
 
 
 def _succeed_idle(successors: Sequence[_SuccessorPipeline], config: ParallelConfig, old: OldPipelines) -> None:
-    """Let pipelines without a predecessor go on from untouched ones without requests, of the same kind if there are."""
+    """Give pipelines without a predecessor untouched ones without requests, of the same kind if there are any."""
     used = {successor.predecessor for successor in successors}
     idle = [number for number in old.untouched() if number not in used and not old.requests(number)]
     by_number = {successor.number: successor for successor in successors if successor.predecessor is None}
     for same_kind in (True, False):
         for numbers, _ in _kinds(config):
             free = [number for number in numbers if number in by_number]
-            wanted = [
+            candidates = [
                 number
                 for number in idle
                 if not same_kind or old.is_for_prompts(number) == _for_prompts(numbers, config)
             ]
-            for number, predecessor in _numbered(wanted, free, numbers, config, old).items():
+            for number, predecessor in _numbered(candidates, free, numbers, config, old).items():
                 by_number.pop(number).predecessor = predecessor
                 idle.remove(predecessor)
 

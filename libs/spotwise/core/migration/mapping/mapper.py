@@ -1,18 +1,11 @@
-"""Which device gets which position of a new configuration.
+"""Maps devices to the positions of a new configuration (SpotServe, section 4.2).
 
-Law: weights and KV that a device has already need not move, so devices are matched with positions by the bytes that each can
-use again, and the sum is as large as it can be (maximum-weight bipartite matching, Kuhn-Munkres; SpotServe, section 4.2). The
-matching is on two levels (`matching.py`): instances with groups of adjacent positions, and in each the devices with the
-positions. Which pipeline goes on with whose requests is decided before (`inheritance.py`), and a pipeline that runs on keeps
-its devices and is not matched at all. Of several ways to group positions (`position_groups.py`) the one that keeps most bytes
-is taken; of equals the first.
-
-Instances under notice get no position; what they hold can be sent from there. Of more instances than are needed those are left
-idle that have least to use again; of equals the later.
-
-Invariants: every position has one device, which stays; no device has two; `kept_weight_bytes` and `kept_kv_bytes` are the
-overlaps of old and new positions, device by device; the answer depends on the order of instances and of requests, not on that
-of mappings.
+Law: devices are matched with positions so that the bytes of weights and KV that stay on their device are most (maximum-weight
+bipartite matching, Kuhn-Munkres), on two levels (`matching.py`): instances with groups of positions, then devices with
+positions.
+Which pipeline continues whose requests is decided before (`inheritance.py`); a pipeline that runs on keeps its devices.
+Of several groupings (`position_groups.py`) the one that keeps most bytes is taken; of equals the first.
+Instances under notice get no position; of spare instances those with least to reuse stay idle, of equals the later.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from spotwise.core.migration.mapping.matching import Gains, bundle, match_groups
 from spotwise.core.migration.mapping.position_groups import (
     UNPLACED,
     Groups,
-    Seats,
+    InstanceSeats,
     groupings,
     tensor_groups_of,
     with_fewest_cuts,
@@ -38,7 +31,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 
 def map_devices(before: Deployment, config: ParallelConfig, model: ModelShape) -> DeviceMap:
-    """Return who gets which position of a new configuration, and who goes on with which requests.
+    """Return the device of each position of a new configuration, and the pipeline of each request.
 
     Raises:
         ValueError: fewer devices stay than the configuration has positions.
@@ -88,10 +81,10 @@ def _matched(
     inheritance: Inheritance,
     reusable: Reusable,
 ) -> dict[Device, Position]:
-    """Return who gets the positions of pipelines that do not run on."""
+    """Match devices with the positions of pipelines that do not run on."""
     devices = [device for instance in instances for device in instance]
-    stood = [before.positions.get(device) for device in devices]
-    gains = reusable.gains(stood, left)
+    old_positions = [before.positions.get(device) for device in devices]
+    gains = reusable.gains(old_positions, left)
     rows: list[range] = []
     for instance in instances:
         start = rows[-1].stop if rows else 0
@@ -101,7 +94,7 @@ def _matched(
     seats = [_seats(before, reusable.config, instance, successors, by_position) for instance in instances]
     flat = most_gained(gains)  # no grouping exceeds it, so the first that reaches it is the answer
     best: tuple[int, dict[int, int]] = (-1, {})
-    for groups in chain(with_fewest_cuts(groupings(left, seats), left), _bundled(gains, rows, stood, left)):
+    for groups in chain(with_fewest_cuts(groupings(left, seats), left), _bundled(gains, rows, old_positions, left)):
         best = max(best, match_groups(gains, rows, groups), key=lambda matched: matched[0])  # the first of equals
         if best[0] == flat:
             break
@@ -109,13 +102,10 @@ def _matched(
 
 
 def _bundled(
-    gains: Gains, rows: Sequence[Sequence[int]], stood: Sequence[Position | None], left: Sequence[Position]
+    gains: Gains, rows: Sequence[Sequence[int]], old_positions: Sequence[Position | None], left: Sequence[Position]
 ) -> Iterator[Groups]:
-    """Yield the way that puts those tensor groups on an instance that are best together, where all can be whole.
-
-    No way cuts fewer; where this one can be had, those that cut fewest cut none.
-    """
-    neighbours = [sorted(of_one, key=lambda row: (stood[row] or UNPLACED, row)) for of_one in rows]
+    """Yield the grouping of whole tensor groups that are best together on an instance, where all can be whole."""
+    neighbours = [sorted(of_one, key=lambda row: (old_positions[row] or UNPLACED, row)) for of_one in rows]
     groups = bundle(gains, neighbours, tensor_groups_of(left))
     if groups is not None:
         yield groups
@@ -127,7 +117,7 @@ def _seats(
     devices: Sequence[Device],
     successors: Mapping[int, int],
     left: Mapping[Position, int],
-) -> Seats:
+) -> InstanceSeats:
     """Return what an instance has to give; `left` are the positions to fill, by their index."""
     held = sorted(before.positions[device] for device in devices if device in before.positions)
     stay: list[int] = []
@@ -138,4 +128,4 @@ def _seats(
             if position.pipeline in successors
         ]
         stay = [left[position] for position in there if position in left]
-    return Seats(len(devices), held[0] if held else None, tuple(stay))
+    return InstanceSeats(len(devices), held[0] if held else None, tuple(stay))

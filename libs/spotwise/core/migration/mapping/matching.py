@@ -1,15 +1,9 @@
-"""Who takes which place, so that the most is used again: maximum-weight matching, flat and on two levels.
+"""Maximum-weight matching, flat and on two levels.
 
-Law: a matching fills every column (a position, or a group of them) with a row of its own (a device, or an instance) so that
-the gains add up to the most (Kuhn-Munkres; SpotServe, section 4.2). On two levels, the devices of an instance are matched
-with the positions of a group first; the optimum of that is what the instance gains by the group, and instances are then
-matched with groups by it. So a group's positions stay on one instance, and each of the many matchings is small.
-
-Most blocks of an instance and a group are equal to others, since pipelines are alike: each distinct block is solved once.
-
-Invariants: the answer is optimal for the groups that are given; every group has one instance with room for it; rows that are
-worth the same for a column: the earlier has it, the later is idle. Gains are exact up to 2**53 bytes, which is what a float64
-counts by ones; that is 8 PiB on one deployment.
+Law: every column (a position, or a group) gets a row of its own (a device, or an instance) so that the gains add up to the most
+(Kuhn-Munkres; SpotServe, section 4.2). On two levels, an instance's gain by a group is the optimum of its devices and the
+group's positions. Of equal rows the earlier is used. Equal blocks, frequent as pipelines are alike, are solved once.
+Gains are exact up to 2**53 bytes (8 PiB), the integers of a float64.
 """
 
 from __future__ import annotations
@@ -42,9 +36,7 @@ def fill_columns(gains: Gains | NDArray[np.float64]) -> list[int]:
         if taken[row]:
             continue
         as_good = np.flatnonzero((rows > row) & (gains[row] == gains[rows, np.arange(len(rows))]))
-        if len(
-            as_good
-        ):  # the latest of the rows that this one can stand in for becomes idle; its own turn is still to come
+        if len(as_good):  # idle becomes the latest row that this one can replace; that row's own turn is still to come
             column = as_good[np.argmax(rows[as_good])]
             taken[rows[column]], taken[row] = False, True
             rows[column] = row
@@ -52,7 +44,7 @@ def fill_columns(gains: Gains | NDArray[np.float64]) -> list[int]:
 
 
 def most_gained(gains: Gains) -> int:
-    """Return what a flat matching of devices with positions gains: no matching on two levels gains more."""
+    """Return the gain of a flat matching: an upper bound for any matching on two levels."""
     return int(gains[linear_sum_assignment(gains, maximize=True)].sum())
 
 
@@ -67,7 +59,7 @@ def match_groups(
         groups: which columns are a group's positions; each column in one group.
 
     Returns:
-        What is gained in all, and the row of each column.
+        The total gain, and the row of each column.
 
     Raises:
         ValueError: there are not enough instances with room for the groups.
@@ -86,10 +78,10 @@ def match_groups(
 def bundle(
     gains: Gains, instances: Sequence[Sequence[int]], bundles: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Put whole bundles of positions together that are best on the same instance: groups for `match_groups`.
+    """Group whole bundles of positions that are best on the same instance, for `match_groups`.
 
-    Each instance is split into benches as large as a bundle, by the order of its devices; benches are matched with bundles, and
-    what the benches of an instance get is a group.
+    Each instance is split into benches as large as a bundle, in the order of its devices; the bundles matched with an
+    instance's benches are a group.
 
     Args:
         gains: of devices x positions, in bytes.
@@ -115,7 +107,7 @@ def bundle(
 
 
 def _worth(gains: Gains, instances: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-    """Return what each instance gains by each group at best; `-inf` where it has no room for it."""
+    """Return what each instance gains by each group at best; `-inf` where the group does not fit."""
     worth = np.full((len(instances), len(groups)), -np.inf)
     for size in sorted({len(rows) for rows in instances}):
         of_size = [index for index, rows in enumerate(instances) if len(rows) == size]

@@ -1,9 +1,7 @@
-"""What is left of each pipeline that stands.
+"""The state of each old pipeline.
 
-Law: a pipeline is whole while every position of it that holds layers has a device, leaving ones included: its KV can still be
-sent. It is untouched while every position has a device that stays.
-
-Invariants: an untouched pipeline is whole.
+Law: a pipeline is whole while every position of it with layers has a device, leaving devices included, as these can still send
+its KV. It is untouched while every position has a device that stays.
 """
 
 from __future__ import annotations

@@ -1,23 +1,10 @@
-"""Which positions go to one instance together.
+"""Groups positions for instances, with each tensor group on one instance if possible.
 
-Law: positions are put into groups, as many in each as an instance has devices to give, so that a tensor group, whose shards
-talk in every layer, is on one instance where it can be. Sizes of instances may differ, there may be more devices than
-positions, and what is good for reuse is not always what is adjacent, so there are several ways:
-
-- *by tensor group*: runs of adjacent positions as long as instances are large; a run ends before a tensor group that it has no
-  room for, and one that is larger than the instance is cut, its last piece standing alone;
-- *by pipeline*: that, and a run ends before a pipeline that it has no room for the rest of;
-- *interleaved*: by tensor group, and a tensor group that is cut is dealt out, not sliced: each piece then has shards from all
-  over it, as the devices of an instance do that held all of it at a smaller degree;
-- *packed*: the line of positions is cut where it comes, which needs fewest instances;
-- *as they stand*: where P and M stay, what an instance has now is its group, and the others get the rest, cut by tensor group.
-
-All but the last are tried with instances in the order of their size (largest first), in the order in which they came, and in
-the order of where they stand. A way that needs more instances than there are is left out. The mapper adds one: whole tensor
-groups, from wherever, that are best together (`matching.bundle`). Of all, only those remain that cut fewest tensor groups; the
-one that keeps most bytes is taken.
-
-Invariants: every way has each position once; each of its groups has an instance with room for it.
+Law: several groupings are tried, with instances by size, by arrival and by their first old position: runs that end before a
+tensor group, or before the rest of a pipeline, that does not fit; the same with a cut tensor group dealt out, as devices that
+held all of it at a smaller degree need; runs that are cut wherever an instance is full; and, where P and M stay, unchanged
+positions. The mapper adds whole tensor groups matched freely (`matching.bundle`).
+Those with fewest cut tensor groups remain, as shards communicate in every layer; of these the one that keeps most bytes wins.
 """
 
 from __future__ import annotations
@@ -30,23 +17,23 @@ from spotwise.core.parallel.config import Position
 
 Groups = tuple[tuple[int, ...], ...]
 
-#: Of what stands nowhere, when sorted by place: after all that does.
+#: Sort key of a device without an old position: after all others.
 UNPLACED = Position(1 << 62, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
-    """What an instance has to give.
+class InstanceSeats:
+    """The devices that an instance has to give.
 
     Attributes:
-        devices: of it, without those that run on.
-        stands_at: its first old position, where it has one.
-        as_it_stands: the positions (by index) that it would have if nothing moved; empty where P or M changes.
+        devices: without those whose pipeline runs on.
+        first_position: its first old position, if any.
+        unchanged: the positions (by index) that it would keep if nothing moved; empty where P or M changes.
     """
 
     devices: int
-    stands_at: Position | None = None
-    as_it_stands: tuple[int, ...] = ()
+    first_position: Position | None = None
+    unchanged: tuple[int, ...] = ()
 
 
 def tensor_groups_of(positions: Sequence[Position]) -> list[list[int]]:
@@ -55,7 +42,7 @@ def tensor_groups_of(positions: Sequence[Position]) -> list[list[int]]:
     return [[index for index, _ in run] for _, run in runs]
 
 
-def groupings(positions: Sequence[Position], seats: Sequence[Seats]) -> list[Groups]:
+def groupings(positions: Sequence[Position], seats: Sequence[InstanceSeats]) -> list[Groups]:
     """Return ways to group positions, given in order, for instances with these seats.
 
     Raises:
@@ -71,7 +58,7 @@ def groupings(positions: Sequence[Position], seats: Sequence[Seats]) -> list[Gro
         ways.append(_cut(tensor_groups, sizes, positions, whole_pipelines=True))
         ways.append(_cut(tensor_groups, sizes, positions, interleaved=True))
         ways.append(_packed(range(len(positions)), sizes))
-    ways.append(_as_they_stand(tensor_groups, seats, positions))
+    ways.append(_unchanged(tensor_groups, seats, positions))
     return list(dict.fromkeys(way for way in ways if way is not None))
 
 
@@ -84,11 +71,11 @@ def with_fewest_cuts(ways: Sequence[Groups], positions: Sequence[Position]) -> l
     return [way for way, count in zip(ways, pieces, strict=True) if count == min(pieces)]
 
 
-def _orders(seats: Sequence[Seats]) -> list[list[int]]:
-    came = list(range(len(seats)))
-    largest_first = sorted(came, key=lambda index: (-seats[index].devices, index))
-    as_they_stand = sorted(came, key=lambda index: (seats[index].stands_at or UNPLACED, index))
-    return [largest_first, came, as_they_stand]
+def _orders(seats: Sequence[InstanceSeats]) -> list[list[int]]:
+    by_arrival = list(range(len(seats)))
+    largest_first = sorted(by_arrival, key=lambda index: (-seats[index].devices, index))
+    by_position = sorted(by_arrival, key=lambda index: (seats[index].first_position or UNPLACED, index))
+    return [largest_first, by_arrival, by_position]
 
 
 def _packed(indices: Sequence[int], sizes: Sequence[int]) -> Groups:
@@ -109,8 +96,8 @@ def _cut(
     whole_pipelines: bool = False,
     interleaved: bool = False,
 ) -> Groups | None:
-    """Return runs that end at tensor groups where they can; `None` where there are not enough instances for that."""
-    left = [list(group) for group in reversed(tensor_groups)]  # the next is at the end
+    """Return runs that end at tensor groups where possible; `None` where instances do not suffice for that."""
+    left = [list(group) for group in reversed(tensor_groups)]  # next at the end
     groups: list[tuple[int, ...]] = []
     for size in sizes:
         run: list[int] = []
@@ -142,20 +129,20 @@ def _rest_of_pipeline(left: Sequence[Sequence[int]], positions: Sequence[Positio
     return count
 
 
-def _as_they_stand(
-    tensor_groups: Sequence[Sequence[int]], seats: Sequence[Seats], positions: Sequence[Position]
+def _unchanged(
+    tensor_groups: Sequence[Sequence[int]], seats: Sequence[InstanceSeats], positions: Sequence[Position]
 ) -> Groups:
-    """Return a group for each instance that would keep positions, and the rest for those that would keep none."""
-    held = {index for seat in seats for index in seat.as_it_stands}
+    """Return a group for each instance that keeps positions, and the rest for the other instances."""
+    held = {index for seat in seats for index in seat.unchanged}
     rest = [left for group in tensor_groups if (left := [index for index in group if index not in held])]
-    free = sorted((seat.devices for seat in seats if not seat.as_it_stands), reverse=True)
-    standing = [list(seat.as_it_stands) for seat in seats if seat.as_it_stands]
+    free = sorted((seat.devices for seat in seats if not seat.unchanged), reverse=True)
+    kept = [list(seat.unchanged) for seat in seats if seat.unchanged]
     groups = _cut(rest, free, positions)
     if groups is None:
         groups = _packed([index for group in rest for index in group], free)
         over = [index for group in rest for index in group][sum(free) :]
-        for group, seat in zip(standing, (seat for seat in seats if seat.as_it_stands), strict=True):
-            room = seat.devices - len(group)
-            group += over[:room]
-            over = over[room:]
-    return (*(tuple(sorted(group)) for group in standing), *groups)
+        for group, seat in zip(kept, (seat for seat in seats if seat.unchanged), strict=True):
+            spare = seat.devices - len(group)
+            group += over[:spare]
+            over = over[spare:]
+    return (*(tuple(sorted(group)) for group in kept), *groups)

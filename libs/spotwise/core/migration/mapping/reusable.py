@@ -1,11 +1,8 @@
-"""How many bytes of a new position each device has already.
+"""The bytes of a new position that each device has already.
 
-Law: what a device may use again as a position is what both hold (`shares.py`): weights, and KV of the requests that the
-position's pipeline goes on with and the device's old pipeline has (SpotServe, section 4.2). A device without an old position
-has nothing. Layers and shares overlap independently of one another, so the bytes of all pairs are products of small tables,
-and a thousand devices are one table look-up each.
-
-Invariants: the bytes of a pair are `weight_overlap_bytes` and `kv_overlap_bytes` of its two positions.
+Law: a device can reuse for a position what both hold (`shares.py`): weights, and KV of requests that move from the device's old
+pipeline to the position's (SpotServe, section 4.2).
+Overlaps of layers and of shares are independent, so the bytes of all pairs are products of small tables.
 """
 
 from __future__ import annotations
@@ -25,13 +22,11 @@ Table = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Reusable:
-    """Bytes that a device at one place of an old pipeline has of a place of a new one.
+    """Bytes of a new pipeline's place that a device at a place of an old one has.
 
     Attributes:
-        before: the old configuration.
-        config: the new one.
         weight_bytes: old places x new places of a pipeline, a place being stage x M + shard.
-        kv_token_bytes: the same of a token's KV, where the new pipeline goes on with the request that it is of.
+        kv_token_bytes: the same of a token's KV, of a request that the new pipeline continues.
         tokens: with KV that a new pipeline takes over from an old one, by (old, new).
     """
 

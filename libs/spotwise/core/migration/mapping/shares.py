@@ -1,13 +1,10 @@
-"""What a position holds: which part of which layer's weights and KV, to the byte.
+"""The parts of a model and of requests' KV, and the share of each that a position holds, to the byte.
 
-Law: a part of the model (a layer, the embedding, the head, a request's KV in a layer) is cut by shares: shard m of M holds
-[m/M, (m+1)/M) of it (SpotServe, section 4.2). Stage 0 has the embedding, the last stage with layers the head. What two
-positions both hold of a part is where their shares overlap, whatever their tensor degrees. Shares are fractions, never
-floats; a share that cuts a byte is rounded down at both ends, so that neighbours meet and none has a byte twice. KV is cut
-token by token, each token's KV in a layer at the same place.
-
-Invariants: shards of a tensor group add up to the whole; overlaps with all shards of another degree add up to the share;
-`weight_overlap_bytes` and `kv_overlap_bytes` are the sums over the parts that are listed, without listing them.
+Law: a part (a layer, the embedding, the head, a request's KV in a layer) is cut by shares: shard m of M holds [m/M, (m+1)/M) of
+it (SpotServe, section 4.2). Stage 0 has the embedding, the last stage with layers the head.
+Two positions have in common the overlap of their shares, whatever their tensor degrees.
+Shares are fractions; a share that cuts a byte is rounded down at both ends, so that shards add up to the whole.
+KV is cut token by token, each token's KV in a layer at the same place.
 """
 
 from __future__ import annotations
@@ -30,12 +27,11 @@ class PartKind(StrEnum):
 
 
 class Part(NamedTuple):
-    """Something that is cut by shares.
+    """A part of the model, or of a request's KV.
 
     Attributes:
-        kind: what it is.
         layer: of weights and KV; `None` of the embedding and the head.
-        request: whose KV, by id; `None` of weights.
+        request: id of the request whose KV it is; `None` of weights.
     """
 
     kind: PartKind
@@ -44,12 +40,7 @@ class Part(NamedTuple):
 
 
 class Share(NamedTuple):
-    """From where to where of a part, as fractions of it.
-
-    Attributes:
-        start: included.
-        end: excluded.
-    """
+    """A part from `start`, included, to `end`, excluded, as fractions."""
 
     start: Fraction
     end: Fraction
@@ -61,16 +52,13 @@ def share_of(shard: int, tensor: int) -> Share:
 
 
 def overlap(one: Share, other: Share) -> Share | None:
-    """Return what two shares have in common; `None` where that is nothing."""
+    """Return the common share of two shares, if any."""
     start, end = max(one.start, other.start), min(one.end, other.end)
     return Share(start, end) if start < end else None
 
 
 def share_bytes(whole_bytes: int, share: Share | None) -> int:
-    """Return the bytes of a share of something with so many bytes: 0 of no share.
-
-    Shares that meet add up to the share that they make together.
-    """
+    """Return the bytes of a share of `whole_bytes`: 0 of no share. Adjacent shares add up."""
     if share is None:
         return 0
     start, end = share

@@ -1,14 +1,9 @@
-"""How long bytes take between devices, and over which ports they go.
+"""Transfer times between devices, and the ports that transfers use.
 
-Law: bytes go over one of three ways. Within an instance they leave a device's port and enter another's. Between instances they
-leave the source's uplink and enter the target's downlink; both are full duplex, and all devices of an instance share them.
-From storage (a disk or an object store) they come over the target's storage link. A port carries one transfer at a time, at
-its full rate.
-
-The paper's own estimate of a migration (SpotServe, Miao et al., 2024, section 4.1) is `paper_seconds`: the most bytes that an
-instance moves over its network, the most that one moves inside, and what is fixed.
-
-Invariants: more bytes take no less time; a transfer has two ports, or storage's one.
+Law: within an instance bytes leave a device's port and enter another's; between instances they use the source's uplink and the
+target's downlink, full duplex and shared by an instance's devices; from storage they use the target's storage link.
+A port carries one transfer at a time, at its full rate.
+`paper_seconds` is the paper's estimate (SpotServe, Miao et al., 2024, section 4.1).
 """
 
 from __future__ import annotations
@@ -21,14 +16,14 @@ from spotwise.core.migration.deployment import Device
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What carries bytes.
+    """Bandwidths and fixed costs.
 
     Attributes:
         within_bytes_per_s: from one device to another of the same instance, each way.
         between_bytes_per_s: of an instance's uplink, and of its downlink.
         storage_bytes_per_s: from storage into one instance.
         transfer_s: fixed cost of each transfer.
-        groups_s: to connect, or to build communication groups anew, before the first byte moves.
+        groups_s: time to build communication groups, before the first byte moves.
     """
 
     within_bytes_per_s: float
@@ -47,7 +42,7 @@ class Links:
 def paper_seconds(links: Links, moved: Sequence[tuple[Device | None, Device, int]]) -> float:
     """Return T_mig as the paper has it, for (source, target, bytes); a source of `None` is storage.
 
-    The network counts an instance's busier direction. Storage is a third term: the paper has none, but a reload takes its time.
+    The network counts an instance's busier direction. Storage is a third term of ours.
     """
     busiest = [0, 0, 0]
     counts: dict[tuple[str, str | None], int] = {}
@@ -70,10 +65,10 @@ def paper_seconds(links: Links, moved: Sequence[tuple[Device | None, Device, int
 
 
 class Ports:
-    """Which ports a transfer keeps busy. Devices, instances and ports go by number.
+    """The ports of each transfer. Devices, instances and ports go by number.
 
     Attributes:
-        count: how many ports there are.
+        count: number of ports.
     """
 
     def __init__(self, links: Links, instance_of: Sequence[int]) -> None:
@@ -90,7 +85,7 @@ class Ports:
         self.count = self._storage + instances
 
     def of(self, source: int | None, target: int) -> tuple[int, int]:
-        """Return the port that bytes leave and the one that they enter; from storage the same one twice."""
+        """Return the ports that bytes leave and enter; from storage the same one twice."""
         there = self._instance_of[target]
         if source is None:
             return self._storage + there, self._storage + there
@@ -105,7 +100,7 @@ class Ports:
         return [self._downlinks + instance, self._storage + instance, *entries]
 
     def seconds(self, source: int | None, target: int, num_bytes: int) -> float:
-        """Return how long a transfer takes that has its ports."""
+        """Return the duration of a transfer that has its ports."""
         if source is None:
             rate = self._links.storage_bytes_per_s
         elif self._instance_of[source] == self._instance_of[target]:

@@ -1,14 +1,10 @@
-"""Who lacks what of the model and of requests' KV when a configuration changes, who holds it, and who has it no longer.
+"""The pieces of weights and KV that must move: holders, receivers, and holders that can free them.
 
-Law: a layer, the embedding, the head, and the KV of each request that goes on are cut wherever a share of the old configuration
-or of the new one begins or ends. Of each such piece a device holds all or nothing, and needs all or nothing, whatever the two
-tensor degrees. Layers that lie in the same stages before and after have the same pieces, so these are worked out once for a
-run.
-
-A request whose KV is not all held any more is lost KV: it is computed again, and none of its KV moves. What nobody has to
-receive, and whoever holds it does not need, is given up at once.
-
-Invariants: a device that needs a part keeps or receives each byte of it, once; whoever gives a piece up does not need it.
+Law: each layer, the embedding, the head and each continued request's KV are cut wherever a share of the old or the new
+configuration begins or ends, so that a device holds and needs all or nothing of a piece. Layers in the same stages before and
+after have the same pieces, computed once.
+A request whose KV is incomplete is recomputed, and none of its KV moves.
+A piece without receivers is freed at once by holders that do not need it.
 """
 
 from __future__ import annotations
@@ -40,15 +36,13 @@ class Piece(NamedTuple):
 
     Attributes:
         part: of what; of KV, in the first of its layers.
-        layers: so many layers, from that one on; 1 of weights.
-        share: from where to where.
+        layers: number of layers, from that one on; 1 of weights.
         unit_bytes: what the share is cut from: a whole part of weights; a token's KV in a layer.
         units: how many of those: 1 of weights; tokens x layers of KV.
         holders: devices that hold it, by number.
         needers: how many devices need it.
         receivers: devices that need it and do not hold it.
         leavers: devices that hold it, do not need it, and stay: they can free its memory.
-        byte_count: bytes of it.
     """
 
     part: Part
@@ -63,7 +57,7 @@ class Piece(NamedTuple):
     byte_count: int
 
     def cut(self, number: int, count: int) -> Piece:
-        """Return one of `count` equal cuts of it, from 0; they meet, to the byte."""
+        """Return one of `count` equal cuts of it, from 0; adjacent cuts meet, to the byte."""
         if count == 1:
             return self
         start, width = self.share.start, (self.share.end - self.share.start) / count
@@ -73,12 +67,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MovingKv:
-    """A request that goes on, and the KV that has to move for it.
+    """A continued request and its KV.
 
     Attributes:
-        request: which.
         pipeline: the new one.
-        pieces: all of its KV that somebody holds or needs.
+        pieces: all of its KV that is held or needed.
     """
 
     request: RunningRequest
@@ -87,7 +80,7 @@ class MovingKv:
 
 
 class Outline(NamedTuple):
-    """A share as two stages cut it, of whatever part: who holds, needs and leaves it."""
+    """A share as two stages cut it, of any part: its holders, needers and leavers."""
 
     share: Share
     holders: tuple[int, ...]
@@ -97,7 +90,7 @@ class Outline(NamedTuple):
 
 
 class Outlines:
-    """Who holds and who needs which shares of what lies in one old and one new stage."""
+    """The shares of what is in one old and one new stage."""
 
     def __init__(self, device_map: DeviceMap, devices: NumberedDevices) -> None:
         self._old, self._new, self._devices = device_map.before.config, device_map.config, devices
@@ -158,19 +151,19 @@ def weight_parts(device_map: DeviceMap, model: ModelShape, devices: NumberedDevi
 def kv_parts(
     device_map: DeviceMap, model: ModelShape, devices: NumberedDevices
 ) -> tuple[list[MovingKv], list[tuple[RunningRequest, int]]]:
-    """Return the requests whose KV goes on, and those whose KV is not all held, each with its new pipeline."""
+    """Return the requests whose KV is complete, and the others with their new pipeline."""
     old, new = device_map.before.config, device_map.config
-    was_at = {request.id: number for number, those in device_map.before.running.items() for request in those}
+    old_pipeline = {request.id: number for number, each in device_map.before.running.items() for request in each}
     outlines = Outlines(device_map, devices)
     known: dict[tuple[int, int], list[tuple[range, Outline]]] = {}
     moving_kv: list[MovingKv] = []
     lost: list[tuple[RunningRequest, int]] = []
     for pipeline in sorted(device_map.running):
         for request in device_map.running[pipeline]:
-            if request.id not in was_at:
+            if request.id not in old_pipeline:
                 lost.append((request, pipeline))
                 continue
-            pair = was_at[request.id], pipeline
+            pair = old_pipeline[request.id], pipeline
             if pair not in known:
                 known[pair] = _kv_outlines(pair, outlines, old, new, model)
             if any(each.needers and not each.holders for _, each in known[pair]):
@@ -183,7 +176,7 @@ def kv_parts(
 def kv_given_up(
     device_map: DeviceMap, model: ModelShape, devices: NumberedDevices, moving_kv: Sequence[MovingKv]
 ) -> dict[int, int]:
-    """Return, by device that stays, the bytes of KV of requests that do not go on, or not with it."""
+    """Return, by device that stays, the bytes of KV of requests that do not continue, or not with it."""
     kept = {each.request.id for each in moving_kv}
     tokens = {
         pipeline: sum(request.tokens for request in requests if request.id not in kept)
@@ -196,7 +189,7 @@ def kv_given_up(
 def kv_computed_again(
     lost: Sequence[tuple[RunningRequest, int]], config: ParallelConfig, model: ModelShape, devices: NumberedDevices
 ) -> dict[int, int]:
-    """Return, by device, the bytes of KV that lost requests will have there."""
+    """Return, by device, the bytes of KV that recomputed requests will have there."""
     tokens: dict[int, int] = {}
     for request, pipeline in lost:
         tokens[pipeline] = tokens.get(pipeline, 0) + request.tokens
@@ -204,13 +197,13 @@ def kv_computed_again(
 
 
 def _kv_bytes(
-    tokens: Mapping[int, int], config: ParallelConfig, model: ModelShape, stands: Mapping[Position, int]
+    tokens: Mapping[int, int], config: ParallelConfig, model: ModelShape, devices_at: Mapping[Position, int]
 ) -> dict[int, int]:
     found = {}
     for pipeline in sorted(tokens):
         for stage in range(config.pipeline):
             for shard in range(config.tensor):
-                device = stands.get(Position(pipeline, stage, shard))
+                device = devices_at.get(Position(pipeline, stage, shard))
                 if device is not None:
                     num_bytes = kv_share_bytes(tokens[pipeline], model, share_of(shard, config.tensor))
                     found[device] = num_bytes * len(model.stage_layers(stage, config.pipeline))

@@ -1,13 +1,12 @@
-"""The devices of a change by number, so that planning for many of them is quick.
+"""The devices of a change by number, for fast planning.
 
-Law: instances are numbered in the order in which they came, devices by instance and index. Who stood where, and who will, is
-looked up by position. A device whose instance has reached its deadline holds nothing any more.
-
-Invariants: the order of a mapping changes nothing.
+Law: instances are numbered in the order in which they joined, devices by instance and index; the order of mappings changes
+nothing. A device whose instance has passed its deadline holds nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from spotwise.core.migration.deployment import Device
@@ -23,8 +22,8 @@ class NumberedDevices:
         instances: ids of instances, by their number.
         instance_of: the number of each device's instance.
         left_s: by instance under notice, how long it can still send.
-        before: who stood at a position and still has what it held.
-        after: who gets a position.
+        before: the device that was at a position and still holds its data.
+        after: the device that gets a position.
 
     Raises:
         ValueError: a device has a position and its instance is not listed.
@@ -51,6 +50,10 @@ class NumberedDevices:
     def is_leaving(self, device: int) -> bool:
         """Whether a device's instance is under notice."""
         return self.instance_of[device] in self.left_s
+
+    def sends_until_s(self, source: int | None) -> float:
+        """Return until when a source can send, from now: infinite for storage and devices that stay."""
+        return math.inf if source is None else self.left_s.get(self.instance_of[source], math.inf)
 
     def _by_position(self, positions: Mapping[Device, Position]) -> dict[Position, int]:
         if strangers := [device for device in positions if device not in self._numbers]:

@@ -1,14 +1,9 @@
-"""What a migration plan says: transfers in order, memory that comes free, and when each stage may start.
+"""A migration plan: ordered transfers, memory to free, and stage starts (SpotServe, Miao et al., 2024, section 4.2).
 
-Law: a plan is data. Whoever carries it out keeps to the order of its transfers and to what each waits for; its times are
-predictions. A link takes the transfers that go over it in the plan's order. A relayed transfer waits until its source has the
-bytes. A transfer with `after_step` waits until its target's instance has freed its old memory of the steps up to that one. That
-memory is free once the instance has sent all that it sends in those steps. In whatever time things then happen, no instance
-has more in its receive buffer than the policy allows.
-
-Source: SpotServe (Miao et al., 2024), section 4.2.
-
-Invariants: a plan's times and bytes are at least 0; steps of transfers ascend.
+Law: a plan is data; its executor keeps the order of transfers on each link and what each waits for; its times are predictions.
+A relayed transfer waits until its source has the bytes. A transfer with `after_step` waits until its target's instance has
+freed its old memory of the steps up to that one, which it can once it has sent all that it sends in those steps.
+Whatever the actual times, no instance's receive buffer exceeds the policy's limit.
 """
 
 from __future__ import annotations
@@ -28,10 +23,9 @@ class PlanPolicy:
 
     Attributes:
         progressive: a stage may start before everything has moved.
-        buffer_bytes: what any instance's transient receive buffer may be (U_max); `None`: whatever it takes.
-        restart: load everything anew from storage, and compute all requests again.
-        stage_s: seconds that a stage of the new configuration takes for an iteration; 0 where unknown: then a pipeline
-            pauses until its last stage may start.
+        buffer_bytes: U_max, limit of an instance's transient receive buffer; `None` for no limit.
+        restart: load everything from storage, and compute all requests again.
+        stage_s: seconds of a new stage's iteration; 0 where unknown: then a pipeline pauses until its last stage may start.
     """
 
     progressive: bool = True
@@ -48,20 +42,16 @@ class PlanPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes that go from one place to one device. Times are from the plan's start, as predicted; the order is what counts.
+    """Bytes from one place to one device. Times are predicted, from the plan's start.
 
     Attributes:
-        step: number of the step it belongs to; steps are in order.
-        part: what; of KV, in the first of its layers.
-        layers: so many, from that one on; 1 of weights.
-        share: from where to where of it.
-        byte_count: bytes.
-        source: who sends; `None`: it is read from storage.
-        target: who receives.
-        is_relayed: the source gets it by an earlier transfer of this step, and passes it on.
-        after_step: it may start when the target's instance has freed its old memory of steps up to this one; `None`: at once.
-        start_s: when it starts.
-        end_s: when it is there.
+        step: number of its step; steps ascend.
+        part: what moves; of KV, in the first of its layers.
+        layers: number of layers, from that one on; 1 of weights.
+        source: the sending device; `None` for storage.
+        is_relayed: the source gets the bytes by an earlier transfer of this step.
+        after_step: starts when the target's instance has freed its old memory of steps up to this one; `None`: at once.
+        end_s: when the bytes have arrived.
     """
 
     step: int
@@ -79,13 +69,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Old memory that a device has no use for after a step.
+    """Old memory that a device can free after a step.
 
     Attributes:
-        step: after which it goes, once all that the device's instance sends in steps up to this one is sent; `None`: before
-            the first.
-        device: whose.
-        byte_count: bytes of it.
+        step: freed once the device's instance has sent all that it sends up to this step; `None`: before the first.
         is_kv: KV, not weights.
         at_s: when, as predicted.
     """
@@ -102,22 +89,18 @@ class MigrationPlan:
     """The plan. Times are in seconds from its start.
 
     Attributes:
-        before: the configuration that stands.
-        config: the one that shall.
-        policy: how it was planned.
-        links: what carries bytes.
-        transfers: in order.
+        before, config: the old and the new configuration.
+        policy, links: as planned with.
         freed: old memory, by step.
         stage_start_s: when each (pipeline, stage) may start; 0 where a pipeline runs on.
         pause_s: of each new pipeline.
-        kv_done_s: when the last KV is there; 0 where none moves.
-        done_s: when everything is there.
-        moved_bytes: from device to device.
-        storage_bytes: from storage.
-        kept_bytes: that stay where they are, weights and KV.
+        kv_done_s: when the last KV has arrived; 0 where none moves.
+        done_s: when everything has arrived.
+        moved_bytes, storage_bytes: from device to device, and from storage.
+        kept_bytes: weights and KV that stay on their device.
         naive_bytes: what a restart loads: all weights of all positions.
-        peak_buffer_bytes: the largest transient receive buffer of each instance that gets something.
-        recomputed: requests that go on without their KV.
+        peak_buffer_bytes: the largest transient receive buffer of each receiving instance.
+        recomputed: requests that continue without their KV.
     """
 
     before: ParallelConfig

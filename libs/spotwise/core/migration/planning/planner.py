@@ -1,19 +1,11 @@
-"""A migration as data: who sends which bytes of what to whom, in which order, and when each stage may start.
+"""Plans a migration: the source and order of every transfer, and when each stage may start.
 
-Law: KV moves first, all of it, a dying instance's before the rest; then weights, from the front of the model, in an order that
-keeps every instance's transient receive buffer within a limit (`buffer_order.py`). Each missing piece comes from the cheapest
-live holder (`transfers.py`), and the links' time is shared out in that order (`schedule.py`). A stage may start when its own
-weights and KV are there, not later (SpotServe, Miao et al., 2024, section 4.2: progressive migration); or, if the policy is not
-progressive, when everything is there. Pipelines that run on never stop. A request whose KV is not all held, or cannot all be
-sent before an instance goes, is computed again; weights that nobody holds come from storage.
-
-The pause of a pipeline is how much later its first answer comes than from a pipeline that was ready all along: stage p is not
-needed before the stages in front of it have had their time, `stage_s` each.
-
-A policy that restarts is what others are compared with: everything comes from storage, no KV moves.
-
-Invariants: every byte that a new position needs is there already or sent to it exactly once, by a live holder; a stage starts
-no earlier than its layers; no buffer exceeds the limit; same arguments, same plan.
+Law: KV moves first, a dying instance's before the rest; then weights from the front of the model, in an order that keeps every
+receive buffer within a limit (`buffer_order.py`), from the cheapest live holder (`transfers.py`), scheduled by `schedule.py`.
+A stage may start when its own weights and KV have arrived (progressive migration, SpotServe, Miao et al., 2024, section 4.2),
+or when everything has; pipelines that run on never stop.
+A request with incomplete KV, or whose KV cannot be sent in time, is recomputed; weights without a holder come from storage.
+A pipeline's pause is the delay of its first output: stage p is needed `p x stage_s` after the first.
 """
 
 from __future__ import annotations
@@ -43,13 +35,11 @@ from spotwise.core.parallel.model_shape import ModelShape
 def plan_migration(
     device_map: DeviceMap, model: ModelShape, links: Links, policy: PlanPolicy | None = None, now_s: float = 0.0
 ) -> MigrationPlan:
-    """Return how to get from what stands to what the mapper chose.
+    """Return the plan from a deployment to the positions that the mapper chose.
 
     Args:
-        device_map: who gets which position, and which requests go on.
-        model: what is served.
-        links: what carries bytes.
-        policy: how to migrate; progressive with no limit of buffers, unless it says otherwise.
+        device_map: the mapper's result.
+        policy: progressive without a limit of buffers if left out; a policy that restarts is the baseline: all from storage.
         now_s: when the plan starts, on the clock of the instances' deadlines.
 
     Raises:
@@ -63,7 +53,7 @@ def plan_migration(
 
 
 class _Planning:
-    """One plan on its way."""
+    """One plan in the making."""
 
     def __init__(
         self, device_map: DeviceMap, model: ModelShape, links: Links, policy: PlanPolicy, now_s: float
@@ -71,30 +61,30 @@ class _Planning:
         self._map, self._model, self._links, self._policy = device_map, model, links, policy
         self._devices = devices = NumberedDevices(device_map, now_s)
         choice = SourceChoice(devices, links)
-        self._going_on, self._lost = kv_parts(device_map, model, devices)
+        self._moving_kv, self._lost = kv_parts(device_map, model, devices)
         self._parts = weight_parts(device_map, model, devices)
-        kv, urgent_kv = kv_loads(choice, self._going_on, devices)
+        kv, urgent_kv = kv_loads(choice, self._moving_kv, devices)
         weights, urgent_weights = weight_loads(choice, self._parts, devices)
         self._loads: list[TransferUnit] = kv + weights
         self._flows: dict[Cut, Flow] = {}
-        self._freed_at_once = given_up_at_once(self._parts, room=0)
-        for device, num_bytes in kv_given_up(device_map, model, devices, self._going_on).items():
-            self._freed_at_once[2 * device + 1] = num_bytes
+        self._freed_first = given_up_at_once(self._parts, region=0)
+        for device, num_bytes in kv_given_up(device_map, model, devices, self._moving_kv).items():
+            self._freed_first[2 * device + 1] = num_bytes
         whole = [self._flow(Cut(number)) for number in range(len(self._loads))]
         again = kv_computed_again(self._lost, device_map.config, model, devices)
         kept_free = {2 * device + 1: num_bytes for device, num_bytes in again.items()}
         owners = {
-            room: devices.instance_of[room // 2]
-            for changes in (self._freed_at_once, *(each for flow in whole for each in flow))
-            for room in changes
+            region: devices.instance_of[region // 2]
+            for changes in (self._freed_first, *(each for flow in whole for each in flow))
+            for region in changes
         }
-        self._rooms = MemoryRegions.at_start(owners, whole, self._freed_at_once, kept_free)
-        regions, limit_bytes = self._rooms.copy(), policy.buffer_bytes
+        self._regions = MemoryRegions.at_start(owners, whole, self._freed_first, kept_free)
+        regions, limit_bytes = self._regions.copy(), policy.buffer_bytes
         self._steps = order_loads(range(len(kv)), self._flow, regions, limit_bytes, urgent_kv)
         self._steps += order_loads(range(len(kv), len(self._loads)), self._flow, regions, limit_bytes, urgent_weights)
         moves = [self._flow(cut) for cut in self._steps]
-        waits = [] if limit_bytes is None else gates(moves, self._rooms.copy(), limit_bytes)
-        self._schedule = Schedule(self._loads, self._steps, waits, devices, links)
+        waits_for = [] if limit_bytes is None else gates(moves, self._regions.copy(), limit_bytes)
+        self._schedule = Schedule(self._loads, self._steps, waits_for, devices, links)
 
     def _flow(self, cut: Cut) -> Flow:
         flow = self._flows.get(cut)
@@ -103,7 +93,7 @@ class _Planning:
         return flow
 
     def plan(self) -> MigrationPlan:
-        """Return it."""
+        """Return the plan."""
         devices, timed = self._devices.devices, self._schedule.timed
         transfers = tuple(
             Transfer(
@@ -167,20 +157,20 @@ class _Planning:
     def _freed(self) -> list[Freed]:
         devices, instance_of = self._devices.devices, self._devices.instance_of
         freed = [
-            Freed(None, devices[room // 2], num_bytes, room % 2 == 1, 0.0)
-            for room, num_bytes in sorted(self._freed_at_once.items())
+            Freed(None, devices[region // 2], num_bytes, region % 2 == 1, 0.0)
+            for region, num_bytes in sorted(self._freed_first.items())
             if num_bytes
         ]
         for step, cut in enumerate(self._steps):
-            for room, num_bytes in self._flow(cut).freed.items():
+            for region, num_bytes in self._flow(cut).freed.items():
                 if num_bytes:
-                    at_s = self._schedule.freed_s(instance_of[room // 2], step)
-                    freed.append(Freed(step, devices[room // 2], num_bytes, room % 2 == 1, at_s))
+                    at_s = self._schedule.freed_s(instance_of[region // 2], step)
+                    freed.append(Freed(step, devices[region // 2], num_bytes, region % 2 == 1, at_s))
         return freed
 
     def _peaks(self) -> dict[str, int]:
-        """Return the largest buffers, as predicted: a transfer takes its room when it starts."""
-        regions = self._rooms.copy()
+        """Return the largest buffers, as predicted: a transfer takes its region's bytes when it starts."""
+        regions = self._regions.copy()
         events: list[tuple[float, bool, int, int]] = []
         for each in self._schedule.timed:
             piece = each.move.piece
@@ -188,18 +178,18 @@ class _Planning:
                 (each.start_s, True, 2 * each.move.target + (piece.part.request is not None), piece.byte_count)
             )
         for step, cut in enumerate(self._steps):
-            for room, num_bytes in self._flow(cut).freed.items():
-                at_s = self._schedule.freed_s(self._devices.instance_of[room // 2], step)
-                events.append((at_s, False, room, num_bytes))
+            for region, num_bytes in self._flow(cut).freed.items():
+                at_s = self._schedule.freed_s(self._devices.instance_of[region // 2], step)
+                events.append((at_s, False, region, num_bytes))
         receivers = sorted({self._devices.instance_of[each.move.target] for each in self._schedule.timed})
         peaks = dict.fromkeys(receivers, 0)
-        for _, comes, room, num_bytes in sorted(events):
+        for _, comes, region, num_bytes in sorted(events):
             if comes:
-                regions.receive({room: num_bytes})
-                instance = self._devices.instance_of[room // 2]
+                regions.receive({region: num_bytes})
+                instance = self._devices.instance_of[region // 2]
                 peaks[instance] = max(peaks[instance], regions.buffer[instance])
             else:
-                regions.free({room: num_bytes})
+                regions.free({region: num_bytes})
         return {self._devices.instances[instance]: peak for instance, peak in peaks.items()}
 
     def _dropped(self) -> set[str]:
@@ -208,7 +198,7 @@ class _Planning:
 
     def _kept_bytes(self) -> int:
         dropped = self._dropped()
-        kept_kv = [each.pieces for each in self._going_on if each.request.id not in dropped]
+        kept_kv = [each.pieces for each in self._moving_kv if each.request.id not in dropped]
         return sum(
             (piece.needers - len(piece.receivers)) * piece.byte_count
             for pieces in (*self._parts, *kept_kv)

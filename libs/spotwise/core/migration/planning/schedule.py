@@ -1,17 +1,11 @@
-"""When each transfer of a plan starts and ends, and what comes too late.
+"""Schedules transfers on links.
 
-Law: whenever a port is free, the first transfer in line starts that can: its two ports are free, the memory that it needs is
-free (`buffer_order.gates`), and, where it is relayed, its source has it. In line are steps in order (loads, or cuts of them),
-within a step the largest transfer first. KV has its ports before weights: a port that KV still has to use takes no weights.
-
-An instance's old memory of a step is free when all has been sent that goes out of such memory in steps up to that one.
-
-An instance under notice sends until its deadline, and no transfer of its own ends after. Weights that would are taken from
-another holder, or from storage. A request whose KV would is computed again: none of its KV moves, and its place on the links
-goes to others. Of many such requests the later half in line goes, then all is tried again: others may come in time now.
-
-Invariants: every move of a load that is kept is scheduled once; a port carries one transfer at a time; no transfer from a
-leaving instance ends after its deadline; no memory is used before it is free.
+Law: when a port becomes free, the first transfer in line that can start does: its two ports and the memory that it needs
+(`buffer_order.gates`) are free, and a relay's source has the bytes. Steps are in line in order, the largest transfer first.
+KV precedes weights: a port that KV still has to use takes no weights.
+An instance's old memory of a step is free when all is sent that goes out of such memory in steps up to that one.
+No transfer from an instance under notice ends after its deadline: late weights come from another holder or from storage; of
+requests with late KV the later half in line is recomputed, then all is tried again.
 """
 
 from __future__ import annotations
@@ -26,19 +20,14 @@ from spotwise.core.migration.planning.link_times import Links, Ports
 from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 from spotwise.core.migration.planning.transfers import Move, TransferUnit
 
-_NEVER_S = float("inf")
 _NO_STEP = 1 << 60  # after all steps
 
 
 class Timed(NamedTuple):
-    """A move, or a cut of one, with its time.
+    """A move, or a cut of one, with its time from the plan's start.
 
     Attributes:
-        step: number of its step.
-        move: what goes from where to where.
-        start_s: from the plan's start.
-        end_s: when it is there.
-        after_step: the target's old memory of steps up to this one must be free before; `None`: it need not wait.
+        after_step: the target's old memory of steps up to this one must be free before; `None`: no wait.
     """
 
     step: int
@@ -49,11 +38,11 @@ class Timed(NamedTuple):
 
 
 class Schedule:
-    """When what moves.
+    """The times of all moves.
 
     Attributes:
         timed: transfers, by start.
-        dropped: loads whose KV comes too late.
+        dropped: loads whose KV would arrive too late.
     """
 
     def __init__(
@@ -68,19 +57,19 @@ class Schedule:
         kv_steps = [step for step, cut in enumerate(steps) if loads[cut.load].moving_kv is not None]
         while True:
             kept = [_moves_of(loads, steps, step) for step in kv_steps if steps[step].load not in self.dropped]
-            kv = Run([move for moves in kept for move in moves], gates, devices, links, [])
+            kv = LinkRun([move for moves in kept for move in moves], gates, devices, links, [])
             if not kv.late:
                 break
             late = sorted({steps[kv.moves[number][0]].load for number in kv.late})
             self.dropped.update(late[len(late) // 2 :])
         weights = [move for step in range(len(kv_steps), len(steps)) for move in _moves_of(loads, steps, step)]
-        refused: dict[int, set[int]] = {}  # by move: who cannot send it in time
-        while (both := Run(weights, gates, devices, links, kv.timed)).late:
+        refused: dict[int, set[int]] = {}  # by move: sources that cannot send it in time
+        while (both := LinkRun(weights, gates, devices, links, kv.timed)).late:
             for number in both.late:
                 step, move = weights[number]
                 assert move.source is not None
                 refused.setdefault(number, set()).add(move.source)
-                weights[number] = step, _from_elsewhere(move, refused[number], devices)
+                weights[number] = step, _from_other_source(move, refused[number], devices)
         self.timed = sorted(kv.timed + both.timed, key=lambda each: (each.start_s, each.step, each.move.target))
         self._freed: list[list[tuple[int, float]]] = [[] for _ in devices.instances]
         for each in sorted(self.timed, key=lambda each: each.step):
@@ -96,12 +85,12 @@ class Schedule:
         return freed[index - 1][1] if index else 0.0
 
 
-class Run:
-    """Puts moves on links, after what is on them already.
+class LinkRun:
+    """Puts moves on links, after earlier ones.
 
     Attributes:
         moves: in line, each with its step.
-        timed: those that come in time, by start.
+        timed: those that arrive in time, by start.
         late: numbers of those that a leaving instance cannot send in time.
     """
 
@@ -124,7 +113,7 @@ class Run:
         self._ports_of = [self._ports.of(move.source, move.target) for _, move in moves]
         self._started = [False] * len(moves)
         self._has_source = [not move.is_relayed for _, move in moves]
-        self._relays: dict[tuple[int, int, int], list[int]] = {}  # those that wait, by step, source and piece
+        self._relays: dict[tuple[int, int, int], list[int]] = {}  # waiting relays, by step, source and piece
         self._unsent: list[dict[int, int]] = [{} for _ in devices.instances]  # moves out of memory to free, by step
         self._first_unsent = [_NO_STEP] * len(devices.instances)
         self._ends: list[tuple[float, int]] = []
@@ -158,7 +147,7 @@ class Run:
         assert all(self._started), "a move waits for what never comes"
 
     def _waiting(self, port: int, now_s: float) -> Iterator[int]:
-        """Yield what is in line for a port while that is free, and whose other port is free too."""
+        """Yield the moves in line for a port while that is free, whose other port is free too."""
         queue, started, busy_s, ports_of = self._queues[port], self._started, self._busy_s, self._ports_of
         while self._heads[port] < len(queue) and started[queue[self._heads[port]]]:
             self._heads[port] += 1
@@ -182,7 +171,7 @@ class Run:
             return
         self._started[number] = True
         end_s = now_s + self._ports.seconds(move.source, move.target, move.piece.byte_count)
-        if end_s > _goes_s(move.source, self._devices):
+        if end_s > self._devices.sends_until_s(move.source):
             self.late.append(number)
             heappush(self._ends, (now_s, number))  # out of line; a run with late moves is done again without them
             return
@@ -191,7 +180,7 @@ class Run:
         heappush(self._ends, (end_s, number))
 
     def _end(self, number: int, touched: dict[int, None]) -> None:
-        """Note that a move is done, and which ports may take another."""
+        """End a move, and note which ports may take another."""
         if number < 0:
             step, move = self._earlier[-1 - number][:2]
         else:
@@ -205,7 +194,7 @@ class Run:
             touched.update(dict.fromkeys(self._ports.into(self._devices.instance_of[move.source])))
 
     def _expect(self, step: int, move: Move, change: int) -> bool:
-        """Count moves out of memory that is to be freed; return whether a step's memory came free."""
+        """Count moves out of memory to free; return whether a step's memory became free."""
         if not move.frees:
             return False
         assert move.source is not None
@@ -228,12 +217,7 @@ def _moves_of(loads: Sequence[TransferUnit], steps: Sequence[Cut], step: int) ->
     return [(step, move) for move in moves if move.piece.byte_count]
 
 
-def _from_elsewhere(move: Move, refused: set[int], devices: NumberedDevices) -> Move:
-    """Return a move of weights from another holder, of those that stay the first, else from storage."""
+def _from_other_source(move: Move, refused: set[int], devices: NumberedDevices) -> Move:
+    """Return a move of weights from another holder, preferably one that stays, else from storage."""
     others = [holder for holder in move.piece.holders if holder not in refused]
     return move._replace(source=min(others, key=lambda holder: (devices.is_leaving(holder), holder), default=None))
-
-
-def _goes_s(source: int | None, devices: NumberedDevices) -> float:
-    """Return until when a source can send."""
-    return _NEVER_S if source is None else devices.left_s.get(devices.instance_of[source], _NEVER_S)

@@ -1,23 +1,16 @@
-"""Who sends what to whom: the cheapest live holder of each missing piece.
+"""Chooses the source of each missing piece, and bundles moves into loads (SpotServe, Miao et al., 2024, sections 4.2 and 4.3).
 
-Law: whoever lacks a piece gets it once: from a device of the same instance that holds it; else from one of the same instance
-that is about to get it, so that it crosses the network once; else over the uplink that has least to send so far: a holder's, or
-that of one who is about to get it and passes it on, so that many pipelines are filled from one without its uplink carrying
-all; else, weights alone, from storage. Pieces with few holders choose first, since others can go around them; KV chooses
-before weights, since it moves before. A leaving instance is one holder among others, of equals the last, and is passed over
-for what its uplink cannot send before it goes.
-
-What moves as one is a load: a part of the weights, or all KV of a request. What leaving instances send of a part is a load of
-its own, an urgent one: a dying instance's data goes first.
-
-Sources: SpotServe (Miao et al., 2024), sections 4.2 and 4.3.
-
-Invariants: each receiver of a piece gets it in exactly one move; a move's source holds the piece, or gets it in an earlier move
-of the load; no source is its target.
+Law: each receiver gets a piece once: from a device of its instance that holds it; else from one of its instance that receives
+it (one crossing of the network); else over the uplink with least to send, a holder's or a relay's; else, weights only, from
+storage.
+Pieces with few holders choose first, KV before weights. A leaving instance is the last choice among equals, and is skipped for
+what it cannot send in time.
+A load is a part of the weights or all KV of a request; what leaving instances send of a part is a separate, urgent load.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,10 +25,8 @@ class Move(NamedTuple):
     """One piece on its way to one device.
 
     Attributes:
-        piece: what.
-        source: from which device; `None`: from storage.
-        target: to which.
-        is_relayed: the source itself gets it in this load, and passes it on.
+        source: the sending device; `None` for storage.
+        is_relayed: the source itself receives the piece in this load.
     """
 
     piece: Piece
@@ -45,17 +36,17 @@ class Move(NamedTuple):
 
     @property
     def frees(self) -> bool:
-        """Whether it goes out of memory that the source gives up once it is sent."""
+        """Whether the source frees its memory once the piece is sent."""
         return self.source in self.piece.leavers
 
 
 @dataclass(frozen=True, slots=True)
 class TransferUnit:
-    """What moves as one.
+    """A load: what moves as one.
 
     Attributes:
         pieces: in the order of the model.
-        moves: of those, in order; relayed ones after those that bring the piece.
+        moves: of those, in order; relays after the moves that bring the piece.
         moving_kv: whose KV it is; `None` of weights.
     """
 
@@ -64,13 +55,13 @@ class TransferUnit:
     moving_kv: MovingKv | None = None
 
     @property
-    def room(self) -> int:
-        """Which of a device's two regions it fills: 0 with weights, 1 with KV."""
+    def region(self) -> int:
+        """Which of a device's two memory regions it fills: 0 with weights, 1 with KV."""
         return int(self.moving_kv is not None)
 
 
 class SourceChoice:
-    """Chooses sources, and knows what each instance has to send by then."""
+    """Chooses sources, and tracks what each instance has to send."""
 
     def __init__(self, devices: NumberedDevices, links: Links) -> None:
         self._devices = devices
@@ -94,12 +85,12 @@ class SourceChoice:
             elif instance in arrives:
                 moves.append(Move(piece, arrives[instance], target, is_relayed=True))
             else:
-                moves.append(self._farther(piece, target, near, arrives))
+                moves.append(self._from_afar(piece, target, near, arrives))
                 arrives[instance] = target
             self._count(moves[-1])
         return tuple(moves)
 
-    def _farther(
+    def _from_afar(
         self,
         piece: Piece,
         target: int,
@@ -118,7 +109,7 @@ class SourceChoice:
             ways.append((leaves and until_s > left_s[instance], until_s, is_relayed, leaves, instance))
         best = min(ways, default=None)
         if best is None or (best[0] and piece.part.request is None):
-            return Move(piece, None, target)  # storage sends at once what nobody could send in time
+            return Move(piece, None, target)  # storage sends what no instance can send in time
         _, _, is_relayed, _, instance = best
         return Move(piece, arrives[instance] if is_relayed else holders[instance][0], target, is_relayed)
 
@@ -140,42 +131,41 @@ def kv_loads(
 ) -> tuple[list[TransferUnit], int]:
     """Return the loads of requests' KV, those of leaving instances first, and how many those are.
 
-    The instance that goes first comes first; after that, whoever has decoded most, since computing that again takes longest.
+    Ordered by the instances' deadlines, then by decoded tokens, the most first, as those take longest to compute again.
     """
-    asked = list(moving_kv)
+    moving = list(moving_kv)
     loads = []
-    for each, sent in zip(asked, _choose(choice, [each.pieces for each in asked]), strict=True):
+    for each, sent in zip(moving, _choose(choice, [each.pieces for each in moving]), strict=True):
         if sent:
             loads.append(
                 TransferUnit(
                     tuple(piece for piece, _ in sent), tuple(move for _, moves in sent for move in moves), each
                 )
             )
-    forever = float("inf")
 
-    def goes_s(load: TransferUnit) -> float:
-        return min((_goes_s(move, devices) for move in load.moves), default=forever)
+    def until_s(load: TransferUnit) -> float:
+        return min((devices.sends_until_s(move.source) for move in load.moves), default=math.inf)
 
     def decoded(load: TransferUnit) -> int:
         return load.moving_kv.request.decoded if load.moving_kv is not None else 0
 
-    loads.sort(key=lambda load: (goes_s(load), -decoded(load)))
-    return loads, sum(goes_s(load) < forever for load in loads)
+    loads.sort(key=lambda load: (until_s(load), -decoded(load)))
+    return loads, sum(until_s(load) < math.inf for load in loads)
 
 
 def weight_loads(
     choice: SourceChoice, parts: Sequence[tuple[Piece, ...]], devices: NumberedDevices
 ) -> tuple[list[TransferUnit], int]:
-    """Return the loads of weights, those of leaving instances first, and how many those are; each kind from the front."""
+    """Return the loads of weights in the order of the model, those of leaving instances first, and how many those are."""
     urgent: list[TransferUnit] = []
     others: list[TransferUnit] = []
     for sent in _choose(choice, parts):
-        hurried: list[tuple[Piece, tuple[Move, ...]]] = []
-        calm: list[tuple[Piece, tuple[Move, ...]]] = []
+        leaving: list[tuple[Piece, tuple[Move, ...]]] = []
+        staying: list[tuple[Piece, tuple[Move, ...]]] = []
         for piece, moves in sent:
-            leaves = any(_goes_s(move, devices) < float("inf") for move in moves)
-            (hurried if leaves else calm).append((piece, moves))
-        for those, loads in ((hurried, urgent), (calm, others)):
+            leaves = any(devices.sends_until_s(move.source) < math.inf for move in moves)
+            (leaving if leaves else staying).append((piece, moves))
+        for those, loads in ((leaving, urgent), (staying, others)):
             if those:
                 loads.append(
                     TransferUnit(
@@ -185,19 +175,19 @@ def weight_loads(
     return urgent + others, len(urgent)
 
 
-def given_up_at_once(parts: Iterable[tuple[Piece, ...]], room: int) -> dict[int, int]:
-    """Return the bytes, by room, of pieces that nobody has to receive, on devices that do not need them."""
+def given_up_at_once(parts: Iterable[tuple[Piece, ...]], region: int) -> dict[int, int]:
+    """Return the bytes, by region, of pieces without receivers on devices that do not need them."""
     freed: dict[int, int] = {}
     for pieces in parts:
         for piece in pieces:
             if not piece.receivers:
                 for device in piece.leavers:
-                    freed[2 * device + room] = freed.get(2 * device + room, 0) + piece.byte_count
+                    freed[2 * device + region] = freed.get(2 * device + region, 0) + piece.byte_count
     return freed
 
 
 def flow_of(load: TransferUnit, cut: Cut) -> Flow:
-    """Return what moving a cut of a load does to devices' regions: number 2 x device, and one more for KV."""
+    """Return the effect of a cut of a load on memory regions: number 2 x device, and one more for KV."""
     received: dict[int, int] = {}
     freed: dict[int, int] = {}
     for whole in load.pieces:
@@ -205,13 +195,13 @@ def flow_of(load: TransferUnit, cut: Cut) -> Flow:
         num_bytes = piece.byte_count
         for changes, concerned in ((received, piece.receivers), (freed, piece.leavers)):
             for device in concerned:
-                room = 2 * device + load.room
-                changes[room] = changes.get(room, 0) + num_bytes
+                region = 2 * device + load.region
+                changes[region] = changes.get(region, 0) + num_bytes
     return Flow(received, freed)
 
 
 def _choose(choice: SourceChoice, parts: Sequence[tuple[Piece, ...]]) -> list[list[tuple[Piece, tuple[Move, ...]]]]:
-    """Return, of each part, the pieces that have to move and how; those with the fewest holders have chosen first."""
+    """Return the pieces of each part that must move, with their moves; those with the fewest holders choose first."""
     missing = [
         (len(piece.holders), number, index)
         for number, pieces in enumerate(parts)
@@ -223,10 +213,3 @@ def _choose(choice: SourceChoice, parts: Sequence[tuple[Piece, ...]]) -> list[li
     for _, number, index in sorted(missing, key=lambda entry: entry[1:]):
         found[number].append((parts[number][index], chosen[number, index]))
     return found
-
-
-def _goes_s(move: Move, devices: NumberedDevices) -> float:
-    """Return when the source goes; never, where it stays."""
-    if move.source is None:
-        return float("inf")
-    return devices.left_s.get(devices.instance_of[move.source], float("inf"))
