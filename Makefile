@@ -68,23 +68,31 @@ proto-check: setup
 	diff -r --exclude=__pycache__ "$$copy/libs/spotwise/wire/v1" libs/spotwise/wire/v1 || \
 	  { echo "error: generated code is not what proto/ says; run: make proto" >&2; exit 1; }
 
-# Tests that look at no clock share the cores; those of a mesh have them to themselves. Core's own tests come first: alone they
-# take nearly all its branches, and none of the others is slowed down by counting them.
+# `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
+# slowed down by counting them. Then what may share the cores: the other unit and property tests, tests of few processes, and
+# meshes that mostly wait. Then two files whose meshes stand still for seconds at a time. Last, one after the other, what has the
+# cores to itself: meshes that compute, and tests of how long something takes. A new file of tests/live is among the last.
+PYTEST := $(BIN)/pytest -m "not compose"
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
-CLOCKLESS := $(patsubst %,tests/integration/test_%.py,agreement architectures chat embedded engine_equality engine_policies \
-  grpc_control nats_bus redis_store ucx_contract ucx_device_payloads)
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -m "not compose" --numprocesses logical --dist loadfile
+SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/integration/test_ucx_%, \
+    $(wildcard tests/integration/test_*.py)) \
+  $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
+  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair closed_requests doors failing_iteration incomplete_checkpoint \
+    lost_tokens own_profile simulated store_unavailable)
+STANDING_STILL := tests/live/test_pauses.py tests/live/test_supervision.py
 
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
 	@failed=0; \
-	$(PARALLEL) --cov --cov-report= $(CORE_TESTS) || failed=1; \
+	$(PARALLEL) logical --cov --cov-report= $(CORE_TESTS) || failed=1; \
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
-	$(PARALLEL) $(CORE_TESTS:%=--ignore %) tests/unit tests/property $(CLOCKLESS) || failed=1; \
-	$(BIN)/pytest -m "not compose" --ignore tests/unit --ignore tests/property $(CLOCKLESS:%=--ignore %) || failed=1; \
+	$(PARALLEL) $$(($$(nproc) + 1)) $(CORE_TESTS:%=--ignore %) tests/unit tests/property $(SHARING) || failed=1; \
+	$(PARALLEL) 2 $(STANDING_STILL) || failed=1; \
+	$(PYTEST) --ignore tests/unit --ignore tests/property $(SHARING:%=--ignore %) $(STANDING_STILL:%=--ignore %) || failed=1; \
 	exit $$failed
 else
-	$(BIN)/pytest -m "not compose" $(ARGS)
+	$(PYTEST) $(ARGS)
 endif
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
