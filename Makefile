@@ -78,7 +78,7 @@ CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
 SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/integration/test_ucx_%, \
     $(wildcard tests/integration/test_*.py)) \
   $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
-  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair closed_requests doors failing_iteration incomplete_checkpoint \
+  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
     lost_tokens own_profile simulated store_unavailable)
 STANDING_STILL := tests/live/test_pauses.py tests/live/test_supervision.py
 
