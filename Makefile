@@ -68,15 +68,31 @@ proto-check: setup
 	diff -r --exclude=__pycache__ "$$copy/libs/spotwise/wire/v1" libs/spotwise/wire/v1 || \
 	  { echo "error: generated code is not what proto/ says; run: make proto" >&2; exit 1; }
 
-# Tests without processes and clocks share the cores; those of a mesh have them to themselves.
+# `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
+# slowed down by counting them. Then what may share the cores: the other unit and property tests, tests of few processes, and
+# meshes that mostly wait. Then two files whose meshes stand still for seconds at a time. Last, one after the other, what has the
+# cores to itself: meshes that compute, and tests of how long something takes. A new file of tests/live is among the last.
+PYTEST := $(BIN)/pytest -m "not compose"
+PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
+CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py
+SHARING := $(filter-out %/test_own_profile.py %/test_signs_of_life.py tests/integration/test_ucx_%, \
+    $(wildcard tests/integration/test_*.py)) \
+  $(wildcard tests/integration/test_ucx_contract.py tests/integration/test_ucx_device_payloads.py) \
+  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration incomplete_checkpoint \
+    lost_tokens own_profile simulated store_unavailable)
+STANDING_STILL := tests/live/test_pauses.py tests/live/test_supervision.py
+
 test: setup ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
 	@failed=0; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not compose" --numprocesses logical --dist loadfile tests/unit tests/property || failed=1; \
-	$(BIN)/pytest -m "not compose" --ignore tests/unit --ignore tests/property || failed=1; \
+	$(PARALLEL) logical --cov --cov-report= $(CORE_TESTS) || failed=1; \
+	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
+	$(PARALLEL) $$(($$(nproc) + 1)) $(CORE_TESTS:%=--ignore %) tests/unit tests/property $(SHARING) || failed=1; \
+	$(PARALLEL) 2 $(STANDING_STILL) || failed=1; \
+	$(PYTEST) --ignore tests/unit --ignore tests/property $(SHARING:%=--ignore %) $(STANDING_STILL:%=--ignore %) || failed=1; \
 	exit $$failed
 else
-	$(BIN)/pytest -m "not compose" $(ARGS)
+	$(PYTEST) $(ARGS)
 endif
 
 test-compose: setup ## Build and run docker-compose.yml for real (needs a Docker engine; as root, ARGS=--start-engine runs one)
@@ -102,7 +118,7 @@ bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is i
 	@$(BIN)/spotwise bench peer --json bench-results/peer.json $(ARGS)
 
 clean: ## Remove caches and build outputs
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build $(NATIVE)/_build $(COMPILED)
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist build $(NATIVE)/_build $(COMPILED)
 	find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PATIENCE_S = 20.0
+#: More than a loaded machine takes to start a process that imports much; only a test that fails takes as long.
+PATIENCE_S = 60.0
 
 
 async def until(true: Callable[[], object]) -> None:

@@ -23,10 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """One prompt worker, one token worker."""
-    live = LiveMesh(tmp_path_factory.mktemp("mesh"))
-    live.up()
-    yield live
-    live.down()
+    with LiveMesh(tmp_path_factory.mktemp("mesh")) as live:
+        yield live
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import openai
+import psutil
 
 from spotwise.cli.drain import ask_to_leave
 from spotwise.cli.launch.run_state import RunState, read_state
@@ -24,6 +25,8 @@ from spotwise.mesh.redis_store import RedisStore
 MODEL = "smollm2-135m-instruct"
 #: Tests are about hand-offs unless they say otherwise: a mesh as idle as theirs would soon find out that it needs none.
 SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
+#: Options of a mesh with one worker, which computes both phases.
+ONE_MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
 
 
 class LiveMesh:
@@ -35,11 +38,23 @@ class LiveMesh:
         cache = os.environ.get("SPOTWISE_CACHE", str(Path.home() / ".cache" / "spotwise"))
         self.env = {**os.environ, "SPOTWISE_HOME": str(home), "SPOTWISE_CACHE": cache, "COLUMNS": "200"}
         self.env |= SPLIT_ALWAYS | (env or {})
+        self._clients: list[openai.OpenAI] = []
 
     def command(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run `spotwise ARGUMENTS` as a user would."""
         command = [sys.executable, "-m", "spotwise.cli", *arguments]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+    def __enter__(self) -> Self:
+        try:
+            self.up()
+        except BaseException:  # what came up of it would load the machine under all that follows
+            self.command("down")
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
 
     def up(self) -> None:
         """Start it; float32, so that tokens can be compared."""
@@ -49,9 +64,24 @@ class LiveMesh:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def down(self) -> None:
-        """Stop it."""
+        """Stop it; nothing is left of it."""
+        while self._clients:
+            self._clients.pop().close()
         done = self.command("down")
         assert done.returncode == 0, done.stdout + done.stderr
+        assert self.processes() == []
+
+    def processes(self) -> list[str]:
+        """Every process that was started in this mesh's home, whichever its parent is now."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                given = process.environ().get("SPOTWISE_HOME") == str(self.home)
+                if given or Path(process.cwd()).is_relative_to(self.home):
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
+            except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+                continue
+        return found
 
     @property
     def state(self) -> RunState:
@@ -77,7 +107,11 @@ class LiveMesh:
 
     def client(self, **options: Any) -> openai.OpenAI:
         """The real client; it must not hide errors by retrying."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0, **options)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0, **options)
+        self._clients.append(
+            client
+        )  # left to the garbage collector, its socket may be found unclosed in any later test
+        return client
 
     def async_client(self) -> openai.AsyncOpenAI:
         """The same for many requests at once."""
@@ -140,10 +174,10 @@ class LiveMesh:
                     held.append(f"{status.member.id}: {load}, {engine.engine_sequences} in the engine")
             return not held
 
-        wait_for(idle, lambda: f"idle workers: {held}")
+        wait_for(idle, lambda: f"idle workers: {held}", 20.0)
 
 
-def wait_for(condition: Callable[[], bool], what: Callable[[], str], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], what: Callable[[], str], seconds: float = 40.0) -> None:
     """Poll until `condition` holds; fail with what was waited for."""
     deadline_s = time.monotonic() + seconds
     while not condition():

@@ -22,12 +22,10 @@ OLD_TOKENS, NEW_TOKENS = 8000, 700
 
 @pytest.fixture
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
-    live = SimulatedMesh(
+    with SimulatedMesh(
         tmp_path_factory.mktemp("restarts"), "--prompt-workers", "1", "--token-workers", "1", "--speed", "4"
-    )
-    live.up()
-    yield live
-    live.down()
+    ) as live:
+        yield live
 
 
 def serves(mesh: SimulatedMesh) -> bool:

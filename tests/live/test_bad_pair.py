@@ -16,7 +16,7 @@ import pytest
 
 from tests.live.failing_worker import KILLS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, innocent, run
-from tests.live.mesh import wait_for
+from tests.live.mesh import ONE_MIXED, wait_for
 
 NEW_TOKENS = 30
 
@@ -25,19 +25,18 @@ NEW_TOKENS = 30
 def pair(tmp_path: Path) -> Iterator[FailureMesh]:
     """One prompt worker, and one token worker that refuses its KV."""
     pools = ("--prompt-workers", "1", "--token-workers", "1")
-    mesh = FailureMesh(tmp_path, "--simulated-kv", "real", *pools, env={"SPOTWISE_JOURNAL": str(tmp_path / "journals")})
-    mesh.up()
-    command = [sys.executable, "-m", "spotwise.cli", "join", "token", "--id", "token-odd"]
-    env = {**mesh.env, "SPOTWISE_KV_BLOCK_SIZE": "32"}
-    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as odd:
-        try:
-            mesh.wait_for_workers("prompt-0", "token-0", "token-odd")
-            mesh.drain("token-0", 5.0)
-            mesh.wait_for_workers("prompt-0", "token-odd")
-            yield mesh
-        finally:
-            odd.kill()
-    mesh.down()
+    journals = {"SPOTWISE_JOURNAL": str(tmp_path / "journals")}
+    with FailureMesh(tmp_path, "--simulated-kv", "real", *pools, env=journals) as mesh:
+        command = [sys.executable, "-m", "spotwise.cli", "join", "token", "--id", "token-odd"]
+        env = {**mesh.env, "SPOTWISE_KV_BLOCK_SIZE": "32"}
+        with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as odd:
+            try:
+                mesh.wait_for_workers("prompt-0", "token-0", "token-odd")
+                mesh.drain("token-0", 5.0)
+                mesh.wait_for_workers("prompt-0", "token-odd")
+                yield mesh
+            finally:
+                odd.kill()
 
 
 def quarantined(mesh: FailureMesh) -> list[dict[str, Any]]:
@@ -79,20 +78,18 @@ def wait_for_quarantine(mesh: FailureMesh) -> list[dict[str, Any]]:
 
 def test_a_request_that_fells_its_workers_is_given_up_after_three(tmp_path: Path) -> None:
     """Of four workers one is left, which serves on; streams that were on the others lose nothing."""
-    mesh = FailureMesh(tmp_path, "--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
-    mesh.up()
-    workers = [start_failing_worker(mesh, f"failing-{number}") for number in range(4)]
-    try:
-        mesh.wait_for_workers("mixed-0", *(f"failing-{number}" for number in range(4)))
-        mesh.drain("mixed-0", 5.0)
-        mesh.wait_for_workers(*(f"failing-{number}" for number in range(4)))
-        expected = [each.tokens for each in run(mesh, *innocent(6), new_tokens=100)]
-        *others, poison = run(mesh, *innocent(6), KILLS, new_tokens=100)
-        assert (poison.tokens, poison.code) == ((), "fells_workers")
-        assert [(each.tokens, each.code) for each in others] == [(tokens, None) for tokens in expected]
-        assert sum(worker.poll() is None for worker in workers) == 1
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-        mesh.down()
+    with FailureMesh(tmp_path, *ONE_MIXED) as mesh:
+        workers = [start_failing_worker(mesh, f"failing-{number}") for number in range(4)]
+        try:
+            mesh.wait_for_workers("mixed-0", *(f"failing-{number}" for number in range(4)))
+            mesh.drain("mixed-0", 5.0)
+            mesh.wait_for_workers(*(f"failing-{number}" for number in range(4)))
+            expected = [each.tokens for each in run(mesh, *innocent(6), new_tokens=100)]
+            *others, poison = run(mesh, *innocent(6), KILLS, new_tokens=100)
+            assert (poison.tokens, poison.code) == ((), "fells_workers")
+            assert [(each.tokens, each.code) for each in others] == [(tokens, None) for tokens in expected]
+            assert sum(worker.poll() is None for worker in workers) == 1
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()

@@ -15,6 +15,7 @@ import pytest
 from redis import Redis
 
 from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.simulated_mesh import SimulatedMesh
 
 #: Simulated workers take about a minute for as many tokens: far longer than a test waits for an idle mesh.
 LONG = 2000
@@ -26,13 +27,8 @@ STORM_WIDTH = 100
 SLACK_BYTES = 32 << 20
 
 
-class SimulatedMesh(LiveMesh):
-    """One prompt worker and one token worker that only take the time."""
-
-    def up(self) -> None:
-        """Start it."""
-        done = self.command("up", "--detach", "--port", "0", "--engine", "simulated", *self.options)
-        assert done.returncode == 0, done.stdout + done.stderr
+class ClosingMesh(SimulatedMesh):
+    """One prompt worker and one token worker, whose requests are to leave nothing behind."""
 
     @contextlib.contextmanager
     def redis(self) -> Iterator[Redis]:
@@ -82,12 +78,10 @@ class SimulatedMesh(LiveMesh):
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosingMesh]:
     """A mesh of this module's own."""
-    live = SimulatedMesh(tmp_path_factory.mktemp("closed"))
-    live.up()
-    yield live
-    live.down()
+    with ClosingMesh(tmp_path_factory.mktemp("closed")) as live:
+        yield live
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +120,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_clients_that_leave_while_the_store_does_nothing(mesh: SimulatedMesh) -> None:
+def test_clients_that_leave_while_the_store_does_nothing(mesh: ClosingMesh) -> None:
     """Their records are written when it goes on, and with that nothing begins: workers are idle, records are gone."""
 
     async def leave() -> None:
@@ -139,7 +133,7 @@ def test_clients_that_leave_while_the_store_does_nothing(mesh: SimulatedMesh) ->
     mesh.wait_until_closed()
 
 
-def test_clients_that_leave_while_there_is_no_scheduler(mesh: SimulatedMesh) -> None:
+def test_clients_that_leave_while_there_is_no_scheduler(mesh: ClosingMesh) -> None:
     """Nobody is there to hear that their requests are over, and its successor knows of none: workers ask the gateway."""
 
     async def leave() -> None:
@@ -170,7 +164,7 @@ async def submit_and_leave(mesh: LiveMesh, count: int, seed: int) -> None:
         await asyncio.gather(*(one(client, number) for number in range(count)))
 
 
-def test_a_storm_of_clients_that_submit_and_leave(mesh: SimulatedMesh) -> None:
+def test_a_storm_of_clients_that_submit_and_leave(mesh: ClosingMesh) -> None:
     """Twice a thousand: every count is at zero again, and the second storm costs no process memory that the first did not."""
     sizes = []
     for seed in range(2):

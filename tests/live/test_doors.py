@@ -24,9 +24,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     home = tmp_path_factory.mktemp("doors")
     live = SimulatedMesh(home, "--simulated-kv", "real", env={"SPOTWISE_JOURNAL": str(home / "journals")})
     live.env.pop("UCX_NET_DEVICES", None)
-    live.up()
-    yield live
-    live.down()
+    with live:
+        yield live
 
 
 def passwords(mesh: SimulatedMesh) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.mesh import MODEL, LiveMesh
+from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 from tests.live.oracle import greedy, mixed_prompts
 
 NEW_TOKENS = 16
@@ -49,38 +49,30 @@ def test_one_prompt_worker_and_one_token_worker(mesh: LiveMesh) -> None:
     assert ledger["handed_off"]["kv_bytes"] > 0
 
 
-@pytest.mark.parametrize("own_mesh", [("--prompt-workers", "2", "--token-workers", "2")], indirect=True)
-def test_two_of_each(own_mesh: LiveMesh) -> None:
-    """The same with two prompt and two token workers, all of which take part."""
-    own_mesh.up()
-    answers = check_equality(own_mesh)
-    ledgers = [own_mesh.ledger(answer.id) for answer in answers]
-    assert {ledger["prefilled"]["member"] for ledger in ledgers} == {"prompt-0", "prompt-1"}
-    assert {ledger["decoded"]["member"] for ledger in ledgers} == {"token-0", "token-1"}
+@pytest.mark.parametrize(
+    ("workers", "way"),
+    [((), "serial"), (("--prompt-workers", "2", "--token-workers", "2"), "layerwise")],
+    ids=["one of each, serial", "two of each, layerwise"],
+)
+def test_both_ways_of_handing_over(tmp_path: Path, workers: tuple[str, ...], way: str) -> None:
+    """The same whether all KV leaves after its prompt or as it is computed, in parts of at most 256 tokens.
+
+    Where there are two workers of each kind, all of them take part.
+    """
+    push = {"SPOTWISE_KV_PUSH": way, "SPOTWISE_MAX_NUM_BATCHED_TOKENS": "256"}
+    with LiveMesh(tmp_path, *workers, env=push) as mesh:
+        answers = check_equality(mesh)
+        ledgers = [mesh.ledger(answer.id, "prefilled", "handed_off", "decoded") for answer in answers]
+    assert {ledger["handed_off"]["mode"] for ledger in ledgers} == {way}
+    numbers = range(2 if workers else 1)
+    assert {ledger["prefilled"]["member"] for ledger in ledgers} == {f"prompt-{number}" for number in numbers}
+    assert {ledger["decoded"]["member"] for ledger in ledgers} == {f"token-{number}" for number in numbers}
 
 
-@pytest.mark.parametrize("way", ["serial", "layerwise"])
-def test_both_ways_of_handing_over(tmp_path: Path, way: str) -> None:
-    """The same whether all KV leaves after its prompt or as it is computed, in parts of at most 256 tokens."""
-    live = LiveMesh(tmp_path, env={"SPOTWISE_KV_PUSH": way, "SPOTWISE_MAX_NUM_BATCHED_TOKENS": "256"})
-    try:
-        live.up()
-        answers = check_equality(live)
-        ledgers = [live.ledger(answer.id, "handed_off") for answer in answers]
-        assert {ledger["handed_off"]["mode"] for ledger in ledgers} == {way}
-    finally:
-        live.down()
-
-
-MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
-
-
-@pytest.mark.parametrize("own_mesh", [MIXED], indirect=True)
-def test_both_phases_on_one_worker(own_mesh: LiveMesh) -> None:
+def test_both_phases_on_one_worker(tmp_path: Path) -> None:
     """The same with one mixed worker: prompts and tokens share iterations, and no KV moves."""
-    own_mesh.up()
-    answers = check_equality(own_mesh)
-    ledger = own_mesh.ledger(answers[0].id)
+    with LiveMesh(tmp_path, *ONE_MIXED) as mesh:
+        ledger = mesh.ledger(check_equality(mesh)[0].id)
     assert ledger["prefilled"]["member"] == ledger["decoded"]["member"] == "mixed-0"
     assert "handed_off" not in ledger
 

@@ -6,16 +6,16 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.live.mesh import MODEL, LiveMesh
+from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 
 CHAT = "/v1/chat/completions"
+KEY = {"Authorization": "Bearer sesame"}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -71,19 +71,17 @@ def test_what_no_worker_could_ever_hold_is_refused(mesh: LiveMesh) -> None:
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """A mesh with keys, a queue of one and hardly any patience, on one mixed worker that reserves whole answers."""
-    live = LiveMesh(
+    with LiveMesh(
         tmp_path_factory.mktemp("keyed"),
-        *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
+        *ONE_MIXED,
         env={
             "SPOTWISE_API_KEYS": "desk:sesame,other",
             "SPOTWISE_MAX_QUEUED": "1",
             "SPOTWISE_MAX_QUEUE_S": "1.5",
             "SPOTWISE_RESERVE": "max_tokens",
         },
-    )
-    live.up()
-    yield live
-    live.down()
+    ) as live:
+        yield live
 
 
 def test_without_a_valid_key_nobody_gets_in(keyed: LiveMesh) -> None:
@@ -100,15 +98,14 @@ def test_without_a_valid_key_nobody_gets_in(keyed: LiveMesh) -> None:
 
 def test_a_full_mesh_says_so_and_when_to_come_back(keyed: LiveMesh) -> None:
     """One request fills the cache; of three more at once one waits in vain (503), the others are turned away at once (429)."""
-    headers = {"Authorization": "Bearer sesame"}
     filling = body(max_tokens=5500, ignore_eos=True, stream=True)
     with (
-        httpx.stream("POST", f"{keyed.url}{CHAT}", json=filling, headers=headers, timeout=60.0) as stream,
+        httpx.stream("POST", f"{keyed.url}{CHAT}", json=filling, headers=KEY, timeout=60.0) as stream,
         ThreadPoolExecutor(3) as clients,
     ):
         lines = stream.iter_lines()
         next(lines)
-        answers = [clients.submit(keyed.post, CHAT, body(max_tokens=900), headers=headers) for _ in range(3)]
+        answers = [clients.submit(keyed.post, CHAT, body(max_tokens=900), headers=KEY) for _ in range(3)]
         turned_away, also_turned_away, waited = sorted(
             (answer.result(timeout=30) for answer in answers), key=lambda response: response.status_code
         )
@@ -121,19 +118,19 @@ def test_a_full_mesh_says_so_and_when_to_come_back(keyed: LiveMesh) -> None:
     keyed.wait_until_idle()
 
 
-def test_no_workers_and_no_scheduler(tmp_path: Path) -> None:
-    """Without workers 503 says so, without a scheduler too; both with `Retry-After`, neither hangs."""
-    live = LiveMesh(tmp_path, "--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
-    live.up()
+def test_no_workers_and_no_scheduler(keyed: LiveMesh) -> None:
+    """Without workers 503 says so, without a scheduler too; both with `Retry-After`, neither hangs.
+
+    The last test of this mesh, which has no worker afterwards.
+    """
+    assert keyed.command("drain", "mixed-0", "--deadline", "5s", "--wait").returncode == 0
+    response = keyed.post(CHAT, body(), headers=KEY)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "no_workers")
+    assert int(response.headers["Retry-After"]) >= 1
+    assert keyed.get("/health").status_code == 503
+    os.kill(keyed.pid("scheduler-0"), signal.SIGSTOP)
     try:
-        assert live.command("drain", "mixed-0", "--deadline", "5s", "--wait").returncode == 0
-        response = live.post(CHAT, body())
-        assert (response.status_code, response.json()["error"]["code"]) == (503, "no_workers")
-        assert int(response.headers["Retry-After"]) >= 1
-        assert live.get("/health").status_code == 503
-        os.kill(live.pid("scheduler-0"), signal.SIGSTOP)
-        response = live.post(CHAT, body())
+        response = keyed.post(CHAT, body(), headers=KEY)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_scheduler")
-        os.kill(live.pid("scheduler-0"), signal.SIGCONT)
     finally:
-        live.down()
+        os.kill(keyed.pid("scheduler-0"), signal.SIGCONT)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.failing_worker import FAILS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, innocent, run
-from tests.live.mesh import wait_for
+from tests.live.mesh import ONE_MIXED, wait_for
 
 NEW_TOKENS = 60
 
@@ -23,11 +23,8 @@ NEW_TOKENS = 60
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FailureMesh]:
     """A mesh whose own worker leaves once the failing one is there."""
     home = tmp_path_factory.mktemp("iterations")
-    pools = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
-    live = FailureMesh(home, *pools, env={"SPOTWISE_JOURNAL": str(home / "journals")})
-    live.up()
-    yield live
-    live.down()
+    with FailureMesh(home, *ONE_MIXED, env={"SPOTWISE_JOURNAL": str(home / "journals")}) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")

@@ -29,16 +29,15 @@ STREAMS = 6
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """One prompt worker and two token workers of this module's own."""
-    live = LiveMesh(tmp_path_factory.mktemp("faults"), "--prompt-workers", "1", "--token-workers", "2")
-    live.up()
-    yield live
-    live.down()
+    with LiveMesh(tmp_path_factory.mktemp("faults"), "--prompt-workers", "1", "--token-workers", "2") as live:
+        yield live
 
 
 @pytest.fixture(autouse=True)
 def _whole_and_idle_afterwards(mesh: LiveMesh) -> Iterator[None]:
     yield
-    wait_for(lambda: workers(mesh) >= {"prompt-0", "token-0", "token-1"}, lambda: f"all workers, of {workers(mesh)}")
+    everyone = {"prompt-0", "token-0", "token-1"}
+    wait_for(lambda: workers(mesh) >= everyone, lambda: f"all workers, of {workers(mesh)}", 60.0)
     mesh.wait_until_idle()
 
 

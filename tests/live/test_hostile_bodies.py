@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.live.hostility import MEMORY_BYTES, limit_memory, memory_high_water_bytes, tell
-from tests.live.mesh import MODEL, LiveMesh
+from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
 
@@ -70,14 +70,12 @@ HOSTILE: dict[str, tuple[str, Any]] = {
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """A mesh without a model, its gateway limited to 1.5 GiB."""
-    mesh = SimulatedMesh(
+    with SimulatedMesh(
         tmp_path_factory.mktemp("limited"),
-        *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
-    )
-    mesh.up()
-    limit_memory(mesh.pid("gateway-0"))
-    yield mesh
-    mesh.down()
+        *ONE_MIXED,
+    ) as mesh:
+        limit_memory(mesh.pid("gateway-0"))
+        yield mesh
 
 
 @pytest.fixture(scope="module")

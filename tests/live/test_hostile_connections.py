@@ -18,7 +18,7 @@ from tests.live.hostility import (
     read_to_the_end,
     tell,
 )
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.steady_stream import SteadyStream, bearable_s, calm_gap_s
 
@@ -38,15 +38,13 @@ PATIENCE_S = 30.0
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """A mesh without a model, its gateway limited to 1.5 GiB."""
-    mesh = SimulatedMesh(
+    with SimulatedMesh(
         tmp_path_factory.mktemp("guarded"),
-        *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
+        *ONE_MIXED,
         env=LIMITS,
-    )
-    mesh.up()
-    limit_memory(mesh.pid("gateway-0"))
-    yield mesh
-    mesh.down()
+    ) as mesh:
+        limit_memory(mesh.pid("gateway-0"))
+        yield mesh
 
 
 def endless_header(mesh: LiveMesh) -> None:

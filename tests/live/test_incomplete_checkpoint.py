@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.live.mesh import LiveMesh
+from tests.live.mesh import ONE_MIXED, LiveMesh
 from tests.live.tiny_checkpoint import UP_PROJECTION, WEIGHTS, change_tensors, write_tiny_model
 
 
@@ -64,8 +64,7 @@ def refusing(tmp_path: Path) -> LiveMesh:
 
 def refusal(mesh: LiveMesh, model: Path, *options: str) -> str:
     """Start a mesh of the model, which must fail; return the one line that says why."""
-    one_worker = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
-    done = mesh.command("up", "--port", "0", "--dtype", "float32", "--model", str(model), *one_worker, *options)
+    done = mesh.command("up", "--port", "0", "--dtype", "float32", "--model", str(model), *ONE_MIXED, *options)
     lines = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 1, lines
     assert not any("Traceback" in line for line in lines), lines

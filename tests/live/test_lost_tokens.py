@@ -25,13 +25,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProxy]:
 
 @pytest.fixture(scope="module")
 def mesh(proxy: BrokerProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
-    live = SimulatedMesh(
+    with SimulatedMesh(
         tmp_path_factory.mktemp("lossy"),
         *("--prompt-workers", "1", "--token-workers", "1", "--nats-url", proxy.url),
-    )
-    live.up()
-    yield live
-    live.down()
+    ) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")

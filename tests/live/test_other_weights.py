@@ -40,10 +40,8 @@ def other_folder(folder: Path) -> Path:
 def mesh(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """A prompt worker and a token worker."""
     home = tmp_path_factory.mktemp("other-weights")
-    live = LiveMesh(home, "--model", str(folder), env={"SPOTWISE_CACHE": str(home / "cache")})
-    live.up()
-    yield live
-    live.down()
+    with LiveMesh(home, "--model", str(folder), env={"SPOTWISE_CACHE": str(home / "cache")}) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.mesh import MODEL, LiveMesh
+from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 
-OPTIONS = ("--policy", "mlfq", "--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
+OPTIONS = ("--policy", "mlfq", *ONE_MIXED)
 
 
 @pytest.mark.timeout(400)
@@ -23,8 +23,7 @@ def test_a_mesh_with_queues_measures_itself_and_knows_it_the_next_time(tmp_path:
         (cache / folder).symlink_to(usual / folder)
     mesh = LiveMesh(tmp_path, *OPTIONS, env={"SPOTWISE_CACHE": str(cache), "SPOTWISE_PROFILE_SECONDS": "2"})
     for event in ("cost_profile_measured", "cost_profile_loaded"):
-        mesh.up()
-        try:
+        with mesh:
             assert event in (tmp_path / "run" / "default" / "logs" / "mixed-0.log").read_text()
             (engine,) = (each.engine for each in mesh.members() if each.engine is not None)
             assert engine.member.load is not None
@@ -33,6 +32,4 @@ def test_a_mesh_with_queues_measures_itself_and_knows_it_the_next_time(tmp_path:
             assert answer.usage is not None
             assert answer.usage.completion_tokens == 5
             mesh.wait_until_idle()
-        finally:
-            mesh.down()
     assert len(list((cache / "profiles").glob("*.json"))) == 1

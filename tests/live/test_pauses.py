@@ -24,10 +24,8 @@ TOKENS = 160
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     """A worker of each kind, either of which can serve alone; a token takes some 30 ms."""
-    live = SimulatedMesh(tmp_path_factory.mktemp("pauses"), "--prompt-workers", "1", "--token-workers", "1")
-    live.up()
-    yield live
-    live.down()
+    with SimulatedMesh(tmp_path_factory.mktemp("pauses"), "--prompt-workers", "1", "--token-workers", "1") as live:
+        yield live
 
 
 @pytest.fixture(scope="module")

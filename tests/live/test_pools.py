@@ -22,17 +22,15 @@ BURST = 9
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
     """One prompt worker whose queue is full with a few prompts, and two token workers."""
-    live = LiveMesh(
+    with LiveMesh(
         tmp_path_factory.mktemp("pools"),
         "--prompt-workers",
         "1",
         "--token-workers",
         "2",
         env={"SPOTWISE_MAX_PENDING_PROMPT_TOKENS": "64"},
-    )
-    live.up()
-    yield live
-    live.down()
+    ) as live:
+        yield live
 
 
 def long_prompts(count: int) -> list[tuple[int, ...]]:
@@ -96,9 +94,7 @@ SCARCE = ("--prompt-workers", "1", "--token-workers", "1", "--kv-cache", "16MiB"
 
 def test_the_scheduler_is_killed_while_streams_run_and_requests_wait(tmp_path_factory: pytest.TempPathFactory) -> None:
     """With memory for a few requests only, most wait at the scheduler; all are answered, the running ones unmoved."""
-    mesh = LiveMesh(tmp_path_factory.mktemp("scarce"), *SCARCE, env={"SPOTWISE_RESERVE": "max_tokens"})
-    mesh.up()
-    try:
+    with LiveMesh(tmp_path_factory.mktemp("scarce"), *SCARCE, env={"SPOTWISE_RESERVE": "max_tokens"}) as mesh:
         prompts, counts = long_prompts(BURST), dict.fromkeys(range(BURST), 0)
         begun_at_the_kill: list[int] = []
 
@@ -114,5 +110,3 @@ def test_the_scheduler_is_killed_while_streams_run_and_requests_wait(tmp_path_fa
         assert all(attempts[number] == 1 for number in begun_at_the_kill)
         assert sum(count > 1 for count in attempts) >= 1
         mesh.wait_until_idle()
-    finally:
-        mesh.down()

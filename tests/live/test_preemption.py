@@ -18,7 +18,7 @@ import pytest
 
 from spotwise.core.messages import LedgerEntry, WorkerLoad
 from spotwise.mesh.redis_store import RedisStore
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 
 REQUESTS = 12
 NEW_TOKENS = 32
-MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers")
+TWO_MIXED = (*ONE_MIXED[:-1], "2")
 #: 15 blocks of the default model in float32, of which a request takes 5 to 8, all together 81.
 LITTLE_KV = ("--kv-cache", "11MiB", "--kv-host", "512MiB")
 #: About this model on a core.
@@ -127,8 +127,8 @@ def come_and_leave(mesh: SwappingMesh) -> None:
 @pytest.mark.parametrize(
     ("workers", "when_full", "max_num_batched_tokens"),
     [
-        ((*MIXED, "1"), "proactive", "24"),
-        ((*MIXED, "1"), "reactive", None),
+        (ONE_MIXED, "proactive", "24"),
+        (ONE_MIXED, "reactive", None),
         ((), "proactive", None),
         ((), "reactive", "24"),
     ],
@@ -146,9 +146,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
     env = {"SPOTWISE_WHEN_FULL": when_full, "SPOTWISE_JOURNAL": str(journals)}
     if max_num_batched_tokens is not None:
         env["SPOTWISE_MAX_NUM_BATCHED_TOKENS"] = max_num_batched_tokens
-    mesh = SwappingMesh(tmp_path, *workers, env=env)
-    try:
-        mesh.up()
+    with SwappingMesh(tmp_path, *workers, env=env) as mesh:
         if when_full == "proactive":
             come_and_leave(mesh)
         ids = serve_all(mesh)
@@ -156,8 +154,6 @@ def test_tokens_are_the_same_from_kv_that_was_away(
         loads = mesh.loads()
         shown = mesh.command("status").stdout
         explained = mesh.command("explain", ids[0]).stdout
-    finally:
-        mesh.down()
     times = sorted(each["swapped_out"] for each in stages)
     # Where reservations come one by one, the first may be done before the last is there.
     assert times[0] >= (1 if workers else 0) and times[REQUESTS // 4] >= 3, times
@@ -173,9 +169,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
 
 def test_a_worker_is_killed_while_sequences_are_on_its_host(tmp_path: Path) -> None:
     """Their streams go on at their next token on the other worker, or on its successor; no client sees an error."""
-    mesh = SwappingMesh(tmp_path, *MIXED, "2")
-    try:
-        mesh.up()
+    with SwappingMesh(tmp_path, *TWO_MIXED) as mesh:
 
         def kill() -> None:
             wait_for(lambda: mesh.loads()["mixed-0"].swapped > 2, lambda: f"swapped sequences in {mesh.loads()}")
@@ -198,5 +192,3 @@ def test_a_worker_is_killed_while_sequences_are_on_its_host(tmp_path: Path) -> N
         assert attempts > REQUESTS
         wait_for(lambda: len(mesh.loads()) == 2, lambda: f"both workers, of {mesh.loads()}")
         mesh.wait_until_idle()
-    finally:
-        mesh.down()

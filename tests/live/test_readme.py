@@ -1,7 +1,4 @@
-"""The README's examples, run as they stand there, but for the port.
-
-They name no `max_tokens`, so each reserves the model's whole context: the mesh has memory for that.
-"""
+"""The README's examples, run as they stand there, but for the port."""
 
 from __future__ import annotations
 
@@ -9,25 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.live.mesh import LiveMesh
 
 README = Path(__file__).parents[2] / "README.md"
 SHOWN_URL = "http://127.0.0.1:8000"
 ANSWER = "The capital of France is Paris."
-
-
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
-    """One prompt worker, one token worker."""
-    live = LiveMesh(tmp_path_factory.mktemp("readme"), "--kv-cache", "512MiB")
-    live.up()
-    yield live
-    live.down()
 
 
 def example(language: str, beginning: str) -> str:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 
 CLIENT = """
@@ -22,23 +20,13 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
 """
 
 
-def processes_of(mesh: LiveMesh) -> list[str]:
-    """Every process that was started for this mesh, whoever its parent is now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            given = process.environ().get("SPOTWISE_HOME") == str(mesh.home)
-            if given or Path(process.cwd()).is_relative_to(mesh.home):
-                found.append(f"{process.pid} {' '.join(process.cmdline())}")
-        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            continue
-    return found
+def test_up_use_and_a_killed_supervisor(own_mesh: LiveMesh) -> None:
+    """The whole way from a script, with a client in a process of its own; `kill -9` of the supervisor leaves nothing.
 
-
-def test_up_use_down(own_mesh: LiveMesh) -> None:
-    """The whole way from a script, with a client in a process of its own."""
+    That `down` leaves nothing either is asserted wherever a mesh of these tests ends.
+    """
     own_mesh.up()
-    assert len(processes_of(own_mesh)) >= 9  # supervisor, broker, store, six services
+    assert len(own_mesh.processes()) >= 9  # supervisor, broker, store, six services
     client = [sys.executable, "-c", CLIENT, own_mesh.url, MODEL]
     answer = subprocess.run(client, capture_output=True, text=True, timeout=60, check=True)
     assert "Paris" in answer.stdout
@@ -48,18 +36,11 @@ def test_up_use_down(own_mesh: LiveMesh) -> None:
     asked = own_mesh.command("chat", "--temperature", "0", "--max-tokens", "24", "What is the capital of France?")
     assert asked.returncode == 0
     assert "Paris" in asked.stdout
-    own_mesh.down()
-    assert processes_of(own_mesh) == []
+    os.kill(own_mesh.state.supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: not own_mesh.processes(), lambda: f"no process, of {own_mesh.processes()}")
     idle = own_mesh.command("down")
     assert idle.returncode == 0
     assert own_mesh.command("status").returncode == 1
-
-
-def test_a_killed_supervisor_takes_everything_along(own_mesh: LiveMesh) -> None:
-    """`kill -9` of the supervisor leaves no broker, no store, no service."""
-    own_mesh.up()
-    os.kill(own_mesh.state.supervisor.pid, signal.SIGKILL)
-    wait_for(lambda: not processes_of(own_mesh), lambda: f"no process, of {processes_of(own_mesh)}")
 
 
 def test_a_model_that_is_not_there(own_mesh: LiveMesh, tmp_path: Path) -> None:
@@ -67,7 +48,7 @@ def test_a_model_that_is_not_there(own_mesh: LiveMesh, tmp_path: Path) -> None:
     done = own_mesh.command("up", "--detach", "--port", "0", "--model", str(tmp_path / "nowhere"))
     assert done.returncode == 1
     assert "nowhere" in done.stderr
-    assert processes_of(own_mesh) == []
+    assert own_mesh.processes() == []
 
 
 def test_explain_tells_the_whole_story(mesh: LiveMesh) -> None:

@@ -28,12 +28,9 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory, journals: Path) -> Iterator[SimulatedMesh]:
     """A mesh of two dozen workers that keeps journals."""
-    mesh = SimulatedMesh(
-        tmp_path_factory.mktemp("simulated"), *WORKERS, "--speed", "5", env={"SPOTWISE_JOURNAL": str(journals)}
-    )
-    mesh.up()
-    yield mesh
-    mesh.down()
+    home = tmp_path_factory.mktemp("simulated")
+    with SimulatedMesh(home, *WORKERS, "--speed", "5", env={"SPOTWISE_JOURNAL": str(journals)}) as mesh:
+        yield mesh
 
 
 def test_two_dozen_workers_are_two_processes(simulated: SimulatedMesh) -> None:
@@ -130,9 +127,7 @@ def test_a_drained_member_leaves_alone_and_the_journal_is_decided_again(
 
 def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Path) -> None:
     """The supervisor starts it again; a stream that was on it goes on elsewhere, with the words it would have had."""
-    mesh = SimulatedMesh(tmp_path, "--prompt-workers", "4", "--token-workers", "4", "--mixed-workers", "2")
-    mesh.up()
-    try:
+    with SimulatedMesh(tmp_path, "--prompt-workers", "4", "--token-workers", "4", "--mixed-workers", "2") as mesh:
         expected = asyncio.run(mesh.answers(6, 80))
         pid = mesh.pid("token-0-to-3")
 
@@ -150,8 +145,6 @@ def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Pa
 
         wait_for(back, lambda: "the killed process to be back")
         mesh.wait_until_idle()
-    finally:
-        mesh.down()
 
 
 def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
@@ -173,9 +166,7 @@ def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
     }
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(profile))
-    mesh = SimulatedMesh(tmp_path, "--simulated-kv", "real", "--profile", str(path), "--speed", "2")
-    mesh.up()
-    try:
+    with SimulatedMesh(tmp_path, "--simulated-kv", "real", "--profile", str(path), "--speed", "2") as mesh:
         answer = mesh.client().completions.create(model=MODEL, prompt=list(range(100, 140)), max_tokens=5)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 5
@@ -186,8 +177,6 @@ def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
         worker = next(each for each in mesh.members() if each.member.id == "token-0")
         assert worker.engine is not None
         assert worker.engine.engine == "simulated: tiny at 2x speed, real KV"
-    finally:
-        mesh.down()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +186,7 @@ def test_queues_swap_by_the_clock(tmp_path: Path, workers: tuple[str, ...], when
     """With KV for a few of forty streams; what was told and said is decided again from the journals."""
     journals = tmp_path / "journals"
     pools = zip(("--prompt-workers", "--token-workers", "--mixed-workers"), workers, strict=False)
-    mesh = SimulatedMesh(
+    with SimulatedMesh(
         tmp_path,
         *(word for pool in pools for word in pool),
         *("--policy", "mlfq", "--kv-cache", "128MiB", "--kv-host", "2GiB", "--speed", "10"),
@@ -207,9 +196,7 @@ def test_queues_swap_by_the_clock(tmp_path: Path, workers: tuple[str, ...], when
             "SPOTWISE_MAX_NUM_SEQS": "6",
             "SPOTWISE_STARVE_LIMIT_MS": "200",
         },
-    )
-    mesh.up()
-    try:
+    ) as mesh:
         assert len(asyncio.run(mesh.answers(40, 30))) == 40
         mesh.wait_until_idle()
         loads = {each.member.id: each.member_now.load for each in mesh.members()}
@@ -218,5 +205,3 @@ def test_queues_swap_by_the_clock(tmp_path: Path, workers: tuple[str, ...], when
         assert load.kv_blocks_swapped_out > 0 and load.kv_blocks_swapped_in > 0, loads
         done = mesh.command("replay", str(journals))
         assert done.returncode == 0, done.stdout + done.stderr
-    finally:
-        mesh.down()

@@ -13,31 +13,21 @@ from typing import Any
 import openai
 import pytest
 
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import MODEL, ONE_MIXED, wait_for
+from tests.live.simulated_mesh import SimulatedMesh
 
 STORE_TIMEOUT_S = 1.0
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
-class SimulatedMesh(LiveMesh):
-    """A mesh of one simulated worker."""
-
-    def up(self) -> None:
-        """Start it."""
-        done = self.command("up", "--detach", "--port", "0", "--engine", "simulated", *self.options)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture
 def simulated(tmp_path: Path) -> Iterator[SimulatedMesh]:
-    mesh = SimulatedMesh(
+    with SimulatedMesh(
         tmp_path,
-        *("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1"),
+        *ONE_MIXED,
         env={"SPOTWISE_STORE_TIMEOUT_S": str(STORE_TIMEOUT_S)},
-    )
-    mesh.up()
-    yield mesh
-    mesh.down()
+    ) as mesh:
+        yield mesh
 
 
 def test_a_stopped_store_is_called_so_and_soon(simulated: SimulatedMesh) -> None:

@@ -41,10 +41,8 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
 def mesh(disk: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     """One prompt worker, a process of two token workers; what hangs for four seconds is replaced."""
     home = disk or tmp_path_factory.mktemp("supervision")
-    live = SimulatedMesh(home, "--token-workers", "2", "--hang-timeout", HANG_S)
-    live.up()
-    yield live
-    live.down()
+    with SimulatedMesh(home, "--token-workers", "2", "--hang-timeout", HANG_S) as live:
+        yield live
 
 
 def healthy_again(mesh: SimulatedMesh, service_id: str, pid: int) -> None:

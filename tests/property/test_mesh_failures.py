@@ -10,18 +10,7 @@ from hypothesis import strategies as st
 from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS
 from spotwise.core.cluster.policy import PoolPolicy
 from tests.property.mesh_world import MeshWorld
-from tests.property.test_mesh_world import (
-    PACES,
-    POLICIES,
-    POOL_POLICIES,
-    POOLS,
-    assert_nothing_held,
-    assert_served,
-    settle,
-    world_of,
-)
-
-SEEDS = st.integers(0, 2**32)
+from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
 
 
 def whole(world: MeshWorld, but: set[str]) -> None:
@@ -33,12 +22,10 @@ def whole(world: MeshWorld, but: set[str]) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 16), st.floats(0.0, 1.0), POOL_POLICIES)
-def test_bad_pairs_cost_a_request_two_attempts_at_most(
-    seed, pools, num_blocks, pace, policy, count, share, pool_policy
-):
+@given(meshes(1, 16), st.floats(0.0, 1.0))
+def test_bad_pairs_cost_a_request_two_attempts_at_most(case: MeshCase, share: float) -> None:
     """Some pairs of workers, or all, cannot hand KV over."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count, pools = case.world(), case.count, case.pools
     for prompt_worker in range(len(pools)):
         for token_worker in range(len(pools)):
             if world.rng.random() <= share:
@@ -50,12 +37,10 @@ def test_bad_pairs_cost_a_request_two_attempts_at_most(
 
 
 @settings(max_examples=100, deadline=None)
-@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 16), st.integers(1, 2), POOL_POLICIES)
-def test_requests_that_fail_their_iterations_harm_nobody_else(
-    seed, pools, num_blocks, pace, policy, count, culprits, pool_policy
-):
+@given(meshes(1, 16), st.integers(1, 2))
+def test_requests_that_fail_their_iterations_harm_nobody_else(case: MeshCase, culprits: int) -> None:
     """All others get all tokens in one attempt, however often the batches fail that they share with those."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     world.culprits = {f"r{number}" for number in range(min(culprits, count))}
     settle(world, count)
     whole(world, world.culprits)
@@ -69,10 +54,10 @@ def test_requests_that_fail_their_iterations_harm_nobody_else(
 
 
 @settings(max_examples=100, deadline=None)
-@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(3, 16), st.integers(1, 3), POOL_POLICIES)
-def test_engines_that_break_cost_nobody_a_token(seed, pools, num_blocks, pace, policy, count, broken, pool_policy):
+@given(meshes(3, 16), st.integers(1, 3))
+def test_engines_that_break_cost_nobody_a_token(case: MeshCase, broken: int) -> None:
     """A worker whose engine fails for every request ends, and its successor's does not; what it had goes on elsewhere."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count, pools = case.world(), case.count, case.pools
 
     def break_engine(worker_id: str) -> None:
         if worker_id in world.workers:
@@ -95,12 +80,12 @@ def test_engines_that_break_cost_nobody_a_token(seed, pools, num_blocks, pace, p
 
 
 @settings(max_examples=100, deadline=None)
-@given(SEEDS, POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 12))
-def test_a_request_that_ends_its_workers_ends_three(seed, pools, num_blocks, pace, policy, count):
+@given(meshes(1, 12, pool_policies=st.just(PoolPolicy())))
+def test_a_request_that_ends_its_workers_ends_three(case: MeshCase) -> None:
     """And is then given up; whatever was on them gets every token, be it on the next one that it ends."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, PoolPolicy())
+    world, count = case.world(), case.count
     world.killers = {"r0"}
-    ended = []
+    ended: list[str] = []
     kill = world.kill
     world.kill = lambda worker_id: (ended.append(worker_id), kill(worker_id))  # type: ignore[assignment, func-returns-value]
     settle(world, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from functools import partial
 
 from hypothesis import event, given, settings
@@ -95,24 +96,55 @@ def start_if_away(world: MeshWorld, worker_id: str, pool: Pool) -> None:
         world.start_worker(worker_id, pool)
 
 
-def world_of(
-    seed: int,
-    pools: list[Pool],
-    num_blocks: int,
-    pace: tuple[float, float],
-    policy: WorkerPolicy,
-    count: int,
-    pool_policy: PoolPolicy,
-) -> MeshWorld:
-    """A mesh into which `count` requests come within two seconds."""
-    rng = random.Random(seed)
-    limits = SchedulerLimits(max_queue_s=1000.0)
-    world = MeshWorld(rng, pools, num_blocks, limits, policy, *pace, pool_policy=pool_policy)
-    world.run_until(world.now + 1.0)
-    for number in range(count):
-        prompt, new = rng.randint(1, MAX_PROMPT), rng.randint(1, MAX_NEW)
-        world.at(rng.uniform(0, 2), partial(world.request, f"r{number}", prompt, new))
-    return world
+@dataclass(frozen=True, slots=True)
+class MeshCase:
+    """A mesh and how many requests come into it, as Hypothesis draws them.
+
+    Attributes:
+        seed: of everything that the world draws by itself.
+        pools: of each worker.
+        num_blocks: KV blocks of each worker.
+        pace: longest iteration and longest push, seconds.
+        policy: of the workers.
+        pool_policy: of the scheduler.
+        count: requests.
+    """
+
+    seed: int
+    pools: list[Pool]
+    num_blocks: int
+    pace: tuple[float, float]
+    policy: WorkerPolicy
+    pool_policy: PoolPolicy
+    count: int
+
+    def world(self) -> MeshWorld:
+        """A mesh into which the requests come within two seconds."""
+        rng = random.Random(self.seed)
+        limits = SchedulerLimits(max_queue_s=1000.0)
+        world = MeshWorld(
+            rng, self.pools, self.num_blocks, limits, self.policy, *self.pace, pool_policy=self.pool_policy
+        )
+        world.run_until(world.now + 1.0)
+        for number in range(self.count):
+            prompt, new = rng.randint(1, MAX_PROMPT), rng.randint(1, MAX_NEW)
+            world.at(rng.uniform(0, 2), partial(world.request, f"r{number}", prompt, new))
+        return world
+
+
+def meshes(
+    fewest: int,
+    most: int,
+    *,
+    pools: st.SearchStrategy[list[Pool]] = POOLS,
+    num_blocks: st.SearchStrategy[int] = st.integers(11, 24),  # noqa: B008 - strategies are values
+    paces: st.SearchStrategy[tuple[float, float]] = PACES,
+    policies: st.SearchStrategy[WorkerPolicy] = POLICIES,
+    pool_policies: st.SearchStrategy[PoolPolicy] = POOL_POLICIES,
+) -> st.SearchStrategy[MeshCase]:
+    """Any mesh of the given kinds, with so many requests."""
+    seeds, counts = st.integers(0, 2**32), st.integers(fewest, most)
+    return st.builds(MeshCase, seeds, pools, num_blocks, paces, policies, pool_policies, counts)
 
 
 def settle(world: MeshWorld, count: int) -> None:
@@ -163,10 +195,10 @@ def assert_served(world: MeshWorld) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24), POOL_POLICIES)
-def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_blocks, pace, policy, count, pool_policy):
+@given(meshes(1, 24))
+def test_undisturbed_requests_all_finish_with_every_token(case: MeshCase) -> None:
     """Without failures every request ends by length, with exactly its tokens, in one attempt."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     settle(world, count)
     for choice_id, stop in world.stops.items():
         assert world.ended[choice_id] == "length"
@@ -176,12 +208,10 @@ def test_undisturbed_requests_all_finish_with_every_token(seed, pools, num_block
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), POOLS, st.integers(11, 24), PACES, POLICIES, st.integers(1, 24), POOL_POLICIES)
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(
-    seed, pools, num_blocks, pace, policy, count, pool_policy
-):
+@given(meshes(1, 24))
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(case: MeshCase) -> None:
     """Half of the clients leave, in every phase of their requests; the others get every token."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     for number in range(0, count, 2):
         world.at(world.rng.uniform(0.5, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
@@ -193,23 +223,12 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(2, 24),
-    st.sampled_from([0.3, 0.7, 1.0]),
-    st.sampled_from([0.0, 2.0]),
-    st.integers(0, 1),
-    POOL_POLICIES,
-)
+@given(meshes(2, 24), st.sampled_from([0.3, 0.7, 1.0]), st.sampled_from([0.0, 2.0]), st.integers(0, 1))
 def test_requests_that_are_over_live_on_nowhere(
-    seed, pools, num_blocks, pace, policy, count, loss, submissions_wait_s, restarts, pool_policy
-):
+    case: MeshCase, loss: float, submissions_wait_s: float, restarts: int
+) -> None:
     """Closings and cancellations are lost, late or said twice, and submissions come after them; the others get every token."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     watch_engines(world)
     world.ending_loss, world.submissions_wait_s = loss, submissions_wait_s
     for _ in range(restarts):
@@ -225,22 +244,10 @@ def test_requests_that_are_over_live_on_nowhere(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(1, 16),
-    st.integers(0, 4),
-    st.integers(0, 1),
-    POOL_POLICIES,
-)
-def test_workers_that_die_or_drain_cost_nobody_a_token(
-    seed, pools, num_blocks, pace, policy, count, kills, drains, pool_policy
-):
+@given(meshes(1, 16), st.integers(0, 4), st.integers(0, 1))
+def test_workers_that_die_or_drain_cost_nobody_a_token(case: MeshCase, kills: int, drains: int) -> None:
     """Workers die without a word and come back, or leave by order; every request still gets every token."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
 
     def kill(number: int, back_s: float) -> None:
@@ -264,22 +271,10 @@ def test_workers_that_die_or_drain_cost_nobody_a_token(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(1, 16),
-    st.integers(0, 4),
-    st.sampled_from([0.0, 0.05, 0.3]),
-    POOL_POLICIES,
-)
-def test_stalls_and_lost_messages_cost_nobody_a_token(
-    seed, pools, num_blocks, pace, policy, count, stalls, loss, pool_policy
-):
+@given(meshes(1, 16), st.integers(0, 4), st.sampled_from([0.0, 0.05, 0.3]))
+def test_stalls_and_lost_messages_cost_nobody_a_token(case: MeshCase, stalls: int, loss: float) -> None:
     """Workers do nothing for up to 4 s and go on where they were; one message in three is lost at most, for 10 s."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
     world.loss = loss
     world.at(10.0, lambda: setattr(world, "loss", 0.0))
@@ -291,21 +286,10 @@ def test_stalls_and_lost_messages_cost_nobody_a_token(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(1, 24),
-    st.integers(1, 3),
-    POOL_POLICIES,
-)
-def test_a_scheduler_that_restarts_costs_nobody_a_token(
-    seed, pools, num_blocks, pace, policy, count, restarts, pool_policy
-):
+@given(meshes(1, 24), st.integers(1, 3))
+def test_a_scheduler_that_restarts_costs_nobody_a_token(case: MeshCase, restarts: int) -> None:
     """It knows nothing but what the others say; who was told that it is not there is the only one who is not served."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     for _ in range(restarts):
         world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
     settle(world, count)
@@ -314,20 +298,10 @@ def test_a_scheduler_that_restarts_costs_nobody_a_token(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(1, 16),
-    st.sampled_from(["gateway", "scheduler", "broker"]),
-    st.floats(0.1, 3.0),
-    POOL_POLICIES,
-)
-def test_a_pause_costs_no_attempt(seed, pools, num_blocks, pace, policy, count, who, seconds, pool_policy):
+@given(meshes(1, 16), st.sampled_from(["gateway", "scheduler", "broker"]), st.floats(0.1, 3.0))
+def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> None:
     """Gateway, scheduler or broker stand still for up to 3 s: everyone else goes on, and nothing is computed again."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     pause = partial(world.pause_broker if who == "broker" else partial(world.pause, who), seconds)
     world.at(world.rng.uniform(0, 4), pause)
     settle(world, count)
@@ -338,23 +312,12 @@ def test_a_pause_costs_no_attempt(seed, pools, num_blocks, pace, policy, count, 
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(1, 24),
-    st.integers(1, 3),
-    st.sampled_from([0.0, 0.1]),
-    st.booleans(),
-    POOL_POLICIES,
-)
+@given(meshes(1, 24), st.integers(1, 3), st.sampled_from([0.0, 0.1]), st.booleans())
 def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
-    seed, pools, num_blocks, pace, policy, count, restarts, loss, scheduler_too, pool_policy
-):
+    case: MeshCase, restarts: int, loss: float, scheduler_too: bool
+) -> None:
     """Its successor's clients get their own, though streams are numbered anew; and nothing is computed for nobody."""
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count = case.world(), case.count
     world.loss = loss
     world.at(8.0, lambda: setattr(world, "loss", 0.0))
     for _ in range(restarts):
@@ -372,18 +335,16 @@ def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.integers(0, 2**32),
-    st.sampled_from([[Pool.PROMPT, Pool.TOKEN, Pool.TOKEN], [Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]]),
-    st.integers(11, 24),
-    PACES,
-    POLICIES,
-    st.integers(8, 24),
-    st.sampled_from([0, 15]),
+    meshes(
+        8,
+        24,
+        pools=st.sampled_from([[Pool.PROMPT, Pool.TOKEN, Pool.TOKEN], [Pool.PROMPT, Pool.PROMPT, Pool.TOKEN]]),
+        pool_policies=st.builds(PoolPolicy, st.sampled_from([0, 15]), repurpose_window_s=st.just(None)),
+    )
 )
-def test_workers_return_home_when_the_foreign_work_is_done(seed, pools, num_blocks, pace, policy, count, threshold):
+def test_workers_return_home_when_the_foreign_work_is_done(case: MeshCase) -> None:
     """Bursts send them into the mixed pool; afterwards the scheduler sees everybody at home, without a word about it."""
-    pool_policy = PoolPolicy(max_pending_prompt_tokens=threshold, repurpose_window_s=None)
-    world = world_of(seed, pools, num_blocks, pace, policy, count, pool_policy)
+    world, count, pools = case.world(), case.count, case.pools
     settle(world, count)
     views = sorted(world.scheduler.pools, key=lambda view: view.id)
     assert [(view.home_pool, view.is_off_pool) for view in views] == [(pool, False) for pool in pools]
@@ -392,17 +353,20 @@ def test_workers_return_home_when_the_foreign_work_is_done(seed, pools, num_bloc
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(0, 2**32),
-    POOLS,
-    st.integers(11, 16),
-    SWAPPING,
-    st.integers(8, 24),
+    meshes(
+        8,
+        24,
+        num_blocks=st.integers(11, 16),
+        paces=st.just((0.05, 0.1)),
+        policies=SWAPPING,
+        pool_policies=st.just(PoolPolicy()),
+    ),
     st.integers(0, 2),
     st.booleans(),
 )
-def test_kv_on_hosts_is_lost_and_left_without_a_trace(seed, pools, num_blocks, policy, count, kills, leaves):
+def test_kv_on_hosts_is_lost_and_left_without_a_trace(case: MeshCase, kills: int, leaves: bool) -> None:
     """Workers die with KV on their hosts, and clients leave while theirs is there; the others get every token."""
-    world = world_of(seed, pools, num_blocks, (0.05, 0.1), policy, count, PoolPolicy())
+    world, count, pools, policy = case.world(), case.count, case.pools, case.policy
     for _ in range(kills):
         number, at_s = world.rng.randrange(len(pools)), world.rng.uniform(1, 6)
         world.at(at_s, partial(kill_if_there, world, f"w{number}"))
