@@ -10,7 +10,7 @@ from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
 from spotwise.simulator.runs.designs import Split
 from spotwise.simulator.runs.parallel import drive
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.published_runs import (
     Comparison,
     PublishedCluster,
@@ -66,7 +66,7 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
     """From a step below the published rates to a step above, also at rates they left out."""
     published = [run(40, holds=True), run(60, holds=True), run(80, holds=False)]
     oracle = Oracle(lambda case: (case.rate or 0.0) <= ours)
-    search = compare(CLUSTER, published, Workload("conv"), None)
+    search = compare(CLUSTER, published, ClusterWorkload("conv"), None)
     found = drive({"": search}, 1, run=oracle.run)[""]
     assert (found.holds, found.breaks) == (60, 80)
     assert found.ours == (None if ours < 30 else min(ours, 90))

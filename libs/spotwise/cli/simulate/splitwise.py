@@ -37,7 +37,7 @@ from spotwise.cli.simulate.splitwise_tables import (
 )
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.search import Grid, Search
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.headlines import headlines
 from spotwise.simulator.splitwise.paper import (
     Cluster,
@@ -143,7 +143,9 @@ def _check_published(files: PublishedFiles, published: Path, simulations: Simula
     with command_errors():
         lines = read_published_runs(published)
     searches = {
-        cluster: compare(cluster, runs, Workload(cluster.workload, files.traces[cluster.workload]), files.profile)
+        cluster: compare(
+            cluster, runs, ClusterWorkload(cluster.workload, files.traces[cluster.workload]), files.profile
+        )
         for cluster, runs in lines.items()
     }
     results = simulations.carry_out(searches, "published runs")
