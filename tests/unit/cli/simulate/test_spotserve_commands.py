@@ -9,7 +9,7 @@ import pytest
 from command_line import CommandLine
 
 from spotwise.simulator.spotserve.studies import SEGMENTS
-from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
+from tests.unit.simulator.spotserve.spot_artifact import write_arrivals, write_profiles, write_segment
 
 
 @pytest.fixture

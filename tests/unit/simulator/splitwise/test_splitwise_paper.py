@@ -22,7 +22,7 @@ from spotwise.simulator.splitwise.paper import (
     provisioning_searches,
     saturation_searches,
 )
-from tests.unit.simulator.summaries import Oracle
+from tests.unit.simulator.runs.summaries import Oracle
 
 TEN_AND_FIVE = Split(10, 5)
 HONEST, PUBLISHED = DecodeModel.HONEST, DecodeModel.PUBLISHED

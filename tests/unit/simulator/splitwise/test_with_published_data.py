@@ -17,7 +17,7 @@ from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import read_sizes, trace_arrivals
 from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.published_runs import SECONDS, SEED, read_published_runs
-from tests.unit.simulator.fit_errors import error_between_points, error_on_repeats
+from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats
 
 pytestmark = pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
 

@@ -18,7 +18,7 @@ from spotwise.simulator.splitwise.published_runs import (
     compare,
     read_published_runs,
 )
-from tests.unit.simulator.summaries import Oracle
+from tests.unit.simulator.runs.summaries import Oracle
 
 HEADER = (
     "mode,workload,design,prompt_machines,token_machines,rate_rps,requests,ttft_p50,ttft_p90,ttft_p99,"
