@@ -157,11 +157,6 @@ def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly:
     return ClusterWorkload(name)
 
 
-def parse_seeds(count: int) -> tuple[int, ...]:
-    """Return `count` seeds."""
-    return tuple(range(count))
-
-
 def processors(jobs: int | None) -> int:
     """Return the number of processes: as configured, or one a processor."""
     return jobs or len(os.sched_getaffinity(0))

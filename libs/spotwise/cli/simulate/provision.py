@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -26,7 +26,6 @@ from spotwise.cli.simulate.options import (
     WorkloadOption,
     parse_designs,
     parse_model,
-    parse_seeds,
     parse_split,
     parse_workload,
     recorded_profile,
@@ -106,16 +105,12 @@ def provision(
         # The search converges from any guess; this one is near typical answers.
         grid = Grid(step, 1000 * step, 8 * step)
         searches = {
-            design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
+            design.name: best_split(case(design, None), within(design), grid, tuple(range(seeds))) for design in chosen
         }
         found = simulations.carry_out(searches, "searching")
         rows: dict[str, ProvisionRow | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
         tried = {
-            key: [
-                {"prompt_machines": split.prompt, "token_machines": split.token, "rates": limit.rates}
-                for split, limit in best.tried
-            ]
-            for key, best in found.items()
+            key: [_split(split) | {"rates": limit.rates} for split, limit in best.tried] for key, best in found.items()
         }
     else:
         if rate is None:
@@ -126,18 +121,14 @@ def provision(
         fits = {design.name: _within(design, bounds) for design in chosen}
         needed = simulations.carry_out(
             {
-                design.name: cheapest_split(case(design, rate), minimised, parse_seeds(seeds), fits[design.name])
+                design.name: cheapest_split(case(design, rate), minimised, tuple(range(seeds)), fits[design.name])
                 for design in chosen
             },
             "searching",
         )
         rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}
         tried = {
-            key: [
-                {"prompt_machines": split.prompt, "token_machines": split.token, "holds": holds}
-                for split, holds in answer.tried
-            ]
-            for key, answer in needed.items()
+            key: [_split(split) | {"holds": holds} for split, holds in answer.tried] for key, answer in needed.items()
         }
     console.print(_table(rows, objective))
     document = {"environment": environment(simulation="provision"), "designs": rows, "tried": tried}
@@ -188,13 +179,15 @@ def _within(design: Design, most: Split) -> Split:
 
 
 def _carried(design: Design, best: BestSplit) -> ProvisionRow:
-    return _row(design, best.split, best.limit.mean) | {
-        "95 % of the mean, +-": best.limit.half_width or 0.0,
-    }
+    return _row(design, best.split, best.limit.mean) | {"95 % of the mean, +-": best.limit.half_width or 0.0}
 
 
 def _served(design: Design, rate: float, answer: Provisioned) -> ProvisionRow | None:
     return None if answer.split is None else _row(design, answer.split, rate)
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {"prompt_machines": split.prompt, "token_machines": split.token}
 
 
 def _row(design: Design, split: Split, rate: float) -> dict[str, float]:
@@ -207,11 +200,7 @@ def _table(rows: Mapping[str, ProvisionRow | None], objective: Aim) -> Table:
     table.add_column("design")
     for heading in (*_FIGURES, "per $/h", "per DGX-A100 of power"):
         table.add_column(heading, justify="right")
-    figure = {
-        Aim.THROUGHPUT: "requests/s",
-        Aim.COST: "cost, $/h",
-        Aim.POWER: "power, DGX-A100",
-    }.get(objective)
+    figure = {Aim.THROUGHPUT: "requests/s", Aim.COST: "cost, $/h", Aim.POWER: "power, DGX-A100"}.get(objective)
     sign = -1 if objective is Aim.THROUGHPUT else 1
 
     def rank(item: tuple[str, ProvisionRow | None]) -> float:

@@ -45,8 +45,7 @@ from spotwise.simulator.runs.workload import ArrivalKind
 
 def run(
     design: Annotated[
-        str | None,
-        typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap; by default HA."),
+        str | None, typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap; by default HA.")
     ] = None,
     machines: Annotated[
         str | None, typer.Option(help="Prompt and token machines, like 25,15; by default the paper's, at equal power.")

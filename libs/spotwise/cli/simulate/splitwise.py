@@ -23,7 +23,6 @@ from spotwise.cli.simulate.options import (
     RunsOption,
     SeedsOption,
     command_errors,
-    parse_seeds,
     require_outputs,
 )
 from spotwise.cli.simulate.progress import Simulations
@@ -99,7 +98,7 @@ def splitwise(
             files.workloads(),
             seconds or (_QUICK_SECONDS if quick else _SECONDS),
             Grid(step, 100 * step, max(_FIRST_GUESS, step)),
-            parse_seeds(seeds or (1 if quick else _SEEDS)),
+            tuple(range(seeds or (1 if quick else _SEEDS))),
             profile=files.profile,
         )
         scopes = {model: replace(scope, decode_model=model) for model in models}

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 #: Longer answers ended early, at an end-of-sequence token: the context of their mean decode time is unknown.
 LONGEST_TRUE_OUTPUT = 128
@@ -110,22 +111,13 @@ def _reason_against(row: ProfileRow) -> str | None:
 
 
 def _row(path: Path, line: int, fields: Mapping[str, str]) -> ProfileRow:
-    values: dict[str, str | int | float] = {}
+    values: dict[str, Any] = {}
     for column, kind in _COLUMNS.items():
         try:
             values[column] = kind(fields[column])
         except (TypeError, ValueError) as error:
             raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not a number") from error
-    for column in ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time", "tensor_parallel"):
-        if not float(values[column]) > 0:
+        if kind is not str and not values[column] > 0:
             raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not above 0")
-    return ProfileRow(
-        str(values["model"]),
-        str(values["hardware"]),
-        int(values["tensor_parallel"]),
-        int(values["prompt_size"]),
-        int(values["batch_size"]),
-        int(values["token_size"]),
-        float(values["prompt_time"]) / 1000,
-        float(values["token_time"]) / 1000,
-    )
+    prompt_s, token_s = values.pop("prompt_time") / 1000, values.pop("token_time") / 1000
+    return ProfileRow(**values, prompt_s=prompt_s, token_s=token_s)

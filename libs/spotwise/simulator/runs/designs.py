@@ -53,12 +53,7 @@ DGX_A100 = Hardware("dgx-a100", "a100-80gb", _DGX_MEMORY_BYTES, _GPUS * 25e9, _G
 DGX_H100 = Hardware("dgx-h100", "h100-80gb", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _H100_POWER / _A100_POWER)
 #: The cap slows prompts only, so capped machines serve tokens.
 DGX_H100_CAPPED = Hardware(
-    "dgx-h100-capped",
-    "h100-80gb-pcap",
-    _DGX_MEMORY_BYTES,
-    _GPUS * 50e9,
-    _GPUS * 4.76,
-    _CAPPED_POWER / _A100_POWER,
+    "dgx-h100-capped", "h100-80gb-pcap", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _CAPPED_POWER / _A100_POWER
 )
 
 

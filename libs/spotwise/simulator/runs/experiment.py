@@ -240,12 +240,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _summary(
-    case: Case,
-    design: Design,
-    metrics: RunMetrics,
-    result: WorldResult,
-    home_pools: Mapping[str, str],
-    wall_s: float,
+    case: Case, design: Design, metrics: RunMetrics, result: WorldResult, home_pools: Mapping[str, str], wall_s: float
 ) -> RunSummary:
     machines = list(home_pools.values())
     ended_s = result.ended_s
