@@ -21,7 +21,7 @@ from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.results import WorldResult
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
-from tests.unit.simulator import worlds
+from tests.unit.simulator.world import worlds
 
 
 def traces(min_size: int, seconds: float) -> st.SearchStrategy[list[Arrival]]:

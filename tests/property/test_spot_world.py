@@ -23,7 +23,7 @@ from spotwise.simulator.spotserve.systems import (
     SpotSystem,
 )
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
-from tests.unit.simulator import spot_worlds as tiny
+from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Those that stay at the end: enough for one pipeline, whatever went before.
 LAST = tuple(f"last-{number}" for number in range(6))

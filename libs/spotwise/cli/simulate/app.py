@@ -1,4 +1,4 @@
-"""The simulations, as one group of commands."""
+"""The simulations as a group of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What simulated runs look like in a JSON document."""
+"""Simulated runs as JSON documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_POINTS = 100
 
 
 def run_document(run: RunSummary) -> dict[str, Any]:
-    """All of a run's figures, those of its pools thinned out to a hundred points."""
+    """Return all of a run's figures, its pools' curves thinned to a hundred points."""
     return {
         **case_document(run.case),
         "requests": {"completed": run.completed, "failed": run.failed, "first_failure": run.first_failure},
@@ -52,7 +52,7 @@ def run_document(run: RunSummary) -> dict[str, Any]:
 
 
 def case_document(case: Case) -> dict[str, Any]:
-    """What a run depends on."""
+    """Return everything that a run depends on."""
     return {
         "design": case.design,
         "prompt_machines": case.split.prompt,
@@ -69,7 +69,7 @@ def case_document(case: Case) -> dict[str, Any]:
 
 
 def write_document(document: dict[str, Any], path: Path | None, console: Console) -> None:
-    """Write it where a path is given, and say so."""
+    """Write a document if a path is given."""
     if path is not None:
         path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS))
         console.print(f"written to {path}", style="dim")

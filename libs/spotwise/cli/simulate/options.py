@@ -1,4 +1,4 @@
-"""The options that several simulations take, and what they mean."""
+"""Options of several simulations, and their parsing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from spotwise.simulator.costs.profiles import ProfileError
 from spotwise.simulator.runs.designs import DESIGNS, Design, Split
 from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import TraceError
-from spotwise.simulator.runs.workload import ArrivalKind, Workload
+from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
-#: What the models of time are.
+#: Help on decode models.
 TIMED = (
-    "How iterations are timed: as measured (honest), as the published simulator has it (published), or like that with "
+    "How iterations are timed: as measured (honest), as in the published simulator (published), or like that with "
     "decodes by batch size (by-batch)."
 )
 
@@ -61,10 +61,10 @@ JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the resul
 
 
 def parse_design(text: str) -> Design:
-    """A design by its name; `HA` will do for `Splitwise-HA`.
+    """Return a design by its name, short (`HA`) or full (`Splitwise-HA`).
 
     Raises:
-        OptionError: there is none of this name.
+        OptionError: the name is unknown.
     """
     for name, design in DESIGNS.items():
         if text.lower() in (name.lower(), name.partition("-")[2].lower()):
@@ -73,19 +73,19 @@ def parse_design(text: str) -> Design:
 
 
 def parse_designs(text: str) -> list[Design]:
-    """Designs by their names, each once.
+    """Return designs by their names, each once.
 
     Raises:
-        OptionError: one of them is none.
+        OptionError: a name is unknown.
     """
     return list(dict.fromkeys(parse_design(part.strip()) for part in text.split(",")))
 
 
 def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
-    """Numbers of machines, `25,15`, or `40` for a baseline.
+    """Return numbers of machines: `25,15`, or `40` for a baseline.
 
     Raises:
-        OptionError: they are no numbers of machines, or not as many as the design has kinds.
+        OptionError: the text is something else, or does not fit the design.
     """
     split = _split(text)
     if split is None or (split.token == 0) != (design.token is None):
@@ -95,10 +95,10 @@ def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
 
 
 def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
-    """Numbers of recorded machines: `4,2`, or `6` that do both.
+    """Return numbers of recorded machines: `4,2`, or `6` mixed ones.
 
     Raises:
-        OptionError: they are none, or not given, or hand over KV at a cost that was not recorded.
+        OptionError: the text is missing or wrong, or the cost of hand-offs was not recorded.
     """
     split = _split(text or "")
     if split is None:
@@ -114,7 +114,7 @@ def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
 
 
 def _split(text: str) -> Split | None:
-    """One or two numbers of machines, each at least 1; `None` where the text is something else."""
+    """Return one or two numbers of machines, each at least 1; `None` for any other text."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -123,47 +123,42 @@ def _split(text: str) -> Split | None:
 
 
 def recorded_profile(path: Path | None) -> CostProfile | None:
-    """What `spotwise profile` wrote; `None` where the file is something else, like a CSV, or none is given.
+    """Return a profile written by `spotwise profile`; `None` for another file, like a CSV, or without one.
 
     Raises:
-        OptionError: it is a JSON file and no profile.
+        OptionError: a JSON file is no profile.
     """
     return None if path is None or path.suffix.lower() != ".json" else read_profile(path, "--profile")
 
 
 def parse_model(text: str) -> str:
-    """A language model's name.
+    """Return a known language model's name.
 
     Raises:
-        OptionError: nothing is known of it.
+        OptionError: the model is unknown.
     """
     if text not in LANGUAGE_MODELS:
         raise OptionError(f"--model {text!r}: choose one of {', '.join(LANGUAGE_MODELS)}")
     return text
 
 
-def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool) -> Workload:
-    """What is asked of the cluster.
+def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool) -> ClusterWorkload:
+    """Return the cluster's load.
 
     Raises:
-        OptionError: there is no such workload, or a trace's own arrivals are wanted without a trace.
+        OptionError: the workload is unknown, or a trace's own arrivals lack a trace.
     """
     if trace is not None:
-        return Workload(trace.stem, trace, kind, jointly)
+        return ClusterWorkload(trace.stem, trace, kind, jointly)
     if name not in SYNTHETIC:
         raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
     if kind is ArrivalKind.TRACE:
         raise OptionError("--arrivals trace: needs a --trace whose arrivals these are")
-    return Workload(name)
-
-
-def parse_seeds(count: int) -> tuple[int, ...]:
-    """So many seeds."""
-    return tuple(range(count))
+    return ClusterWorkload(name)
 
 
 def processors(jobs: int | None) -> int:
-    """How many processes to use: as many as processors, unless somebody says."""
+    """Return the number of processes: as configured, or one a processor."""
     return jobs or len(os.sched_getaffinity(0))
 
 
@@ -210,6 +205,6 @@ class PublishedFiles:
         if folder is not None and not any((*self.traces.values(), self.profile, self.runs)):
             raise OptionError(f"--data {folder}: neither traces/ nor profiles/ with the published files are there")
 
-    def workloads(self) -> dict[str, Workload]:
+    def workloads(self) -> dict[str, ClusterWorkload]:
         """Return workloads of the traces, or of their percentiles where there is no trace."""
-        return {name: Workload(name, path) for name, path in self.traces.items()}
+        return {name: ClusterWorkload(name, path) for name, path in self.traces.items()}

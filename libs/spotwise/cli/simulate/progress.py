@@ -1,4 +1,4 @@
-"""Simulations under a bar: one step a run, and what the last one was."""
+"""Simulations under a progress bar: one step a run, labelled with the last run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Runs(Generic[_Case, _Run]):
-    """A kind of runs.
+    """A kind of run.
 
     Attributes:
-        run: makes a summary of a case; a function of a module.
-        summary: what it makes.
+        run: simulates a case; must be picklable.
+        summary: its result.
         describe: names a finished run beside the bar.
     """
 
@@ -52,7 +52,7 @@ CLUSTERS = Runs(simulate, RunSummary, _describe_run)
 def runs_bar(
     console: Console, description: str, describe: Callable[[_Run], str], total: int | None
 ) -> Iterator[Callable[[_Run], None]]:
-    """Show how many runs are over; a search does not know beforehand how many it needs, so its bar has no end."""
+    """Show the count of finished runs; the total of a search is unknown, so its bar has no end."""
     count = "{task.completed} runs" if total is None else "{task.completed} of {task.total} runs"
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn(count), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -66,12 +66,11 @@ def runs_bar(
 
 @dataclass(frozen=True, slots=True)
 class Simulations:
-    """How searches are carried to their ends.
+    """Runs simulations under a bar on the console.
 
     Attributes:
-        console: has the bar.
-        jobs: processes; `None` for as many as processors.
-        kept: a file of runs, which spares those that are in it and gets the others; `None` keeps none.
+        jobs: processes; `None` for one a processor.
+        kept: a file of runs to reuse and extend; `None` keeps none.
     """
 
     console: Console
@@ -79,21 +78,21 @@ class Simulations:
     kept: Path | None = None
 
     def carry_out(self, searches: Mapping[_Key, Search[_Result]], description: str) -> dict[_Key, _Result]:
-        """Carry searches among clusters to their ends under a bar.
+        """Run searches among clusters to their ends under a bar.
 
         Raises:
-            CommandError: a trace or a profile is none, or the file of runs cannot be used.
+            CommandError: a trace or a profile is wrong, or the file of runs cannot be used.
         """
         return self._carry_out(searches, CLUSTERS, description, None)
 
     def run_all(self, cases: Sequence[_Case], kind: Runs[_Case, _Run], description: str) -> dict[_Case, _Run]:
-        """Run all of these, each once, under a bar.
+        """Run all cases, each once, under a bar.
 
         Raises:
             CommandError: as `carry_out`.
         """
         once = list(dict.fromkeys(cases))
-        (runs,) = self._carry_out({"": _ask_for(once, kind)}, kind, description, len(once)).values()
+        (runs,) = self._carry_out({"": _single_step(once, kind)}, kind, description, len(once)).values()
         return dict(zip(once, runs, strict=True))
 
     def _carry_out(
@@ -111,7 +110,7 @@ class Simulations:
             raise CommandError(f"{error.filename or self.kept or description}: {error.strerror or error}") from error
 
 
-def _ask_for(
+def _single_step(
     cases: Sequence[_Case], kind: Runs[_Case, _Run]
 ) -> Generator[Sequence[_Case], Sequence[_Run], Sequence[_Run]]:
     return (yield cases)

@@ -1,11 +1,11 @@
-"""`spotwise simulate provision`: which machines, and how many of each (Splitwise, section 4.5)."""
+"""`spotwise simulate provision`: searches which machines to buy, and how many of each (Splitwise, section 4.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -26,7 +26,6 @@ from spotwise.cli.simulate.options import (
     WorkloadOption,
     parse_designs,
     parse_model,
-    parse_seeds,
     parse_split,
     parse_workload,
     recorded_profile,
@@ -49,7 +48,7 @@ from spotwise.simulator.runs.workload import ArrivalKind
 
 
 class Aim(StrEnum):
-    """What to look for."""
+    """What to optimise."""
 
     THROUGHPUT = "throughput"
     COST = "cost"
@@ -87,7 +86,7 @@ def provision(
     bounds = parse_split(most, SPLITWISE_HA, "--most")
     if recorded_profile(profile) is not None:
         raise OptionError(f"--profile {profile}: machines to buy are the paper's; give a CSV to fit their costs to")
-    asked = parse_workload(workload, trace, arrivals, jointly=jointly)
+    load = parse_workload(workload, trace, arrivals, jointly=jointly)
     name = parse_model(model)
     if plot is not None:
         require_plotting(plot)
@@ -97,47 +96,39 @@ def provision(
     simulations = Simulations(console, jobs, runs)
 
     def case(design: Design, at_rate: float | None) -> Case:
-        return Case(design.name, Split(1, 1), asked, at_rate, seconds, 0, name, decode_model, profile)
+        return Case(design.name, Split(1, 1), load, at_rate, seconds, 0, name, decode_model, profile)
 
     if objective is Aim.THROUGHPUT:
         if rate is not None:
             raise OptionError("--rate: a throughput is searched, so give a budget and no rate")
         within = _budget(max_cost, max_power, max_machines)
-        # Halving and doubling find their way from any start; this is only near where answers have been.
+        # The search converges from any guess; this one is near typical answers.
         grid = Grid(step, 1000 * step, 8 * step)
         searches = {
-            design.name: best_split(case(design, None), within(design), grid, parse_seeds(seeds)) for design in chosen
+            design.name: best_split(case(design, None), within(design), grid, tuple(range(seeds))) for design in chosen
         }
         found = simulations.carry_out(searches, "searching")
-        rows: dict[str, Row | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
+        rows: dict[str, ProvisionRow | None] = {key: _carried(DESIGNS[key], best) for key, best in found.items()}
         tried = {
-            key: [
-                {"prompt_machines": split.prompt, "token_machines": split.token, "rates": limit.rates}
-                for split, limit in best.tried
-            ]
-            for key, best in found.items()
+            key: [_split(split) | {"rates": limit.rates} for split, limit in best.tried] for key, best in found.items()
         }
     else:
         if rate is None:
             raise OptionError("--rate: say how many requests per second must be served")
         if (max_cost, max_power, max_machines) != (None, None, None):
             raise OptionError("--max-cost, --max-power, --max-machines: budgets are for --objective throughput")
-        wanted = Objective(objective.value)
+        minimised = Objective(objective.value)
         fits = {design.name: _within(design, bounds) for design in chosen}
         needed = simulations.carry_out(
             {
-                design.name: cheapest_split(case(design, rate), wanted, parse_seeds(seeds), fits[design.name])
+                design.name: cheapest_split(case(design, rate), minimised, tuple(range(seeds)), fits[design.name])
                 for design in chosen
             },
             "searching",
         )
         rows = {key: _served(DESIGNS[key], rate, answer) for key, answer in needed.items()}
         tried = {
-            key: [
-                {"prompt_machines": split.prompt, "token_machines": split.token, "holds": holds}
-                for split, holds in answer.tried
-            ]
-            for key, answer in needed.items()
+            key: [_split(split) | {"holds": holds} for split, holds in answer.tried] for key, answer in needed.items()
         }
     console.print(_table(rows, objective))
     document = {"environment": environment(simulation="provision"), "designs": rows, "tried": tried}
@@ -148,8 +139,8 @@ def provision(
         console.print(f"drawn into {plot}", style="dim")
 
 
-#: Of one design: figure by name.
-Row = Mapping[str, float]
+#: A design's figures by name.
+ProvisionRow = Mapping[str, float]
 
 _FIGURES = {
     "requests/s": "{:,.1f}",
@@ -183,18 +174,20 @@ def _budget(
 
 
 def _within(design: Design, most: Split) -> Split:
-    """A baseline may have as many machines as the others have of both kinds."""
+    """Return the bounds of a design; a baseline may have as many machines as both kinds together."""
     return most if design.token is not None else Split(most.machines)
 
 
-def _carried(design: Design, best: BestSplit) -> Row:
-    return _row(design, best.split, best.limit.mean) | {
-        "95 % of the mean, +-": best.limit.half_width or 0.0,
-    }
+def _carried(design: Design, best: BestSplit) -> ProvisionRow:
+    return _row(design, best.split, best.limit.mean) | {"95 % of the mean, +-": best.limit.half_width or 0.0}
 
 
-def _served(design: Design, rate: float, answer: Provisioned) -> Row | None:
+def _served(design: Design, rate: float, answer: Provisioned) -> ProvisionRow | None:
     return None if answer.split is None else _row(design, answer.split, rate)
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {"prompt_machines": split.prompt, "token_machines": split.token}
 
 
 def _row(design: Design, split: Split, rate: float) -> dict[str, float]:
@@ -202,19 +195,15 @@ def _row(design: Design, split: Split, rate: float) -> dict[str, float]:
     return dict(zip(_FIGURES, map(float, figures), strict=True))
 
 
-def _table(rows: Mapping[str, Row | None], objective: Aim) -> Table:
+def _table(rows: Mapping[str, ProvisionRow | None], objective: Aim) -> Table:
     table = Table(header_style="bold")
     table.add_column("design")
     for heading in (*_FIGURES, "per $/h", "per DGX-A100 of power"):
         table.add_column(heading, justify="right")
-    figure = {
-        Aim.THROUGHPUT: "requests/s",
-        Aim.COST: "cost, $/h",
-        Aim.POWER: "power, DGX-A100",
-    }.get(objective)
+    figure = {Aim.THROUGHPUT: "requests/s", Aim.COST: "cost, $/h", Aim.POWER: "power, DGX-A100"}.get(objective)
     sign = -1 if objective is Aim.THROUGHPUT else 1
 
-    def rank(item: tuple[str, Row | None]) -> float:
+    def rank(item: tuple[str, ProvisionRow | None]) -> float:
         row = item[1]
         if row is None:
             return float("inf")

@@ -1,4 +1,4 @@
-"""`spotwise simulate run`: one cluster, one load, all its figures."""
+"""`spotwise simulate run`: one cluster under one load, with all its figures."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ from spotwise.simulator.runs.workload import ArrivalKind
 
 def run(
     design: Annotated[
-        str | None,
-        typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap; by default HA."),
+        str | None, typer.Option(help="Baseline-A100, Baseline-H100, Splitwise-AA, -HH, -HA or -HHcap; by default HA.")
     ] = None,
     machines: Annotated[
         str | None, typer.Option(help="Prompt and token machines, like 25,15; by default the paper's, at equal power.")
@@ -77,7 +76,7 @@ def run(
     json: JsonOption = None,
 ) -> None:
     """Simulate one design, and report latencies, objectives, utilisation, cost and power."""
-    asked = parse_workload(workload, trace, arrivals, jointly=jointly)
+    load = parse_workload(workload, trace, arrivals, jointly=jointly)
     recorded = recorded_profile(profile)
     if recorded is None:
         name, split = _paper_machines(design, machines, workload, price)
@@ -93,7 +92,7 @@ def run(
     case = Case(
         name,
         split,
-        asked,
+        load,
         None,
         seconds if seconds is not None or is_own else 120.0,
         seed,
@@ -142,7 +141,7 @@ def _single(case: Case) -> Search[RunSummary]:
 
 
 def latency_table(run: RunSummary) -> Table:
-    """Latencies in seconds, and as slowdowns beside their bounds."""
+    """Return latencies in seconds, and as slowdowns beside their bounds."""
     rate = "its own rate" if run.case.rate is None else f"{run.case.rate:g} requests/s"
     table = Table(
         header_style="bold", title=f"{run.case.label}, {run.case.workload.name}, {rate}", title_justify="left"
@@ -165,7 +164,7 @@ def latency_table(run: RunSummary) -> Table:
 
 
 def pool_table(run: RunSummary) -> Table:
-    """What the machines of each pool did."""
+    """Return the figures of each pool's machines."""
     table = Table(header_style="bold")
     table.add_column("pool")
     for heading in ("machines", "busy", "iterations", "decodes per iteration", "tokens per iteration, median of time"):
@@ -184,7 +183,7 @@ def pool_table(run: RunSummary) -> Table:
 
 
 def sentences(run: RunSummary) -> list[str]:
-    """The rest in words."""
+    """Return the other figures in words."""
     verdict = (
         "All nine objectives hold." if run.verdict.holds else f"Objectives broken: {', '.join(run.verdict.broken)}."
     )

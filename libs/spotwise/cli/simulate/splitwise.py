@@ -23,7 +23,6 @@ from spotwise.cli.simulate.options import (
     RunsOption,
     SeedsOption,
     command_errors,
-    parse_seeds,
     require_outputs,
 )
 from spotwise.cli.simulate.progress import Simulations
@@ -37,7 +36,7 @@ from spotwise.cli.simulate.splitwise_tables import (
 )
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.search import Grid, Search
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.headlines import headlines
 from spotwise.simulator.splitwise.paper import (
     Cluster,
@@ -99,7 +98,7 @@ def splitwise(
             files.workloads(),
             seconds or (_QUICK_SECONDS if quick else _SECONDS),
             Grid(step, 100 * step, max(_FIRST_GUESS, step)),
-            parse_seeds(seeds or (1 if quick else _SEEDS)),
+            tuple(range(seeds or (1 if quick else _SEEDS))),
             profile=files.profile,
         )
         scopes = {model: replace(scope, decode_model=model) for model in models}
@@ -143,7 +142,9 @@ def _check_published(files: PublishedFiles, published: Path, simulations: Simula
     with command_errors():
         lines = read_published_runs(published)
     searches = {
-        cluster: compare(cluster, runs, Workload(cluster.workload, files.traces[cluster.workload]), files.profile)
+        cluster: compare(
+            cluster, runs, ClusterWorkload(cluster.workload, files.traces[cluster.workload]), files.profile
+        )
         for cluster, runs in lines.items()
     }
     results = simulations.carry_out(searches, "published runs")

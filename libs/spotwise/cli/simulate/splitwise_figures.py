@@ -1,4 +1,4 @@
-"""The paper's figures out of what its headlines were measured with, and a few runs more."""
+"""The Splitwise paper's figures from the findings of its headlines, and a few more runs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from spotwise.simulator.runs.provisioning import heat_map
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.splitwise.paper import CODE_RATE, Cluster, ClusterFindings, ClusterScope, runs_by_design
 
-#: Rates that figure 17 shows: a load that every cluster keeps up with, and one that few do.
+#: Rates of figure 17: one that every cluster sustains, and one that few do.
 _BATCH_RATES = (40.0, 80.0)
 _SIZES = 20_000
 _PROMPTS, _TOKENS = tuple(range(15, 37, 3)), tuple(range(1, 10))
 
 
 def draw_figures(scope: ClusterScope, found: ClusterFindings, folder: Path, simulations: Simulations) -> list[Path]:
-    """Draw them, and return the files.
+    """Draw all figures, and return their files.
 
     Raises:
-        CommandError: a trace or a profile is none.
+        CommandError: a trace or a profile is wrong.
     """
     paths: list[Path] = []
 
@@ -69,7 +69,7 @@ def _one_rate(scope: ClusterScope, workload: str, rate: float) -> Search[list[Ru
 
 
 def _summary(found: ClusterFindings, budget: str) -> dict[str, dict[str, float]]:
-    """Throughput, price, power and machines of a budget's clusters, in units of Baseline-H100's."""
+    """Return throughput, price, power and machines of a budget's clusters, relative to Baseline-H100."""
     splits = PAPER_SPLITS[budget, "conv"]
     columns = {
         "throughput": {name: found.limits[Cluster(budget, "conv", "conv", name)].mean for name in splits},

@@ -1,4 +1,4 @@
-"""What placing requests by the lives of instances is worth, as a table and as a part of a document."""
+"""Preemption-aware placement of requests against other placements, as a table and as a part of a document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotwise.simulator.spotserve.placement_world import PlacementRule
 
 
 def placement_table(findings: Sequence[PlacementFinding]) -> Table:
-    """A row for each fleet: interruptions of each way, and what the preemption-aware one spares."""
+    """Return a row for each fleet: interruptions by placement, and the share that the preemption-aware one avoids."""
     title = "placing requests by how long instances will live; means and 95 % intervals over seeds (placement)"
     table = Table(header_style="bold", title=title, title_justify="left", title_style="")
     for heading in ("fleet", "fitted on", "that stay"):
@@ -35,7 +35,7 @@ def placement_table(findings: Sequence[PlacementFinding]) -> Table:
 
 
 def placement_document(findings: Sequence[PlacementFinding]) -> list[dict[str, Any]]:
-    """All of it, with the bounds of the intervals."""
+    """Return all findings, with the bounds of the intervals."""
     return [
         {
             "trace": finding.trace,

@@ -13,7 +13,7 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.simulator.runs.kept_runs import Describing
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.runs.studies import Finding, Findings, Headline, Place, Study, StudyPoint, findings_of
+from spotwise.simulator.runs.studies import Finding, Findings, Headline, PointPlace, Study, StudyPoint, findings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ class StudyPaper(Generic[_Case, _Run, _Finding]):
         columns = self.columns(found)
         for heading, _ in columns:
             table.add_column(heading, justify="right")
-        previous: Place | None = None
+        previous: PointPlace | None = None
         for finding in found.points:
             place = finding.point.place
             if previous is not None and place != previous:

@@ -1,4 +1,4 @@
-"""What a simulated machine and a language model are: numbers with their units."""
+"""Simulated machines and language models: numbers with their units."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """As much of a language model as memory and links must know.
+    """Sizes of a language model for memory and links.
 
     Attributes:
-        name: as profiles have it.
-        weight_bytes: of all weights.
-        layers, heads, kv_heads, head_size: of the attention; several heads of queries may share one of keys and values.
+        name: in profiles.
+        layers, heads, kv_heads, head_size: of the attention, possibly with grouped queries.
         value_bytes: of one number in the KV cache.
     """
 
@@ -44,11 +43,10 @@ class MachineType:
     """A machine that serves one model with all its GPUs.
 
     Attributes:
-        name: `dgx-a100`, for instance.
-        cost: what its iterations take with the model.
+        cost: of its iterations with the model.
         memory_bytes: of all its GPUs.
         link_bytes_per_s: of its network, each way.
-        host_memory_bytes: of its host's memory, for KV that is swapped out.
+        host_memory_bytes: for swapped-out KV.
         host_bytes_per_s: between all its GPUs and the host, each way; a GPU's PCIe 4 x16 carries about 25 GB/s.
     """
 
@@ -60,7 +58,7 @@ class MachineType:
     host_bytes_per_s: float = 25e9
 
     def kv_tokens(self, model: LanguageModel, memory_share: float = 1.0) -> int:
-        """Tokens whose KV fits beside the model's weights in that share of the memory.
+        """Return the KV capacity, tokens, of a share of the memory beside the model's weights.
 
         Raises:
             ValueError: not even the weights fit.
@@ -71,7 +69,7 @@ class MachineType:
         return tokens
 
 
-#: 329 and 135 GiB are what the paper's simulator takes up for the weights of both.
+#: Weights of 329 and 135 GiB as in the paper's simulator.
 BLOOM_176B = LanguageModel("bloom-176b", 329 * GIB, layers=70, heads=112, kv_heads=112, head_size=128)
 #: Grouped queries: 8 heads of keys and values for 64 of queries.
 LLAMA2_70B = LanguageModel("llama2-70b", 135 * GIB, layers=80, heads=64, kv_heads=8, head_size=128)

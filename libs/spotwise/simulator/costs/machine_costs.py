@@ -30,10 +30,7 @@ CAPPED_PROMPT_FACTOR = 1.3
 A100, H100, H100_CAPPED = "a100-80gb", "h100-80gb", "h100-80gb-pcap"
 
 #: Eight GPUs' dense half-precision arithmetic and memory bandwidth, as their maker states them (SXM).
-PEAKS = {
-    A100: Peaks(8 * 312e12, 8 * 2.039e12),
-    H100: Peaks(8 * 989e12, 8 * 3.35e12),
-}
+PEAKS = {A100: Peaks(8 * 312e12, 8 * 2.039e12), H100: Peaks(8 * 989e12, 8 * 3.35e12)}
 
 
 class DecodeModel(StrEnum):

@@ -1,20 +1,19 @@
-"""From a profile's rows to what iterations cost.
+"""Fits iteration costs to a profile's rows.
 
-Law, honest model: a prompt's seconds are those of its linear layers, piecewise linear in all prompt tokens of the batch, and
-those of its attention, by pairs of tokens; a decode's seconds are those of its batch size, piecewise linear, and those of
-reading its context, by tokens. What pairs and context cost is taken from two measurements that differ in nothing else:
+Honest model: a prompt's seconds are those of its linear layers, piecewise linear in the batch's prompt tokens, and of its
+attention, by pairs of tokens; a decode's are those of its batch size, piecewise linear, and of its context. The costs of pairs
+and of context come from two measurements that differ in nothing else:
 
 - pairs: the same number of prompt tokens as one prompt and as several of 512 tokens;
 - context: one sequence's decode behind prompts of 128 to 8,192 tokens, half of the answer included.
 
-Neither is taken for less than the machine's arithmetic and memory allow at their peak. Both bounds matter: for one pair of
-model and machine the several prompts took longer than the one.
+The machine's peak arithmetic and memory bandwidth bound both from below; both bounds matter: for one pair of model and machine
+the several prompts took longer than the one.
 
-Law, published model: decode seconds come from the table of prompt tokens, asked for the number of requests, and prompts and
-decodes in one iteration take 1.1 times the prompt seconds of all its tokens (the published simulator). A decode then takes
-about the same in any batch.
+Published model (the published simulator): decode seconds come from the table of prompt tokens at the number of requests, and
+mixed iterations take 1.1 times the prompt seconds of all tokens. A decode then takes about the same in any batch.
 
-Tables never fall: measurements that do are pooled with their neighbours (isotonic regression).
+Falling neighbours of a table are pooled (isotonic regression).
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError,
 
 #: The published simulator's rule for prompts and decodes in one iteration.
 PUBLISHED_MIXED_FACTOR = 1.1
-#: Batches of more than one request were measured with prompts of so many tokens.
+#: Prompt tokens of each request in measured batches of several.
 _BATCH_LINE_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a machine's GPUs can do at most, all together.
+    """Peak rates of a machine's GPUs, all together.
 
     Attributes:
         flops: half precision, per second.
@@ -49,7 +48,7 @@ class Peaks:
 
 
 def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> TableIterationCost:
-    """Fit measurements of one model on one machine, cleaned (`measured`).
+    """Fit cleaned measurements (`measured`) of one model on one machine.
 
     Raises:
         ProfileError: there are too few.
@@ -91,7 +90,7 @@ def fit_published(rows: Sequence[ProfileRow]) -> TableIterationCost:
 
 
 def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
-    """Fit as the published simulator does, but time decodes by the number of requests they were measured with.
+    """Fit as the published simulator does, but time decodes by their measured batch size.
 
     Raises:
         ProfileError: there are too few.
@@ -105,7 +104,7 @@ def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
 
 
 def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterationCost:
-    """Return what iterations cost where prompts take `factor` times as long and decodes as long as before: a power cap.
+    """Return costs under a power cap: prompts take `factor` times as long, decodes as long as before.
 
     Source: Splitwise, figure 9; the published profile has 1.3 for half of an H100's power, and no measurement of it.
     """
@@ -121,7 +120,7 @@ def _prompt_medians(rows: Iterable[ProfileRow]) -> dict[tuple[int, int], float]:
 
 
 def _pair_s(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> float:
-    """Seconds a pair takes, by least squares over all numbers of tokens that were measured as one prompt and as several."""
+    """Return seconds a pair, by least squares over all token counts measured as one prompt and as several."""
     medians = _prompt_medians(rows)
     more_pairs: list[float] = []
     more_s: list[float] = []
@@ -136,7 +135,7 @@ def _pair_s(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> f
 
 
 def _context_line(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> tuple[float, float]:
-    """Seconds a token of context takes a decode, and seconds of a decode without any, by least squares at batch 1."""
+    """Return a decode's seconds a token of context, and without context, by least squares at batch 1."""
     singles = [row for row in rows if row.batch_size == 1 and row.token_size <= LONGEST_TRUE_OUTPUT]
     if len({row.prompt_size for row in singles}) < 2:
         raise ProfileError("a fit needs single requests with prompts of two sizes at least")
@@ -148,7 +147,7 @@ def _context_line(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks
 
 
 def _rising(points: dict[int, float]) -> PiecewiseLinear:
-    """A table through these points, neighbours that fall pooled into their mean.
+    """Return a table through the points, falling neighbours pooled into their mean.
 
     Raises:
         ProfileError: there are fewer than two.

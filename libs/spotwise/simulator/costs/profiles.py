@@ -1,9 +1,7 @@
-"""Profiles of machines: rows of a CSV, and which of them are measurements to build on.
-
-Law: a row is used unless one of the reasons in here speaks against it, and each that is left out is counted with its reason.
+"""Reads profiles of machines, and selects the rows that are sound measurements.
 
 Source: the columns and their units are those of the published profile (Patel et al., Splitwise, ISCA 2024, `perf_model.csv` of
-its simulator); the reasons come from looking at its 1,260 rows.
+its simulator); the reasons for leaving rows out come from its 1,260 rows.
 """
 
 from __future__ import annotations
@@ -13,14 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-#: Runs for longer answers ended early, at an end-of-sequence token: their mean decode time is one of unknown context.
+#: Longer answers ended early, at an end-of-sequence token: the context of their mean decode time is unknown.
 LONGEST_TRUE_OUTPUT = 128
 _DOUBTFUL = {("h100-80gb", 64), ("a100-80gb", 64), ("a100-80gb", 32)}
 
 
 class ProfileError(ValueError):
-    """A file is no profile, or says too little; the message names file, line and fault."""
+    """A profile is wrong or incomplete; the message names file, line and fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class ProfileRow:
         tensor_parallel: GPUs.
         prompt_size: tokens of each request's prompt.
         batch_size: requests that ran together.
-        token_size: output tokens asked for.
+        token_size: requested output tokens.
         prompt_s: seconds of the batch's whole prompt phase.
         token_s: mean seconds of an iteration of its token phase.
     """
@@ -53,7 +52,7 @@ class ProfileRow:
 
     @property
     def decode_context(self) -> int:
-        """Tokens that an iteration in the middle of the answers attends to."""
+        """Context of an iteration in the middle of the answers, tokens."""
         return self.batch_size * (self.prompt_size + self.token_size // 2)
 
 
@@ -70,7 +69,7 @@ _COLUMNS: Mapping[str, type] = {
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
-    """Read all rows, good or doubtful.
+    """Read all rows, sound or not.
 
     Raises:
         ProfileError: the file cannot be read, or a line is wrong.
@@ -89,7 +88,7 @@ def read_profile(path: Path) -> list[ProfileRow]:
 
 
 def measured(rows: Iterable[ProfileRow]) -> tuple[list[ProfileRow], Counter[str]]:
-    """Return the rows to build on, and how many were left out for which reason."""
+    """Return the sound rows, and counts of the others by reason."""
     kept: list[ProfileRow] = []
     left_out: Counter[str] = Counter()
     for row in rows:
@@ -112,22 +111,13 @@ def _reason_against(row: ProfileRow) -> str | None:
 
 
 def _row(path: Path, line: int, fields: Mapping[str, str]) -> ProfileRow:
-    values: dict[str, str | int | float] = {}
+    values: dict[str, Any] = {}
     for column, kind in _COLUMNS.items():
         try:
             values[column] = kind(fields[column])
         except (TypeError, ValueError) as error:
             raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not a number") from error
-    for column in ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time", "tensor_parallel"):
-        if not float(values[column]) > 0:
+        if kind is not str and not values[column] > 0:
             raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not above 0")
-    return ProfileRow(
-        str(values["model"]),
-        str(values["hardware"]),
-        int(values["tensor_parallel"]),
-        int(values["prompt_size"]),
-        int(values["batch_size"]),
-        int(values["token_size"]),
-        float(values["prompt_time"]) / 1000,
-        float(values["token_time"]) / 1000,
-    )
+    prompt_s, token_s = values.pop("prompt_time") / 1000, values.pop("token_time") / 1000
+    return ProfileRow(**values, prompt_s=prompt_s, token_s=token_s)

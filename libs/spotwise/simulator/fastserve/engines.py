@@ -1,13 +1,12 @@
-"""What FastServe and what it is held against run on: models, machines, and schedulers, each a policy of the mesh's own worker.
+"""FastServe's and its baselines' models, machines and schedulers; every scheduler is a policy of the mesh's own `WorkerRole`.
 
-Law: all of them are the same `WorkerRole` with other settings; there is no second scheduler. FCFS is iteration-level with all
-blocks of a job reserved at its entry and runs to completion (Orca); request-level is FasterTransformer's batch of requests,
-which leaves a pipeline's other stages idle. The two plain MLFQs differ from FastServe in where jobs join, and in what happens
-to a prompt that is longer than its quantum.
+FCFS is iteration-level, reserves all blocks of a job at admission and runs it to completion (Orca). Request-level is
+FasterTransformer's batch of requests, which leaves the other stages of a pipeline idle. The two plain MLFQs differ from
+FastServe in the queue that jobs join, and in the fate of a prompt longer than its quantum.
 
-Source: FastServe, sections 6.1 and 6.3. Costs: OPT-13B on an A100 as its artifact's profile has it, fitted; GPT-3 175B on two
-stages of eight A100 by the measured times of BLOOM-176B on eight A100 (Splitwise's published profile), which has as many
-parameters; each stage computes half of the layers.
+Source: FastServe, sections 6.1 and 6.3. Costs: OPT-13B on an A100 fitted to the artifact's profile; GPT-3 175B on two stages of
+eight A100 by the measured times of BLOOM-176B on eight A100 (Splitwise's published profile), which has as many parameters; each
+stage computes half of the layers.
 """
 
 from __future__ import annotations
@@ -41,16 +40,12 @@ _PCIE_BYTES_PER_S = 25e9
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class GpuEngine:
     """A model on its GPUs.
 
     Attributes:
-        name: of both.
-        model: whose KV it holds.
         cost: of an iteration through all stages.
-        stages: of its pipeline.
-        kv_tokens: for which its device has memory.
-        host_tokens: for which its host has.
+        kv_tokens, host_tokens: KV capacity of the device and of the host.
         host_bytes_per_s: between them, each way, all GPUs together.
         batch: sequences of an iteration at most.
     """
@@ -66,16 +61,16 @@ class Engine:
 
     @property
     def machine(self) -> MachineType:
-        """The machine."""
+        """The engine as a simulated machine."""
         token_bytes = self.model.kv_token_bytes
         memory_bytes = self.model.weight_bytes + self.kv_tokens * token_bytes
         host_bytes = self.host_tokens * token_bytes
         return MachineType(self.name, self.cost, memory_bytes, 25e9, host_bytes, self.host_bytes_per_s)
 
 
-#: Of 16 A100 with 40 GB, 90 % of the memory without the weights: 226 GB of KV, room for 23 jobs of 2,048 tokens, of which two
-#: batches of 8 are in flight. Of the two hosts, 1,152 GB each, a half.
-GPT3_ON_16 = Engine(
+#: KV takes 90 % of 16 A100 with 40 GB less the weights, 226 GB: 23 jobs of 2,048 tokens, of which two batches of 8 are in
+#: flight; and half of two hosts with 1,152 GB each.
+GPT3_ON_16 = GpuEngine(
     "GPT-3 175B on 2 x 8 A100-40GB",
     GPT3_175B,
     built_in_costs(BLOOM_176B, DecodeModel.HONEST)[A100],
@@ -85,7 +80,7 @@ GPT3_ON_16 = Engine(
     host_bytes_per_s=16 * _PCIE_BYTES_PER_S,
     batch=8,
 )
-OPT_ON_80GB = Engine(
+OPT_ON_80GB = GpuEngine(
     "OPT-13B on an A100-80GB",
     OPT_13B,
     _OPT_COST,
@@ -95,14 +90,14 @@ OPT_ON_80GB = Engine(
     host_bytes_per_s=_PCIE_BYTES_PER_S,
     batch=16,
 )
-#: The same with 90 % of 40 GB, on which the paper looks at its parts; half the batch.
+#: The same with 90 % of 40 GB, for the ablations of the paper; half the batch.
 OPT_ON_40GB = replace(OPT_ON_80GB, name="OPT-13B on an A100-40GB", kv_tokens=12_200, batch=8)
 
 ENGINES = {engine.name: engine for engine in (GPT3_ON_16, OPT_ON_80GB, OPT_ON_40GB)}
 
 
 class Scheduler(StrEnum):
-    """Who decides whose turn it is."""
+    """Schedulers that the studies compare."""
 
     REQUEST_LEVEL = "request-level"  #: FasterTransformer
     FCFS = "FCFS"  #: Orca
@@ -110,17 +105,17 @@ class Scheduler(StrEnum):
     MLFQ_PREEMPTION = "MLFQ, preemption"
     MLFQ_NO_PREEMPTION = "MLFQ, no preemption"
     FASTSERVE = "FastServe"
-    SRPT = "SRPT"  #: knows the output: the bound
+    SRPT = "SRPT"  #: an oracle of output lengths: the bound
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """What can be turned about FastServe's queues.
+    """Parameters of FastServe's queues.
 
     Attributes:
         quantum_ratio: of each queue's quantum to that of the queue above.
-        starve_limit_s: as in `MlfqPolicy`; `None` promotes nobody.
-        when_full: what happens where KV has no room.
+        starve_limit_s: as in `MlfqPolicy`; `None` never promotes.
+        when_full: what happens when KV memory is full.
         spare_slots: kept free with `PROACTIVE` (K).
     """
 
@@ -129,22 +124,22 @@ class Queues:
     when_full: WhenFull = WhenFull.PROACTIVE
     spare_slots: int = 2
 
-    def policy(self, engine: Engine) -> MlfqPolicy:
+    def policy(self, engine: GpuEngine) -> MlfqPolicy:
         """Return the queues on an engine."""
         starve_limit_s = float("inf") if self.starve_limit_s is None else self.starve_limit_s
         return queues_for(engine.cost, self.quantum_ratio, starve_limit_s)
 
     @property
     def swap(self) -> SwapPolicy:
-        """What happens to KV."""
+        """The policy when KV memory is full."""
         return SwapPolicy(self.when_full, spare_slots=self.spare_slots)
 
 
 USUAL_QUEUES = Queues()
 
 
-def worker_policy(engine: Engine, scheduler: Scheduler, queues: Queues) -> WorkerPolicy:
-    """Return a scheduler as settings of a worker."""
+def worker_policy(engine: GpuEngine, scheduler: Scheduler, queues: Queues) -> WorkerPolicy:
+    """Return a scheduler as a worker's policy."""
     own = WorkerPolicy(
         BatchLimits(max_num_seqs=engine.batch),
         prefix_caching=False,
@@ -165,8 +160,8 @@ def worker_policy(engine: Engine, scheduler: Scheduler, queues: Queues) -> Worke
     return replace(on_demand, discipline=Discipline.MLFQ, mlfq=mlfq, cost=engine.cost)
 
 
-def interruptions(engine: Engine, scheduler: Scheduler, queues: Queues) -> InterruptedPrompts | None:
-    """Return what is lost of prompts; nothing, but with MLFQ-preemption."""
+def interruptions(engine: GpuEngine, scheduler: Scheduler, queues: Queues) -> InterruptedPrompts | None:
+    """Return how interrupted prompts lose their work, which only MLFQ with preemption does."""
     if scheduler is not Scheduler.MLFQ_PREEMPTION:
         return None
     return InterruptedPrompts(engine.cost, queues.policy(engine))

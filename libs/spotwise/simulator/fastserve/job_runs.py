@@ -1,11 +1,8 @@
-"""One run of jobs on one engine under one scheduler, from what describes it.
+"""Runs jobs on one engine under one scheduler; the same case gives the same figures in every process.
 
-Law: a case has everything that a run depends on; the same case gives the same figures, in whatever process. All jobs are served
-to their end. Figures are of all of them, which is what a fixed number of jobs says, and of those in the middle, which came when
-the engine had filled and before the last ones came: a steady state, if there is one. JCT is from a job's arrival to its last
-token; per token, over its output tokens.
-
-Source: JCT as FastServe has it, section 6.1; per output token, as its artifact has it.
+Figures are of all jobs, all served to their end, and of the jobs in the middle, which arrive after the engine has filled and
+before the last arrivals: a steady state, if there is one. JCT is from a job's arrival to its last token; per token, over its
+output tokens (FastServe, section 6.1, and its artifact).
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from spotwise.core.messages import Pool
 from spotwise.simulator.fastserve.engines import (
     ENGINES,
     USUAL_QUEUES,
-    Engine,
+    GpuEngine,
     Queues,
     Scheduler,
     interruptions,
@@ -33,28 +30,20 @@ from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
 
 PERCENTS = (50, 95, 99)
-
-
 #: Shares of the arrivals between which a steady state is measured.
 STEADY_FROM, STEADY_TO = 0.2, 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class JobCase:
-    """A run to be.
+    """Everything that a run depends on.
 
     Attributes:
         engine: name of one of `ENGINES`.
-        scheduler: who decides.
-        sizes: of the jobs.
         rate: jobs a second.
-        jobs: how many come.
+        jobs: arrivals.
         cv: of the gaps between them.
-        seed: of what is drawn.
-        queues: settings of MLFQ and of the memory.
-        batch: sequences of an iteration at most; `None` for the engine's own.
-        kv_tokens: room on the device; `None` for the engine's own.
-        host_bytes_per_s: to the host and back; `None` for the engine's own.
+        batch, kv_tokens, host_bytes_per_s: as in `GpuEngine`; `None` for the engine's own.
     """
 
     engine: str
@@ -70,8 +59,8 @@ class JobCase:
     host_bytes_per_s: float | None = None
 
     @property
-    def built_engine(self) -> Engine:
-        """The engine with what was changed about it."""
+    def built_engine(self) -> GpuEngine:
+        """The engine with this case's changes."""
         engine = ENGINES[self.engine]
         return replace(
             engine,
@@ -82,25 +71,24 @@ class JobCase:
 
     @property
     def files(self) -> tuple[Path | None, ...]:
-        """What it reads."""
+        """Files that the run reads."""
         return (self.sizes.path,) if isinstance(self.sizes, AzureSizes) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """What came out of a case.
+    """Figures of a run.
 
     Attributes:
-        completed: jobs.
         jct_s, jct_per_token_s: by figure (`mean`, `p50`, `p95`, `p99`), of all jobs.
-        steady_jct_s, steady_jct_per_token_s: of those in the middle.
-        ended_s: when the last one ended, simulated.
-        live_at_last_arrival: jobs that had not ended when the last one came: of a steady load, some batches.
-        utilisation: share of the time in which the engine computed; of a pipeline, each of its stages, 0 to 1.
-        peak_kv_tokens: for which there were blocks at most, of device and host.
+        steady_jct_s, steady_jct_per_token_s: of the jobs in the middle.
+        ended_s: simulated end of the last job.
+        live_at_last_arrival: unfinished jobs at the last arrival; under a steady load, some batches.
+        utilisation: share of the time in which the engine, or each of its stages, computed, 0 to 1.
+        peak_kv_tokens: most tokens with blocks, device and host.
         swapped_bytes: out and in together.
-        preemptions: jobs that were computed again.
-        wall_s: real seconds that the run took; the one figure that is not the same again.
+        preemptions: jobs that were recomputed.
+        wall_s: real seconds; the only figure that varies between runs of a case.
     """
 
     case: JobCase
@@ -161,7 +149,7 @@ def simulate_jobs(case: JobCase) -> JobSummary:
 
 
 class _Figures:
-    """Hears of a run."""
+    """Observes a run."""
 
     def __init__(self, arrivals: list[Arrival]) -> None:
         self.jct, self.jct_per_token = Percentiles(), Percentiles()

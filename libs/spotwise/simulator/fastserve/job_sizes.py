@@ -1,10 +1,9 @@
-"""Jobs as one likes them: sizes from distributions with a few parameters, arrivals as bursty as is asked for.
+"""Job sizes from parametric distributions, and Gamma arrivals of a given burstiness.
 
-Law: the same parameters and seed are the same jobs; gaps and sizes have generators of their own, so that another rate or
-burstiness brings the same jobs at other times.
+Gaps and sizes have generators of their own: another rate or burstiness brings the same jobs at other times.
 
-Source: Zipf lengths and Gamma arrivals, FastServe, section 6.1, which leaves the bounds unsaid; log-normal lengths stand for
-those of chats, where short and long ones are spread so.
+Source: Zipf lengths and Gamma arrivals, FastServe, section 6.1, which does not give the bounds; log-normal lengths stand for
+those of chats.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.traces import IntArray, Sizes, read_sizes
+from spotwise.simulator.runs.traces import IntArray, RequestSizes, read_sizes
 from spotwise.simulator.world.observation import Arrival
 
 
 @dataclass(frozen=True, slots=True)
 class ZipfSizes:
-    """Lengths from 1 to a bound, the length k with a probability like k to the power of minus theta.
+    """Lengths from 1 to a bound; length k has a probability proportional to k ** -theta.
 
     Attributes:
         longest_prompt, longest_output: tokens.
-        theta: 0 makes all lengths as likely; the larger, the shorter and the more skewed.
+        theta: skew; 0 makes all lengths equally likely.
     """
 
     longest_prompt: int
@@ -61,7 +60,7 @@ def _zipf(longest: int, theta: float) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalSizes:
-    """Lengths whose logarithms are normal; what is out of bounds is cut to the bound.
+    """Log-normal lengths, clipped to their bounds.
 
     Attributes:
         prompt_median, output_median: tokens.
@@ -88,11 +87,11 @@ class LogNormalSizes:
 
 @dataclass(frozen=True, slots=True)
 class AzureSizes:
-    """The sizes of an Azure trace; what is longer than a model's context is cut, from the prompt.
+    """The sizes of an Azure trace, prompts cut to fit a model's context.
 
     Attributes:
         name: `conv` or `code`.
-        path: of the trace; `None` for its percentiles, which come along.
+        path: of the trace; `None` for its percentiles.
         longest: prompt and output together, tokens.
     """
 
@@ -113,22 +112,19 @@ class AzureSizes:
 
 
 @cache
-def _trace_sizes(path: Path) -> Sizes:
+def _trace_sizes(path: Path) -> RequestSizes:
     return read_sizes(path, jointly=True)
 
 
 JobSizes = ZipfSizes | LogNormalSizes | AzureSizes
 
 
-def gamma_arrivals(sizes: Sizes, rate: float, cv: float, count: int, seed: int) -> Iterator[Arrival]:
-    """Yield so many jobs with Gamma-distributed gaps.
+def gamma_arrivals(sizes: RequestSizes, rate: float, cv: float, count: int, seed: int) -> Iterator[Arrival]:
+    """Yield `count` jobs with Gamma-distributed gaps.
 
     Args:
-        sizes: of the jobs.
         rate: jobs a second.
         cv: standard deviation of the gaps over their mean; 1 makes arrivals Poisson.
-        count: jobs.
-        seed: of what is drawn.
 
     Raises:
         ValueError: rate or cv is not above 0.

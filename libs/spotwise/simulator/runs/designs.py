@@ -1,7 +1,7 @@
-"""The clusters that the paper compares.
+"""The clusters that the Splitwise paper compares.
 
-Law: a design says which machines compute prompts and which compute tokens; a split says how many of each. A baseline has one
-kind, home to the mixed pool: every request is served in place, by mixed continuous batching.
+A design names the machines of each phase, a split their numbers. A baseline has one kind of machine in the mixed pool, which
+serves every request in place by mixed continuous batching.
 
 Source: Splitwise, tables IV and V, figures 16 to 18, section 6; prices per GPU-hour and power of a DGX as given there. Each
 GPU sends its own shard of the KV over its own 200 (A100) or 400 Gbit/s (H100), eight a machine. A capped machine's GPUs draw
@@ -27,15 +27,14 @@ _CAPPED_POWER = 30.8
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine as one buys it.
+    """A machine to buy.
 
     Attributes:
-        name: of the machine.
-        profile: what a profile calls its GPUs.
+        profile: its GPUs' name in profiles.
         memory_bytes: of all its GPUs.
         link_bytes_per_s: of its network, each way.
         price_per_hour: US dollars.
-        power: drawn at most, in units of a DGX-A100's (Splitwise, table V).
+        power: peak, in units of a DGX-A100's (Splitwise, table V).
     """
 
     name: str
@@ -52,20 +51,15 @@ class Hardware:
 
 DGX_A100 = Hardware("dgx-a100", "a100-80gb", _DGX_MEMORY_BYTES, _GPUS * 25e9, _GPUS * 2.21, 1.0)
 DGX_H100 = Hardware("dgx-h100", "h100-80gb", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _H100_POWER / _A100_POWER)
-#: The measured effect of the cap is on prompts alone, so it is for token machines.
+#: The cap slows prompts only, so capped machines serve tokens.
 DGX_H100_CAPPED = Hardware(
-    "dgx-h100-capped",
-    "h100-80gb-pcap",
-    _DGX_MEMORY_BYTES,
-    _GPUS * 50e9,
-    _GPUS * 4.76,
-    _CAPPED_POWER / _A100_POWER,
+    "dgx-h100-capped", "h100-80gb-pcap", _DGX_MEMORY_BYTES, _GPUS * 50e9, _GPUS * 4.76, _CAPPED_POWER / _A100_POWER
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How many machines of a design compute prompts, and how many tokens; a baseline has all its machines in the first."""
+    """Prompt and token machines of a cluster; all machines of a baseline are in the first."""
 
     prompt: int
     token: int = 0
@@ -76,19 +70,13 @@ class Split:
 
     @property
     def machines(self) -> int:
-        """All of them."""
+        """Number of machines."""
         return self.prompt + self.token
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Which machines do what.
-
-    Attributes:
-        name: the paper's.
-        prompt: of the prompt pool; of a baseline, of all.
-        token: of the token pool; `None` for a baseline.
-    """
+    """Kinds of machine of a cluster's pools; a baseline has no token machines, and serves all with the first kind."""
 
     name: str
     prompt: Hardware
@@ -103,11 +91,7 @@ class Design:
         return self.prompt.power * split.prompt + (self.token or self.prompt).power * split.token
 
     def cluster(self, split: Split, costs: Mapping[str, IterationCost]) -> list[SimulatedMachine]:
-        """Return the machines.
-
-        Args:
-            split: how many of each.
-            costs: of iterations, by `Hardware.profile`.
+        """Return the machines; iteration costs by `Hardware.profile`.
 
         Raises:
             KeyError: a kind of machine has no costs.
@@ -136,7 +120,7 @@ DESIGNS = {
     for design in (BASELINE_A100, BASELINE_H100, SPLITWISE_AA, SPLITWISE_HH, SPLITWISE_HA, SPLITWISE_HHCAP)
 }
 
-#: The paper's clusters: splits by design, by what they have in common and the workload they were made for.
+#: The paper's clusters: splits by design, by their common budget and the workload they were made for.
 PAPER_SPLITS: Mapping[tuple[str, str], Mapping[str, Split]] = {
     ("iso-power", "conv"): {
         BASELINE_A100.name: Split(70),

@@ -1,7 +1,6 @@
-"""One simulated run from what describes it, small enough to send to another process and back.
+"""Runs one case and summarizes it; both are small enough to send between processes.
 
-Law: a case has everything that a run depends on, and a summary everything that reports and searches need; so the same case
-gives the same summary wherever it runs, but for the time that it took.
+The same case gives the same summary in every process, but for its real time.
 """
 
 from __future__ import annotations
@@ -26,44 +25,41 @@ from spotwise.simulator.runs.metrics import METRICS, PoolFigures, RunMetrics, Ve
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.recorded import recorded_design, recorded_settings
 from spotwise.simulator.runs.slo import PERCENTS, AloneOn, PublishedAlone, Uncontended
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.world.results import WorldResult
 from spotwise.simulator.world.settings import Overlap, WorldSettings
 from spotwise.simulator.world.world import World, machine_ids
 
-#: Objects between two looks for cycles among the youngest; Python's own 700 takes a tenth of a run.
+#: Allocations between garbage collections; Python's default of 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
-#: Bytes that the published simulator takes BLOOM's weights for; as many GiB are right.
+#: BLOOM's weights in the published simulator, which takes GiB for GB.
 _PUBLISHED_WEIGHT_BYTES = 329_000_000_000
-#: Bytes a second of every transfer in the published simulator, whatever the machines; it sends nothing early.
+#: Every transfer in the published simulator, on any machine; it has no overlapped transfer.
 _PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run to be.
+    """Everything that a run depends on.
 
     Attributes:
         design: name of one of `DESIGNS`, or `RECORDED`.
-        split: its machines.
-        workload: what is asked.
         rate: requests a second; `None` for a trace's own.
-        seconds: for how long requests come; `None` to the end of a trace.
-        seed: of the arrivals.
+        seconds: for which requests arrive; `None` to the end of a trace.
         model: name of one of `LANGUAGE_MODELS`.
-        decode_model: how iterations are timed; where that is not the honest one everything else is as published too, as far
-            as there is a setting for it: an answer's length is known beforehand, all memory is used, messages take no time.
-        profile: of the machines; `None` for the costs that come along.
-        chunk_tokens: cut prompts so that no iteration has more tokens (chunked prefill); `None` runs them whole.
-        recorded: what all machines are; `design`, `model`, `decode_model` and `profile` say nothing then.
+        decode_model: how iterations are timed. All but the honest one also set everything else as published, where there is
+            a setting: output lengths are known, all memory is used, messages take no time.
+        profile: of the machines; `None` for the built-in costs.
+        chunk_tokens: token budget of an iteration (chunked prefill); `None` runs prompts whole.
+        recorded: profile of all machines, instead of `design`, `model`, `decode_model` and `profile`.
         price_per_hour: of a recorded machine, US dollars.
-        verdict_only: end the run as soon as an objective cannot hold any more. Nothing but whether they hold is to be read
-            from its summary then; requests that were not answered by that time count as failed.
+        verdict_only: end the run at the first broken objective. Only the verdict of its summary is valid then; requests
+            unanswered by that time count as failed.
     """
 
     design: str
     split: Split
-    workload: Workload
+    workload: ClusterWorkload
     rate: float | None
     seconds: float | None
     seed: int = 0
@@ -77,7 +73,7 @@ class Case:
 
     @property
     def files(self) -> tuple[Path | None, ...]:
-        """What it reads."""
+        """Files that the run reads."""
         return self.workload.path, self.profile
 
     @property
@@ -90,13 +86,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class PoolSummary:
-    """What the machines of one pool did.
+    """Figures of one pool's machines.
 
     Attributes:
-        machines: in it.
         utilisation: share of the run's time in iterations, 0 to 1.
-        iterations: all together.
-        mean_decodes: sequences that an iteration decodes, mean over iterations.
+        iterations: of all machines.
+        mean_decodes: decoding sequences of an iteration, mean over iterations.
         tokens, time_shares: the share of the busy time spent in iterations of at most so many tokens.
     """
 
@@ -110,23 +105,20 @@ class PoolSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What came out of a case.
+    """Figures of a run.
 
     Attributes:
         completed, failed: requests.
-        first_failure: why the first of these failed; `None` where none did.
-        ended_s: when the last one ended, simulated.
+        first_failure: reason of the first failure.
+        ended_s: simulated end of the last request.
         requests_per_s: between a quarter and three quarters of all answers, when the cluster neither fills nor empties.
         output_tokens_per_s: at that rate.
-        latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`); empty where nothing
-            was measured.
-        verdict: of the objectives.
-        pools: by name.
-        price_per_hour: US dollars, of all machines.
+        latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`), as far as measured.
+        price_per_hour: of all machines, US dollars.
         power: of all machines, in units of a DGX-A100's.
-        handoffs, handoff_bytes: KV that went from machine to machine.
+        handoffs, handoff_bytes: KV transfers between machines.
         preemptions: sequences that lost their blocks.
-        wall_s: real seconds that the run took; the one figure that is not the same again.
+        wall_s: real seconds; the only figure that varies between runs of a case.
     """
 
     case: Case
@@ -148,20 +140,13 @@ class RunSummary:
 
     @property
     def dollars_per_1000_requests(self) -> float | None:
-        """What a thousand answers cost at this load; `None` where there were none."""
+        """US dollars per thousand answers at this load; `None` without answers."""
         return 1000 * self.price_per_hour / 3600 / self.requests_per_s if self.requests_per_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Setup:
-    """What a case is run with.
-
-    Attributes:
-        design: which machines do what.
-        costs: of iterations, by GPU.
-        reference: what slowdowns are measured against.
-        settings: how the world behaves.
-    """
+    """A case's design, iteration costs by GPU, reference of slowdowns, and world."""
 
     design: Design
     costs: Mapping[str, IterationCost]
@@ -170,10 +155,10 @@ class _Setup:
 
 
 def simulate(case: Case) -> RunSummary:
-    """Run a case to the end of its last request.
+    """Run a case until its last request ends.
 
     Raises:
-        ProfileError, TraceError: a file is not what it should be.
+        ProfileError, TraceError: a file is wrong.
         ValueError: the model does not fit a machine, or the split not the design.
     """
     policy = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_batched_tokens=case.chunk_tokens))
@@ -194,7 +179,7 @@ def simulate(case: Case) -> RunSummary:
 
 
 def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
-    """Recorded machines, held against one of themselves."""
+    """Return recorded machines; slowdowns are against one idle machine."""
     return _Setup(
         recorded_design(profile, case.split, case.price_per_hour),
         {profile.name: profile.iteration},
@@ -204,9 +189,9 @@ def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _
 
 
 def _paper_setup(case: Case, policy: WorkerPolicy) -> _Setup:
-    """One of `DESIGNS`, held against a DGX-A100 with nothing else to do, by the same model of time.
+    """Return one of `DESIGNS`; slowdowns are against an idle DGX-A100 by the same decode model.
 
-    A model of time that differs from the published one in a single thing keeps the published reference.
+    A decode model that changes one thing of the published one keeps the published reference.
     """
     design, model, decode_model = DESIGNS[case.design], LANGUAGE_MODELS[case.model], case.decode_model
     costs = _costs(case, decode_model)
@@ -224,10 +209,10 @@ def _costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCos
 
 
 def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSettings:
-    """Return the world of the published simulator, as far as there is a setting for it."""
+    """Return the published simulator's world, where there is a setting."""
     if model.name == BLOOM_176B.name:
         model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
-    # Its scheduler knows at once when prompts were computed, never re-purposes, and never serves in place what it can split.
+    # Its scheduler sees computed prompts at once, never re-purposes a machine, and never serves in place what it can split.
     return WorldSettings(
         model,
         policy,
@@ -245,7 +230,7 @@ def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSett
 
 @contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Look for cycles of garbage now and then only: a run makes hardly any."""
+    """Collect garbage rarely: a run makes hardly any cycles."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT_AFTER, *before[1:])
     try:
@@ -255,12 +240,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _summary(
-    case: Case,
-    design: Design,
-    metrics: RunMetrics,
-    result: WorldResult,
-    home_pools: Mapping[str, str],
-    wall_s: float,
+    case: Case, design: Design, metrics: RunMetrics, result: WorldResult, home_pools: Mapping[str, str], wall_s: float
 ) -> RunSummary:
     machines = list(home_pools.values())
     ended_s = result.ended_s
@@ -286,7 +266,7 @@ def _summary(
 
 
 def _latency_figures(values: Percentiles) -> dict[str, float]:
-    """Return mean and percentiles of latencies, seconds; nothing where there are none."""
+    """Return mean and percentiles of latencies, seconds, as far as measured."""
     figures = {"mean": values.mean} | {f"p{percent}": values.at(percent) for percent in PERCENTS}
     return {name: seconds for name, seconds in figures.items() if seconds is not None}
 

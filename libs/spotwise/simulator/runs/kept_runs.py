@@ -1,8 +1,7 @@
-"""Runs in a file: what was simulated once is not simulated again, so that a search that was stopped goes on where it was.
+"""Keeps runs in a file, so that a stopped search resumes.
 
-Law: a run is found again only if nothing that it depends on has changed: its case, the files that this names, and the code
-that it was simulated by. One line a run, appended in one piece when it is over, by whichever process; a line that was cut off
-is passed over.
+A run is reused only if its case, the files named by the case, and the simulating code are unchanged. Each process appends one
+line per finished run; truncated lines are skipped.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ import spotwise.simulator
 
 
 class Describing(Hashable, Protocol):
-    """A description of a run: a dataclass that JSON can hold."""
+    """A run's case: a dataclass that JSON can hold."""
 
     @property
     def files(self) -> tuple[Path | None, ...]:
-        """Files that the run reads, the same places for the same purposes."""
+        """Files that the run reads, in a fixed order."""
 
 
 _Case = TypeVar("_Case", bound=Describing)
@@ -36,12 +35,12 @@ _Run = TypeVar("_Run")
 
 @dataclass(frozen=True, slots=True)
 class KeptRuns(Generic[_Case, _Run]):
-    """Simulates what is not in the file yet; may be sent to other processes.
+    """Simulates cases that are not in the file yet; may be sent to other processes.
 
     Attributes:
-        path: of the file; it need not be there.
-        run: makes a summary.
-        summary: what it makes, a dataclass that JSON can hold.
+        path: of the file; may not exist yet.
+        run: simulates a case.
+        summary: its result, a dataclass that JSON can hold.
     """
 
     path: Path
@@ -49,7 +48,7 @@ class KeptRuns(Generic[_Case, _Run]):
     summary: type[Any]
 
     def __call__(self, case: _Case) -> _Run:
-        """Return a case's summary, from the file or a new run, which is then in the file.
+        """Return a case's summary from the file, or simulate and append it.
 
         Raises:
             OSError: the file cannot be read or written.
@@ -60,7 +59,7 @@ class KeptRuns(Generic[_Case, _Run]):
         if kept is not None:
             return cast(_Run, kept)
         summary = self.run(case)
-        # The line's end stands before it, so that one that was cut off spoils no other.
+        # The newline comes first, so a truncated line spoils no other.
         line = b'\n{"key":"%b","run":%b}' % (key.encode(), runs_of.dump_json(summary))
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
@@ -77,7 +76,7 @@ def _adapter(of: Hashable) -> TypeAdapter[Any]:
 
 @cache
 def _read(path: Path, runs_of: TypeAdapter[Any]) -> dict[str, Any]:
-    """Return the runs that were in the file when this process first asked."""
+    """Return the runs that the file had at this process's first read."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -88,7 +87,7 @@ def _read(path: Path, runs_of: TypeAdapter[Any]) -> dict[str, Any]:
             entry = orjson.loads(line)
             runs[str(entry["key"])] = runs_of.validate_python(entry["run"])
         except (orjson.JSONDecodeError, KeyError, TypeError, ValidationError):
-            continue  # cut off, or of another format: it is simulated again
+            continue  # truncated, or of another format
     return runs
 
 
@@ -107,7 +106,7 @@ def _contents(path: Path) -> bytes:
 
 @cache
 def _code() -> bytes:
-    """Return what tells the code that runs depend on from another version of it."""
+    """Return a digest of the code and data that runs depend on."""
     digest = hashlib.sha256()
     for package in (spotwise.core, spotwise.simulator):
         for folder in package.__path__:

@@ -1,8 +1,7 @@
-"""Runs that only have to say whether the objectives hold, and end as soon as they say no.
+"""Ends a run at its first broken objective, for searches that need only the verdict.
 
-Law: of a known number of requests, so many may be beyond a bound before its percentile is (nearest rank, as in
-`percentiles.py`); one more, and nothing that is still to come can mend it. About half of a search's runs are such, and the
-dearest: their queues grow to the end.
+Of a known number of requests, a fixed number may exceed a bound before its percentile does (nearest rank, as in
+`percentiles.py`); with one more the objective cannot hold. About half of a search's runs break, and their queues keep growing.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
 
 
 class ObjectivesLostError(Exception):
-    """An objective cannot hold any more."""
+    """An objective is broken whatever follows."""
 
 
 class LostObjectives:
-    """Counts what each objective still allows.
+    """Counts the requests that may still exceed each bound.
 
     Args:
-        requests: of the run, those to come included. A metric that not all of them have is found lost later than it might be.
+        requests: of the whole run. A metric that some requests do not have is found broken later than possible.
     """
 
     def __init__(self, requests: int) -> None:
@@ -33,7 +32,7 @@ class LostObjectives:
         """Count a request's slowdown.
 
         Raises:
-            ObjectivesLostError: it was one too many.
+            ObjectivesLostError: it broke an objective.
         """
         self._left[metric] = [(bound, left if slowdown < bound else left - 1) for bound, left in self._left[metric]]
         if any(left < 0 for _, left in self._left[metric]):

@@ -1,8 +1,6 @@
-"""The figures of a simulated run, gathered while it runs.
+"""Gathers a run's figures while it runs, in memory that does not grow with it (`percentiles.py`).
 
-Law: memory does not grow with the run; what is lost for that is a quarter of a percent of a percentile (`percentiles.py`).
-Every request that arrived counts: one that failed keeps the objectives from holding, since its latency is unknown and not
-small.
+Every arrived request counts: a failed one has no latency, so its objectives do not hold.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ METRICS = ("ttft", "tbt", "e2e")
 
 @dataclass(slots=True)
 class PoolFigures:
-    """What the machines of one pool did.
+    """Totals of one pool's machines.
 
     Attributes:
-        busy_s: seconds in iterations, all machines together.
-        seconds_by_tokens: of these, by the tokens that the iteration computed: prompt tokens and decodes.
-        iterations, decode_tokens: counts.
+        busy_s: seconds in iterations.
+        seconds_by_tokens: the same by the iteration's tokens, prompt tokens and decodes.
     """
 
     busy_s: float = 0.0
@@ -36,21 +33,19 @@ class PoolFigures:
 
 
 class RunMetrics:
-    """Hears of a run (`Observer`) and keeps its figures.
+    """The `Observer` of a run that keeps its figures.
 
     Args:
-        uncontended: what slowdowns are measured against.
+        uncontended: reference of slowdowns.
         pool_of: the pool of each machine, by its id.
-        lost: ends the run once an objective cannot hold any more; `None` lets it run to its end.
+        lost: ends the run at the first broken objective; `None` lets it run to its end.
 
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
-        slowdowns: by metric.
         pools: by name, in order of their first iteration.
-        failed: requests.
-        first_failure: why the first of these did; `None` where none did.
+        first_failure: reason of the first failed request.
         output_tokens: of completed requests.
-        finishes: when requests were answered, seconds from the start.
+        finishes: answer times, seconds from the start.
     """
 
     def __init__(
@@ -67,13 +62,11 @@ class RunMetrics:
         self.output_tokens = 0
         self.finishes = Percentiles()
 
-    # --- what it hears ------------------------------------------------------------------------------------------------
-
     def request_completed(self, request: CompletedRequest) -> None:
         """Count a request's latencies.
 
         Raises:
-            ObjectivesLostError: an objective cannot hold any more, and nobody wants to know more than that.
+            ObjectivesLostError: an objective is broken and only the verdict matters.
         """
         self.output_tokens += request.arrival.output_tokens
         self.finishes.add(request.finished_s)
@@ -84,10 +77,10 @@ class RunMetrics:
             self._count("tbt", request.tbt_s, alone.tbt_s)
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        """Count a request that was not answered.
+        """Count an unanswered request.
 
         Raises:
-            ObjectivesLostError: nobody wants to know more than that.
+            ObjectivesLostError: only the verdict matters.
         """
         self.failed += 1
         self.first_failure = self.first_failure or reason
@@ -95,7 +88,7 @@ class RunMetrics:
             raise ObjectivesLostError
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
-        """Count what a machine computed."""
+        """Count a machine's iterations."""
         pool = self.pools.setdefault(self._pool_of[machine_id], PoolFigures())
         pool.busy_s += seconds
         tokens = shape.prompt_tokens + shape.decodes
@@ -113,13 +106,11 @@ class RunMetrics:
         if self._lost is not None:
             self._lost.count(metric, seconds / alone_s)
 
-    # --- what it tells ------------------------------------------------------------------------------------------------
-
     @property
     def steady_requests_per_s(self) -> float | None:
-        """Answers a second between a quarter and three quarters of all; `None` where these came at one moment.
+        """Answers a second between a quarter and three quarters of all, without the filling and emptying of the cluster.
 
-        At the start a cluster fills and at the end it empties, which in a short run is most of it.
+        `None` where these came at one moment.
         """
         first_s, last_s = self.finishes.at(25), self.finishes.at(75)
         if first_s is None or last_s is None or first_s == last_s:
@@ -127,7 +118,7 @@ class RunMetrics:
         return 0.5 * self.finishes.count / (last_s - first_s)
 
     def verdict(self) -> Verdict:
-        """Hold the slowdowns against the paper's objectives."""
+        """Compare the slowdowns with the paper's objectives."""
         return Verdict(
             {
                 metric: tuple(
@@ -145,7 +136,7 @@ class Verdict:
     """Whether objectives hold.
 
     Attributes:
-        slowdowns: by metric and at each of `PERCENTS`, what it is and what it must be below.
+        slowdowns: by metric and at each of `PERCENTS`, ours and the bound that it must be below.
         failed: requests without an answer.
     """
 
@@ -154,12 +145,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether all of them hold."""
+        """Whether all objectives hold."""
         return not self.failed and not self.broken
 
     @property
     def broken(self) -> list[str]:
-        """Those that do not, like `tbt p99`."""
+        """Broken objectives, like `tbt p99`."""
         return [
             f"{metric} p{percent}"
             for metric, figures in self.slowdowns.items()

@@ -1,7 +1,7 @@
-"""Many searches at once, over the processors.
+"""Carries out many searches over the processors.
 
-Law: each search goes on as soon as the runs are there that it asked for, whatever the others do; the answers do not depend
-on how many processors there are. A run that two searches ask for happens once.
+Each search resumes when its requested runs are done, whatever the others do; results do not depend on the number of processes.
+Searches that request the same run share it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ def drive(
     run: Callable[[_Case], _Run],
     finished: Callable[[_Run], None] = lambda run: None,
 ) -> dict[_Key, _Result]:
-    """Carry searches to their ends.
+    """Run searches to their ends; returns results by the searches' names, in their order.
 
     Args:
-        searches: by any name, under which results come back, in the same order.
-        jobs: processes; with 1 everything happens in this one.
-        run: what makes a summary of a case; in another process unless `jobs` is 1, so a function of a module.
-        finished: is told of each run when it is over, in this process.
+        jobs: processes; 1 runs everything in this one.
+        run: simulates a case, in another process unless `jobs` is 1; must be picklable.
+        finished: called after each run, in this process.
 
     Raises:
-        Exception: whatever a run or a search raised; the other processes are stopped first.
+        Exception: an error of a run or a search; the other processes are stopped first.
     """
     if jobs == 1:
         return _drive_here(searches, finished, run)
@@ -68,7 +67,7 @@ def _drive_here(
 
 
 class _Driver(Generic[_Key, _Case, _Run, _Result]):
-    """Searches whose runs happen in other processes."""
+    """Drives searches whose runs happen in other processes."""
 
     def __init__(
         self,
@@ -82,25 +81,25 @@ class _Driver(Generic[_Key, _Case, _Run, _Result]):
         self._finished = finished
         self._run = run
         self._runs: dict[_Case, Future[_Run]] = {}
-        self._open: dict[Future[_Run], None] = {}  # in the order in which they were asked for
-        self._wanted: dict[_Key, list[Future[_Run]]] = {}
+        self._open: dict[Future[_Run], None] = {}  # in the order of their requests
+        self._awaited: dict[_Key, list[Future[_Run]]] = {}
         self._results: dict[_Key, _Result] = {}
 
     def results(self) -> dict[_Key, _Result]:
         for key in self._searches:
-            self._go_on(key, None)
-        while self._wanted:
+            self._resume(key, None)
+        while self._awaited:
             wait(self._open, return_when=FIRST_COMPLETED)
             for run in [run for run in self._open if run.done()]:
                 del self._open[run]
                 self._finished(run.result())
-            for key, runs in list(self._wanted.items()):
+            for key, runs in list(self._awaited.items()):
                 if not any(run in self._open for run in runs):
-                    del self._wanted[key]
-                    self._go_on(key, [run.result() for run in runs])
+                    del self._awaited[key]
+                    self._resume(key, [run.result() for run in runs])
         return {key: self._results[key] for key in self._searches}
 
-    def _go_on(self, key: _Key, answer: Sequence[_Run] | None) -> None:
+    def _resume(self, key: _Key, answer: Sequence[_Run] | None) -> None:
         try:
             cases = self._searches[key].send(answer)  # type: ignore[arg-type]  # the first answer is None
         except StopIteration as end:
@@ -110,4 +109,4 @@ class _Driver(Generic[_Key, _Case, _Run, _Result]):
             if case not in self._runs:
                 run = self._runs[case] = self._pool.submit(self._run, case)
                 self._open[run] = None
-        self._wanted[key] = [self._runs[case] for case in cases]
+        self._awaited[key] = [self._runs[case] for case in cases]

@@ -1,8 +1,8 @@
-"""Percentiles of many values in memory that does not grow with them.
+"""Percentiles of many values in bounded memory.
 
-Law: the first values are kept and their percentiles are exact, by nearest rank: a value that was really seen. Beyond that,
-values are counted in cells whose bounds grow by a constant factor, so that a percentile is off by `RELATIVE_ERROR` at most,
-whatever its size, and never outside what was seen (DDSketch: Masson, Rim, Lee, VLDB 2019, section 2).
+The first values are kept, and their percentiles are exact, by nearest rank. Beyond that values are counted in cells whose
+bounds grow geometrically: a percentile is off by `RELATIVE_ERROR` at most and never outside the observed range (DDSketch:
+Masson, Rim, Lee, VLDB 2019, section 2).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
-#: Of a percentile, once values are counted and no longer kept.
+#: Of a percentile, once values are counted in cells.
 RELATIVE_ERROR = 0.0025
-#: So many different entries are kept before that.
+#: Entries kept before that.
 EXACT_ENTRIES = 20_000
 
 _LOG_FACTOR = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
@@ -25,12 +25,12 @@ _Entry = TypeVar("_Entry", float, int)
 
 
 class Percentiles:
-    """Values of at least 0, and how many of each.
+    """A multiset of values of at least 0.
 
     Attributes:
         count: values.
         total: their sum.
-        smallest, largest: `None` where there are none.
+        smallest, largest: `None` without values.
     """
 
     def __init__(self, exact_entries: int = EXACT_ENTRIES) -> None:
@@ -69,7 +69,7 @@ class Percentiles:
             self._kept = None
 
     def at(self, percent: float) -> float | None:
-        """Return the value that `percent` percent of all values do not exceed; `None` where there are none."""
+        """Return the value that `percent` percent of all values do not exceed; `None` without values."""
         if self.smallest is None or self.largest is None:
             return None
         rank = max(1, math.ceil(self.count * percent / 100))

@@ -1,9 +1,7 @@
-"""Figures of the paper, drawn from simulated runs. matplotlib is an extra (`spotwise[bench]`), so it is imported when needed.
+"""The Splitwise paper's figures drawn from simulated runs (figures 3, 12, 16 to 19), and what all papers' figures share.
 
-Law: a design has the same colour in every figure, chosen so that people who do not tell red from green tell designs apart
-(Okabe and Ito's palette); baselines are dashed. A bound is a red line and named.
-
-Source of the figures' shapes: Splitwise, figures 3, 12, 16, 17, 18 and 19.
+A design has the same colour in every figure (Okabe and Ito's palette, safe for colour-blind readers); baselines are dashed,
+bounds red. matplotlib is an extra (`spotwise[bench]`), imported when needed.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") ->
                     *zip(*points, strict=True), marker="o", markersize=3, linewidth=1.4, label=label, **_style(own[0])
                 )
             axes.axhline(bound, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)))
-            # What is far beyond its bound would leave no room for what matters.
+            # Slowdowns far beyond the bound would flatten the rest.
             axes.set_ylim(0, 2 * bound)
             axes.annotate(
                 f"at most {bound:g}",
@@ -141,14 +139,12 @@ def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Fi
 
 
 def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent: int, title: str = "") -> Figure:
-    """Draw a metric over numbers of prompt and token machines (figure 12).
+    """Draw a metric's slowdown at a percentile over numbers of prompt and token machines (figure 12).
+
+    A cell with a broken objective is crossed out; the cheapest other cell has a star.
 
     Args:
         grid: rows by token machines, columns by prompt machines, both ascending.
-        metric, percent: whose slowdown the colours show.
-        title: above it.
-
-    Where an objective breaks a cell is crossed out; the cheapest cell in which none does has a star.
     """
     import numpy as np
     from matplotlib.colors import LogNorm

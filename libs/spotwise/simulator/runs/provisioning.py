@@ -1,12 +1,10 @@
-"""Which machines to buy: the best split of a design for an objective, under latency objectives and constraints.
+"""Searches the best split of a design under latency objectives, from the verdicts of simulated runs.
 
-Law: two questions, both answered by simulation alone, and by nothing of a run but whether its objectives hold.
-
-- A rate is given: which split serves it at the least cost, or power, or with the fewest machines? For some numbers of token
-  machines the fewest prompt machines that do, by bisection and only where that would be better than the best so far; then
-  for numbers nearer and nearer to the best one (Splitwise, figure 12: the boundary of what holds is a valley).
-- A budget is given: which split of it carries the highest rate? The rate rises and then falls as machines go from tokens to
-  prompts, so the walk climbs from a first guess and halves its stride at the top.
+- For a rate: the split that serves it at the least cost, power or number of machines. For some numbers of token machines,
+  bisect the fewest prompt machines, only where that can beat the best so far; then approach the best number (the boundary of
+  feasible splits is a valley: Splitwise, figure 12).
+- For a budget: the split that carries the highest rate. The rate rises and then falls as machines move from tokens to prompts,
+  so the search climbs from a first guess and halves its stride at the top.
 
 Source: Splitwise, section 4.5.
 """
@@ -24,14 +22,14 @@ from spotwise.simulator.runs.search import Grid, Limit, Search, holds_for_all, l
 
 
 class Objective(StrEnum):
-    """What is made as small as possible at a given rate."""
+    """What to minimise at a given rate."""
 
     COST = "cost"
     POWER = "power"
     MACHINES = "machines"
 
     def of(self, design: Design, split: Split) -> float:
-        """Return what a split has of it: dollars an hour, power in units of a DGX-A100, or machines."""
+        """Return a split's dollars an hour, power in units of a DGX-A100, or machines."""
         if self is Objective.COST:
             return design.price_per_hour(split)
         return design.power(split) if self is Objective.POWER else split.machines
@@ -42,8 +40,8 @@ class Provisioned:
     """The best split for a rate.
 
     Attributes:
-        split: it; `None` where none holds within the bounds.
-        tried: every split that was looked at, and whether its objectives held for all seeds.
+        split: `None` where none holds within the bounds.
+        tried: every simulated split, and whether its objectives held for all seeds.
     """
 
     split: Split | None
@@ -52,13 +50,7 @@ class Provisioned:
 
 @dataclass(frozen=True, slots=True)
 class BestSplit:
-    """The split of a budget that carries most.
-
-    Attributes:
-        split: it.
-        limit: what it carries.
-        tried: limits by split, in the order of prompt machines.
-    """
+    """The split of a budget with the highest limit; tried splits in the order of prompt machines."""
 
     split: Split
     limit: Limit
@@ -69,33 +61,32 @@ def cheapest_split(case: Case, objective: Objective, seeds: Sequence[int], most:
     """Search the split of a case's design that serves its rate with the least of an objective.
 
     Args:
-        case: with the rate that must be served; its split and its seed do not matter.
-        objective: what counts.
-        seeds: all of which must hold.
-        most: of either kind of machine. A baseline has none of the second kind.
+        case: its split and seed are ignored.
+        seeds: whose runs must all hold.
+        most: machines of each kind.
     """
     design, case = DESIGNS[case.design], replace(case, verdict_only=True)
     tried: dict[Split, bool] = {}
     best: Split | None = None
     stride = max(1, most.token // 4)
     counts = [0] if design.token is None else list(range(stride, most.token + 1, stride))
-    looked_at: dict[int, None] = {}
+    visited: dict[int, None] = {}
     while counts:
         for token in counts:
-            looked_at[token] = None
+            visited[token] = None
             found = yield from _fewest_prompts(case, objective, seeds, token, most.prompt, best, tried)
             best = best if found is None else found
         if best is None or design.token is None:
             break
-        counts = _nearby(best.token, stride, most.token, looked_at)
+        counts = _nearby(best.token, stride, most.token, visited)
         while not counts and stride > 1:
             stride //= 2
-            counts = _nearby(best.token, stride, most.token, looked_at)
+            counts = _nearby(best.token, stride, most.token, visited)
     return Provisioned(best, tuple(sorted(tried.items(), key=lambda item: (item[0].token, item[0].prompt))))
 
 
-def _nearby(token: int, stride: int, most: int, looked_at: Container[int]) -> list[int]:
-    return [near for near in (token - stride, token + stride) if 1 <= near <= most and near not in looked_at]
+def _nearby(token: int, stride: int, most: int, visited: Container[int]) -> list[int]:
+    return [near for near in (token - stride, token + stride) if 1 <= near <= most and near not in visited]
 
 
 def _fewest_prompts(
@@ -107,7 +98,7 @@ def _fewest_prompts(
     best: Split | None,
     tried: dict[Split, bool],
 ) -> Search[Split | None]:
-    """Search the fewest prompt machines beside so many token machines; `None` where that is no better than `best`."""
+    """Search the fewest prompt machines beside `token` machines; `None` where that does not beat `best`."""
     design = DESIGNS[case.design]
     rank = functools.partial(_rank, objective, design)
     high = most_prompt
@@ -137,10 +128,10 @@ def _rank(objective: Objective, design: Design, split: Split) -> tuple[float, in
 
 
 def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[int]) -> Search[BestSplit]:
-    """Search the one of several splits that carries the highest rate, from the middle one on.
+    """Search the split with the highest rate, from the middle one on.
 
     Args:
-        case: its split, rate and seed do not matter.
+        case: its split, rate and seed are ignored.
         splits: in the order of their prompt machines.
         grid: of rates.
         seeds: over which limits are averaged.
@@ -167,15 +158,14 @@ def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[
 
 
 def splits_within(design: Design, budget: float, measure: Callable[[Split], float]) -> list[Split]:
-    """Return the splits that use a budget up: for each number of prompt machines, as many token machines as it allows.
+    """Return the splits that exhaust a budget: for each number of prompt machines, the most token machines.
 
     Args:
-        design: for which.
         budget: in the unit of `measure`.
-        measure: what a split takes of it; it must grow with each machine.
+        measure: a split's share of it; must grow with each machine.
 
     Raises:
-        ValueError: the budget does not allow a machine of each kind.
+        ValueError: the budget does not cover a machine of each kind.
     """
     token = 0 if design.token is None else 1
     if measure(Split(1, token)) > budget:

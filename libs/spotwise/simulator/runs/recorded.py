@@ -1,10 +1,7 @@
-"""Machines that `spotwise profile` has recorded: clusters made of them, and a run that happened, simulated again.
+"""Simulates machines recorded by `spotwise profile`: clusters made of them, and recorded runs again.
 
-Law: all that takes time is the profile's, and all machines are the recorded one. Of a run that happened, the cluster is what
-its journals say (workers, their memory, policies), and the requests come when they came; nothing is fitted to the run that
-is judged.
-
-Source: the simulator's validation against live runs, Splitwise, section 5.
+All times are the profile's. A recorded run's cluster comes from its journals (workers, memory, policies) and requests arrive at
+their recorded times; nothing is fitted to the run that is judged (Splitwise, section 5, validates so).
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ from spotwise.simulator.world.observation import Arrival, CompletedRequest
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
 
-#: Name of a design that is made of recorded machines.
+#: Name of a design made of recorded machines.
 RECORDED = "Recorded"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCluster:
-    """What served a recorded run.
+    """The cluster of a recorded run.
 
     Attributes:
         home_pools: the pool of each worker, in order of their ids.
@@ -48,13 +45,7 @@ class RecordedCluster:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """How long one request took, in seconds from its arrival at the gateway.
-
-    Attributes:
-        ttft_s: to its first token.
-        tpot_s: each further token, on average; `None` where there was none.
-        e2e_s: to its last token.
-    """
+    """Latencies of one request, from its arrival at the gateway; TPOT is `None` with a single token."""
 
     ttft_s: float
     tpot_s: float | None
@@ -66,10 +57,10 @@ def simulate_recorded(
 ) -> list[RequestTimes]:
     """Serve the arrivals by a simulated copy of the cluster; times in the order in which requests ended.
 
-    The answers' lengths are what requests asked for, as in a run that ignores the end of a text.
+    Outputs have their requested lengths, as in a run that ignores end-of-sequence tokens.
 
     Raises:
-        ValueError: workers of several pools hand KV over, and the profile does not say what that costs; or a request fails.
+        ValueError: several pools hand KV over, and the profile has no link cost; or a request fails.
     """
     if len(set(cluster.home_pools)) > 1:
         _ = profile.known_link
@@ -88,22 +79,22 @@ def simulate_recorded(
 
 
 def recorded_model(profile: CostProfile) -> LanguageModel:
-    """Return the profile's language model: as much of it as a simulation asks for, which is what a token's KV weighs."""
+    """Return the profile's language model, with the one figure that a simulation uses: the KV bytes of a token."""
     return LanguageModel(profile.name, 0, 1, 1, 1, 1, value_bytes=max(1, profile.kv_bytes_per_token // 2))
 
 
 def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hardware:
-    """Return the profile's machine, with the memory that its KV cache had."""
+    """Return the profile's machine, with its KV cache's memory."""
     memory_bytes = profile.kv_tokens * recorded_model(profile).kv_token_bytes
     bytes_per_s = (profile.link or NO_LINK).bytes_per_s
     return Hardware(profile.name, profile.name, memory_bytes, bytes_per_s, price_per_hour, 0.0)
 
 
 def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 0.0) -> Design:
-    """Return a cluster of such machines: in two pools, or all of them mixed.
+    """Return a cluster of recorded machines, in two pools or all mixed.
 
     Raises:
-        ValueError: two pools hand KV over, and the profile does not say what that costs.
+        ValueError: two pools hand KV over, and the profile has no link cost.
     """
     if split.token:
         _ = profile.known_link
@@ -112,12 +103,12 @@ def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 
 
 
 def recorded_settings(profile: CostProfile, policy: WorkerPolicy) -> WorldSettings:
-    """Return how the world around such machines behaves."""
+    """Return the world of recorded machines."""
     return WorldSettings(
         recorded_model(profile),
         policy,
         memory_share=1.0,  # the profile's memory is what was left for KV
-        overlap=Overlap(None),  # its link is what hand-offs visibly cost, however much of them was hidden
+        overlap=Overlap(None),  # its link is the visible cost of hand-offs, overlap included
         control_latency_s=profile.message_s,
         link_latency_s=(profile.link or NO_LINK).latency_s,
     )
@@ -130,7 +121,7 @@ def arrivals_of(requests: Sequence[tuple[float, int, int]]) -> list[Arrival]:
 
 
 class _Times:
-    """An observer of how long requests took."""
+    """Observes requests' latencies."""
 
     def __init__(self) -> None:
         self.completed: list[RequestTimes] = []

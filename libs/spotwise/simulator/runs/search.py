@@ -1,8 +1,8 @@
-"""How much a cluster carries: the highest rate at which all objectives hold.
+"""Searches the highest rate at which all objectives hold.
 
-Law: a search asks for runs and is answered; it does not run them, so many searches can share the processors (`parallel.py`),
-and a search can be tried on a function. Rates are multiples of a step. Whatever holds at a rate is taken to hold at lower
-rates: bisection, with the first doubling or halving from a guess.
+A search yields cases and receives their summaries; it does not run them, so many searches share the processors
+(`parallel.py`). Rates are multiples of a step, and the verdict is taken to be monotonic in the rate: double or halve from a
+guess, then bisect.
 
 Source: throughput under objectives, Splitwise, section 6.2; the limits of its published simulator are known on a grid of 10
 requests/s.
@@ -20,7 +20,7 @@ from spotwise.simulator.runs.experiment import Case, RunSummary
 
 _Result = TypeVar("_Result")
 
-#: Yields runs that it wants, is sent their summaries in the same order, and returns what it looked for.
+#: Yields cases, receives their summaries in the same order, and returns its result.
 Search = Generator[Sequence[Case], Sequence[RunSummary], _Result]
 
 #: Student's t for 95 % two-sided confidence, by degrees of freedom from 1.
@@ -33,7 +33,7 @@ class Limit:
 
     Attributes:
         rates: by seed, requests a second; 0 where not even one step holds.
-        runs: that were looked at, in the order of their rates and seeds.
+        runs: of the search, in the order of their rates and seeds.
     """
 
     rates: tuple[float, ...]
@@ -55,13 +55,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Rates that are looked at.
-
-    Attributes:
-        step: between two of them, requests a second.
-        highest: that is looked at.
-        guess: where to begin.
-    """
+    """Candidate rates, requests a second: multiples of a step up to the highest, and the first guess."""
 
     step: float = 10.0
     highest: float = 1000.0
@@ -73,7 +67,7 @@ class Grid:
 
 
 def highest_rate(case: Case, grid: Grid) -> Search[tuple[float, list[RunSummary]]]:
-    """Search one seed's highest rate; 0 where not even one step holds. Returns the runs, too."""
+    """Search one seed's highest rate and its runs; 0 where not even one step holds."""
     runs: list[RunSummary] = []
     last = math.floor(grid.highest / grid.step)
     low, high = 0, last + 1  # holds at `low`, does not at `high`; both in steps
@@ -104,7 +98,7 @@ def limit_of(case: Case, grid: Grid, seeds: Sequence[int]) -> Search[Limit]:
 
 
 def holds_for_all(cases: Sequence[Case]) -> Search[bool]:
-    """Tell whether the objectives hold in all of these runs; the first that fails spares the rest."""
+    """Return whether the objectives hold in all cases, up to the first that breaks."""
     for case in cases:
         (run,) = yield [case]
         if not run.verdict.holds:

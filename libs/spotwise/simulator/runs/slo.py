@@ -1,10 +1,8 @@
-"""Latency objectives, as slowdowns against a machine that has nothing else to do.
+"""Latency objectives, as slowdowns against an idle machine.
 
-Law: a request's slowdown is what it took over what it would have taken alone on a DGX-A100; the objectives hold when all nine
-percentiles are below their bounds and no request failed (Splitwise, table VI).
-
-TBT in here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's simulator; gaps between single tokens are
-measured beside it.
+A request's slowdown is its latency over that alone on a DGX-A100. The objectives hold when all nine percentiles are below their
+bounds and no request failed (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the
+paper's simulator; gaps between single tokens are measured beside it.
 """
 
 from __future__ import annotations
@@ -17,9 +15,7 @@ from spotwise.core.cost_model import BatchShape, IterationCost, TableIterationCo
 from spotwise.simulator.world.observation import Arrival
 
 PERCENTS = (50, 90, 99)
-
-
-#: What slowdowns must be below, by metric, at each of `PERCENTS` (Splitwise, table VI).
+#: Bounds of slowdowns, by metric, at each of `PERCENTS` (Splitwise, table VI).
 SPLITWISE_OBJECTIVES: Mapping[str, tuple[float, float, float]] = {
     "ttft": (2.0, 3.0, 6.0),
     "tbt": (1.25, 1.5, 5.0),
@@ -29,7 +25,7 @@ SPLITWISE_OBJECTIVES: Mapping[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What one request takes, seconds; `tbt_s` is `None` where there is one token."""
+    """Seconds of one request; `tbt_s` is `None` with a single token."""
 
     ttft_s: float
     tbt_s: float | None
@@ -37,24 +33,20 @@ class Latencies:
 
 
 class Uncontended(Protocol):
-    """Knows what a request takes on a machine that has nothing else to do."""
+    """Computes a request's latencies on an idle machine."""
 
     def latencies(self, arrival: Arrival) -> Latencies:
-        """Return them."""
+        """Return the request's latencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class AloneOn:
-    """A machine whose iterations cost this: the prompt in one of them, then one sequence that grows.
-
-    Attributes:
-        cost: linear in the context that decodes attend to.
-    """
+    """An idle machine: the prompt in one iteration, then one growing sequence; the cost is linear in a decode's context."""
 
     cost: IterationCost
 
     def latencies(self, arrival: Arrival) -> Latencies:
-        """Return what the request takes there."""
+        """Return the request's latencies."""
         prompt, output = arrival.prompt_tokens, arrival.output_tokens
         ttft_s = self.cost.iteration_s(BatchShape(prompt, pairs(0, prompt)))
         if output == 1:
@@ -70,13 +62,12 @@ class AloneOn:
 
 @dataclass(frozen=True, slots=True)
 class PublishedAlone:
-    """The reference that the published figures are normalized with: decode time looked up by prompt tokens, once for each
-    token after the first."""
+    """The published figures' reference: decode time by prompt tokens, for each token after the first."""
 
     cost: TableIterationCost
 
     def latencies(self, arrival: Arrival) -> Latencies:
-        """Return what the request takes by the published tables."""
+        """Return the request's latencies by the published tables."""
         ttft_s = self.cost.prompt(arrival.prompt_tokens)
         tbt_s = self.cost.decode(arrival.prompt_tokens)
         return Latencies(ttft_s, tbt_s, ttft_s + tbt_s * (arrival.output_tokens - 1))

@@ -15,7 +15,7 @@ _Run = TypeVar("_Run")
 _Finding = TypeVar("_Finding", bound="Finding[Any, Any]")
 
 #: Where a point lies: a value for each of its study's axes.
-Place = tuple[float | str, ...]
+PointPlace = tuple[float | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StudyPoint(Generic[_Case]):
         cases: the same run with each seed.
     """
 
-    place: Place
+    place: PointPlace
     line: str
     cases: tuple[_Case, ...]
 
@@ -89,11 +89,11 @@ class Findings(Generic[_Finding]):
     study: Study[Any]
     points: tuple[_Finding, ...]
 
-    def line(self, name: str) -> dict[Place, _Finding]:
+    def line(self, name: str) -> dict[PointPlace, _Finding]:
         """Return a line's findings by place."""
         return {finding.point.place: finding for finding in self.points if finding.point.line == name}
 
-    def over(self, line: str, other: str, figure: Callable[[_Finding], float | None]) -> dict[Place, float]:
+    def over(self, line: str, other: str, figure: Callable[[_Finding], float | None]) -> dict[PointPlace, float]:
         """Return one line's figure over another's by place, where both have it."""
         own, base = self.line(line), self.line(other)
         ratios = {}

@@ -1,10 +1,7 @@
-"""Traces of requests in the format of the Azure LLM inference traces, and the arrivals made of them.
+"""Reads request traces in the Azure LLM inference format and makes arrivals of them, lazily.
 
-Law: a trace is read line by line and an arrival is made when it is asked for, so memory does not grow with the run; what is
-kept for sampling is two numbers a line. The same seed gives the same arrivals, in parts of any size.
-
-Source: the traces' own description (columns TIMESTAMP, ContextTokens, GeneratedTokens); prompts and answers drawn with
-replacement and independently, arrivals Poisson, as the paper's simulator did (Splitwise, section 5).
+Sizes are drawn with replacement, prompts and answers independently, arrivals are Poisson, as in the paper's simulator
+(Splitwise, section 5). The same seed gives the same arrivals.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ IntArray = npt.NDArray[np.int64]
 
 
 class TraceError(ValueError):
-    """A file is no trace; the message names file, line and fault."""
+    """A trace file is wrong; the message names file, line and fault."""
 
 
-class Sizes(Protocol):
-    """Where the sizes of requests come from."""
+class RequestSizes(Protocol):
+    """A distribution of request sizes."""
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Draw prompt and output tokens of so many requests, both [count], each at least 1."""
+        """Draw prompt and output tokens, both [count], each at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class TraceSizes:
 
     Attributes:
         prompt_tokens, output_tokens: [lines], one request each.
-        jointly: draw a line's prompt and output together; otherwise each on its own, as the paper's simulator did.
+        jointly: draw a line's prompt and output together, instead of independently.
     """
 
     prompt_tokens: IntArray
@@ -52,7 +49,7 @@ class TraceSizes:
     jointly: bool = False
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Draw prompt and output tokens of so many requests, both [count]."""
+        """Draw prompt and output tokens, both [count]."""
         prompts = rng.integers(len(self.prompt_tokens), size=count)
         outputs = prompts if self.jointly else rng.integers(len(self.output_tokens), size=count)
         return self.prompt_tokens[prompts], self.output_tokens[outputs]
@@ -84,7 +81,7 @@ def trace_arrivals(path: Path) -> Iterator[Arrival]:
 
 
 def read_sizes(path: Path, *, jointly: bool = False) -> TraceSizes:
-    """Read the sizes of a trace, its times left aside.
+    """Read the sizes of a trace.
 
     Raises:
         TraceError: the file cannot be read, a line is wrong, or there is none.
@@ -95,10 +92,10 @@ def read_sizes(path: Path, *, jointly: bool = False) -> TraceSizes:
     return TraceSizes(flat[::2], flat[1::2], jointly)
 
 
-def poisson_arrivals(sizes: Sizes, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
-    """Yield arrivals at `rate` requests a second for so long; at least one.
+def poisson_arrivals(sizes: RequestSizes, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+    """Yield Poisson arrivals at `rate` requests a second for `seconds`; at least one.
 
-    Gaps and sizes have generators of their own, so that another rate brings the same requests at other times.
+    Gaps and sizes have generators of their own: another rate brings the same requests at other times.
     """
     gaps_rng, sizes_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     at_s = 0.0
@@ -116,7 +113,7 @@ def poisson_arrivals(sizes: Sizes, rate: float, seconds: float, seed: int) -> It
 
 
 def _rows(path: Path) -> Iterator[tuple[int, tuple[str, int, int]]]:
-    """Yield line number, time as it is written, prompt tokens and output tokens."""
+    """Yield line number, unparsed time, prompt tokens and output tokens."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)

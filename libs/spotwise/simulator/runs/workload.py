@@ -1,7 +1,4 @@
-"""What a simulated cluster is asked: a workload, and how much of it.
-
-Law: the same workload, rate, time and seed are the same requests, in every process.
-"""
+"""A simulated cluster's load: the same workload, rate, time and seed give the same requests in every process."""
 
 from __future__ import annotations
 
@@ -13,20 +10,20 @@ from itertools import takewhile
 from pathlib import Path
 
 from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.traces import Sizes, TraceError, poisson_arrivals, read_sizes, trace_arrivals
+from spotwise.simulator.runs.traces import RequestSizes, TraceError, poisson_arrivals, read_sizes, trace_arrivals
 from spotwise.simulator.world.observation import Arrival
 
 
 class ArrivalKind(StrEnum):
-    """When requests come."""
+    """When requests arrive."""
 
     POISSON = "poisson"  #: at random, with sizes drawn from the workload
     TRACE = "trace"  #: as in the trace, with the sizes they have there
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Where requests come from.
+class ClusterWorkload:
+    """Source of requests.
 
     Attributes:
         name: for people; without a path the name of a synthetic workload, `code` or `conv`.
@@ -50,10 +47,9 @@ class Workload:
         """Yield requests.
 
         Args:
-            rate: requests a second. A trace's own arrivals are pushed together or pulled apart until their mean rate is
-                this; `None` leaves them as they are.
-            seconds: for so long; `None` to the end of the trace.
-            seed: of what is drawn; a trace's own arrivals draw nothing.
+            rate: requests a second. A trace's own gaps are scaled to this mean rate; `None` leaves them.
+            seconds: for which requests arrive; `None` to the end of the trace.
+            seed: of drawn gaps and sizes.
 
         Raises:
             TraceError: the trace cannot be read.
@@ -68,8 +64,8 @@ class Workload:
         own = (replace(arrival, at_s=arrival.at_s * factor) for arrival in trace_arrivals(self.path))
         return own if seconds is None else takewhile(lambda arrival: arrival.at_s < seconds, own)
 
-    def sizes(self) -> Sizes:
-        """Return what sizes are drawn from.
+    def sizes(self) -> RequestSizes:
+        """Return the distribution of sizes.
 
         Raises:
             TraceError: the trace cannot be read.
@@ -79,10 +75,10 @@ class Workload:
 
 @cache
 def mean_rate(path: Path) -> float:
-    """Return a trace's mean rate, requests a second, by reading it once.
+    """Return a trace's mean rate, requests a second.
 
     Raises:
-        TraceError: it cannot be read, or all of it happens at once.
+        TraceError: it cannot be read, or all requests arrive at once.
     """
     requests, last_s = 0, 0.0
     for arrival in trace_arrivals(path):
@@ -93,5 +89,5 @@ def mean_rate(path: Path) -> float:
 
 
 @cache
-def _sizes_of(path: Path, jointly: bool) -> Sizes:
+def _sizes_of(path: Path, jointly: bool) -> RequestSizes:
     return read_sizes(path, jointly=jointly)

@@ -1,7 +1,4 @@
-"""The paper's questions about clusters, asked again.
-
-Law: limits of the paper's clusters, what they answer without objectives, and the splits that it provisions; what follows from
-these is in `splitwise_headlines.py`.
+"""The Splitwise paper's questions about clusters as searches: limits, answers without objectives, and provisioned splits.
 
 Source: Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20.
 """
@@ -27,27 +24,27 @@ from spotwise.simulator.runs.designs import (
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.provisioning import Objective, Provisioned, cheapest_split
 from spotwise.simulator.runs.search import Grid, Limit, Search, limit_of
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 
 #: Rate for which the paper provisions a code cluster, requests a second.
 CODE_RATE = 70.0
-#: How far above its limit a cluster is loaded to see what it can do at all.
+#: Load over the limit at which the saturated throughput is measured.
 _OVERLOAD = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterScope:
-    """What the headlines are measured with.
+    """How much is run.
 
     Attributes:
         workloads: `code` and `conv`.
-        seconds: for how long requests come in each run.
+        seconds: for which requests arrive in each run.
         grid: of rates.
         seeds: of which limits are means.
         model, decode_model, profile: as in `Case`.
     """
 
-    workloads: Mapping[str, Workload]
+    workloads: Mapping[str, ClusterWorkload]
     seconds: float
     grid: Grid
     seeds: tuple[int, ...]
@@ -72,7 +69,7 @@ class ClusterScope:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster of the paper and what it is asked.
+    """A cluster of the paper and its load.
 
     Attributes:
         budget: `iso-power` or `iso-cost`.
@@ -94,12 +91,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFindings:
-    """What the searches found.
+    """Results of the searches.
 
     Attributes:
         limits: of the paper's clusters.
-        saturated: requests a second that a cluster answers when it is asked far too much, by design.
-        cheapest: for the paper's questions about numbers of machines, by question.
+        saturated: requests a second answered under three times the limit, by design.
+        cheapest: splits for the paper's numbers of machines, by question.
     """
 
     limits: Mapping[Cluster, Limit]
@@ -113,7 +110,7 @@ HH_CODE = "70 requests/s of code: least cost of Splitwise-HH"
 
 
 def clusters() -> list[Cluster]:
-    """Return all clusters whose limits the headlines need, in the order of the paper."""
+    """Return all clusters whose limits the headlines use, in the order of the paper."""
     own = [
         Cluster(budget, workload, workload, design)
         for (budget, workload), splits in PAPER_SPLITS.items()
@@ -124,16 +121,16 @@ def clusters() -> list[Cluster]:
     return own + moved
 
 
-def limit_searches(scope: ClusterScope, wanted: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
+def limit_searches(scope: ClusterScope, chosen: Sequence[Cluster]) -> dict[Cluster, Search[Limit]]:
     """Search the limits of clusters."""
     return {
         cluster: limit_of(scope.case(DESIGNS[cluster.design], cluster.split, cluster.served), scope.grid, scope.seeds)
-        for cluster in wanted
+        for cluster in chosen
     }
 
 
 def saturation_searches(scope: ClusterScope) -> dict[str, Search[float]]:
-    """Search what clusters of equal power answer when latency does not matter (section 6.6)."""
+    """Search the saturated throughput of clusters of equal power (section 6.6)."""
     return {
         design.name: _saturated(scope, design) for design in (BASELINE_A100, SPLITWISE_AA, BASELINE_H100, SPLITWISE_HH)
     }

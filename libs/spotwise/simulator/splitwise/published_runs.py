@@ -1,7 +1,7 @@
-"""What the published simulator reported, run by run, to check ours against.
+"""Compares our limits with the published simulator's, run by run.
 
-Law: the same cluster is asked the same: arrivals at the same times (the same generator of gaps and seed), sizes drawn from the
-same trace. Two limits agree when they are at most one step of the rates apart at which the published simulator was run.
+Both simulators receive the same load: arrivals from the same gap generator and seed, sizes drawn from the same trace. Two
+limits agree when they are at most one step of the published runs' rates apart.
 
 Source: 184 runs of the published simulator (Patel et al., 2024) on traces of two minutes; columns as in its CSV.
 """
@@ -21,9 +21,9 @@ from spotwise.simulator.runs.metrics import METRICS
 from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 
-#: For how long requests came, and the seed of their gaps.
+#: Length of the published runs' arrivals, and the seed of their gaps.
 SECONDS, SEED = 120.0, 0
 #: Rates are multiples of this.
 STEP = 10.0
@@ -33,7 +33,7 @@ _MODES = {"as_shipped": DecodeModel.PUBLISHED, "decode_by_batch": DecodeModel.BY
 
 @dataclass(frozen=True, slots=True)
 class PublishedCluster:
-    """What a line of runs has in common."""
+    """What a cluster's published runs share."""
 
     decode_model: DecodeModel
     workload: str
@@ -43,13 +43,7 @@ class PublishedCluster:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRun:
-    """One run.
-
-    Attributes:
-        rate: requests a second.
-        requests: that came.
-        slowdowns: by metric, at each of `PERCENTS`.
-    """
+    """One run: its rate in requests a second, its requests, and slowdowns by metric at each of `PERCENTS`."""
 
     rate: float
     requests: int
@@ -67,13 +61,13 @@ class PublishedRun:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A cluster's limit, theirs and ours.
+    """A cluster's limit, published and ours.
 
     Attributes:
         holds, breaks: the highest rate at which the published run kept all objectives, and the lowest above it at which one
-            broke; `None` where there was no such run.
+            broke; `None` without such a run.
         ours: the highest of these and neighbouring rates at which ours keeps all objectives; `None` where none does.
-        runs: ours, in the order they were made.
+        runs: ours, in the order of the search.
     """
 
     holds: float | None
@@ -83,7 +77,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether ours is at most a step away from where theirs may be."""
+        """Whether ours is at most a step away from the published limit."""
         ours = 0.0 if self.ours is None else self.ours
         is_high_enough = self.holds is None or ours >= self.holds - STEP
         return is_high_enough and (self.breaks is None or ours <= self.breaks)
@@ -112,7 +106,7 @@ def read_published_runs(path: Path) -> dict[PublishedCluster, list[PublishedRun]
 
 
 def compare(
-    cluster: PublishedCluster, published: Sequence[PublishedRun], workload: Workload, profile: Path | None
+    cluster: PublishedCluster, published: Sequence[PublishedRun], workload: ClusterWorkload, profile: Path | None
 ) -> Search[Comparison]:
     """Search our limit among the rates of the published runs, the gaps between them and a step beyond them."""
     holds = max((run.rate for run in published if run.holds), default=None)
@@ -133,7 +127,7 @@ def compare(
             low = index
         else:
             high = index
-        # Ours is likely near theirs, so the neighbours come first.
+        # Ours is likely near the published limit, so the neighbours come first.
         near = low + 1 if run.verdict.holds else high - 1
         index = near if len(runs) < 3 else (low + high) // 2
     return Comparison(holds, breaks, rates[low] if low >= 0 else None, tuple(runs))

@@ -1,10 +1,9 @@
-"""One run of a system on preemptible machines, from what describes it.
+"""Runs a system on preemptible instances; the same case gives the same figures in every process.
 
-Law: a case has everything that a run depends on; the same case gives the same figures, in whatever process. Every request
-counts with its whole latency, from arrival to last token, and the run goes on until all are answered. Beside it stands what the
-artifact counts: only requests that were answered before the trace ended, which leaves out the slowest.
+Every request counts with its whole latency, from arrival to last token, until all are answered. The artifact's own count, of
+requests answered before the trace ended, leaves out the slowest and stands beside it.
 
-Source: latency as SpotServe has it, section 6.1; goodput: requests that are answered within a deadline, for each dollar.
+Source: latency, SpotServe, section 6.1; goodput: requests answered within a deadline, per dollar.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 
-#: A request is in time within so many times what it takes alone.
+#: Deadline of a request, over its latency alone.
 DEADLINE_FACTOR = 3.0
 PERCENTS = (50, 90, 99)
 #: Bounds of the histogram of latencies: seconds, each 1.25 times the one before.
@@ -49,14 +48,12 @@ _MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Who is there when.
+    """Which instances are available when.
 
     Attributes:
-        file: of a trace, in the data's folder; `None` for a fleet that stays.
-        fixed_nodes: of a fleet that stays.
-        fixed_s: how long that is looked at.
-        from_s: where the trace is begun.
-        until_s: where it is cut; `None`: not.
+        file: of a trace, in the data's folder; `None` for a fixed fleet.
+        fixed_nodes, fixed_s: size of a fixed fleet, and how long it is measured.
+        from_s, until_s: part of the trace; `None` to its end.
     """
 
     file: str | None = None
@@ -67,12 +64,12 @@ class Availability:
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """A description for people."""
         return f"{self.fixed_nodes} that stay" if self.file is None else Path(self.file).stem
 
     @property
     def nodes_that_stay(self) -> tuple[str, ...]:
-        """Who is bought on demand: a fleet that stays."""
+        """On-demand instances: a fixed fleet."""
         return tuple(f"node-{number}" for number in range(self.fixed_nodes))
 
     def trace(self, data: Path) -> SpotTrace:
@@ -95,14 +92,13 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Which requests come.
+    """Which requests arrive.
 
     Attributes:
-        file: the artifact's list of them; `None` draws them.
-        rate: requests a second of those that are drawn.
+        file: the artifact's list of requests; `None` draws them.
+        rate: requests a second, drawn.
         rates_file: rates of each minute, instead of `rate`.
         cv: of the gaps.
-        seed: of what is drawn.
     """
 
     file: str | None = None
@@ -112,7 +108,7 @@ class Load:
     seed: int = 0
 
     def arrivals(self, data: Path, end_s: float) -> SpotArrivals:
-        """Return the requests that come before a time.
+        """Return the requests that arrive before a time.
 
         Raises:
             TraceError: a file cannot be read.
@@ -129,17 +125,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class SpotCase:
-    """A run to be.
+    """Everything that a run depends on.
 
     Attributes:
         data: folder with `spotserve/` and `bamboo/`.
         model: name of one of `PAPER_MODELS`.
-        availability: of machines.
-        load: of requests.
-        system: what serves.
-        required_rate: requests a second that the system is told to serve, until the trace says another; `None` lets it
-            measure.
-        surroundings: what it runs on.
+        required_rate: requests a second that the system must serve, until the trace sets another; `None` measures the rate.
     """
 
     data: Path
@@ -152,7 +143,7 @@ class SpotCase:
 
     @property
     def files(self) -> tuple[Path | None, ...]:
-        """What it reads."""
+        """Files that the run reads."""
         trace, arrivals = self.availability.file, self.load.file or self.load.rates_file
         return (
             None if trace is None else self.data / trace,
@@ -163,25 +154,20 @@ class SpotCase:
 
 @dataclass(frozen=True, slots=True)
 class SpotSummary:
-    """What came out of a case.
+    """Figures of a run.
 
     Attributes:
-        requests: that came.
-        latency_s: of all of them, by figure (`mean`, `p50`, `p90`, `p99`, `max`); without any request none.
-        counted: requests that the artifact would count.
-        counted_latency_s: of those, by figure.
+        latency_s: of all requests, by figure (`mean`, `p50`, `p90`, `p99`, `max`); empty without requests.
+        counted, counted_latency_s: requests that the artifact would count, and their latency by figure.
         in_time: requests answered within `deadline_s`.
-        deadline_s: `DEADLINE_FACTOR` times what one takes alone.
+        deadline_s: `DEADLINE_FACTOR` times the latency alone.
         interrupted: requests whose batch was stopped by a change.
-        recomputed_tokens: computed more than once.
-        changes: of configurations, the first not counted: when, which, and for how long some pipeline stood.
-        moved_bytes: between devices, for all changes.
-        storage_bytes: loaded anew.
-        trace_s: how long the trace lasts.
-        spot_s, on_demand_s: of instances, until it ended.
-        cost_usd: of those.
+        changes: of the configuration, without the first: time, configuration, and seconds for which some pipeline paused.
+        moved_bytes, storage_bytes: moved between devices and loaded from storage, for all changes.
+        trace_s: length of the trace.
+        spot_s, on_demand_s, cost_usd: instance seconds until its end, and their price.
         histogram: requests up to each bound of `HISTOGRAM_S`, and beyond the last.
-        wall_s: real seconds that the run took; the one figure that is not the same again.
+        wall_s: real seconds; the only figure that varies between runs of a case.
     """
 
     case: SpotCase
@@ -205,15 +191,15 @@ class SpotSummary:
 
     @property
     def goodput_per_dollar(self) -> float | None:
-        """Requests in time for each dollar; `None` where nothing was paid."""
+        """Requests in time per dollar; `None` where nothing was paid."""
         return self.in_time / self.cost_usd if self.cost_usd > 0 else None
 
 
 def simulate_spot(case: SpotCase) -> SpotSummary:
-    """Run a case to the answer of its last request.
+    """Run a case until its last request is answered.
 
     Raises:
-        TraceError: a file cannot be read, or the machines that stay cannot serve the model.
+        TraceError: a file cannot be read, or the remaining instances cannot serve the model.
     """
     trace = case.availability.trace(case.data)
     paper_model = PAPER_MODELS[case.model]
@@ -274,7 +260,7 @@ def _summary(case: SpotCase, outcome: SpotOutcome, deadline_s: float, wall_s: fl
 
 
 def figures_of(latencies_s: Sequence[float]) -> dict[str, float]:
-    """Return mean, percentiles and the longest by name; nothing of nothing."""
+    """Return mean, percentiles and maximum by name; empty without latencies."""
     if not latencies_s:
         return {}
     percentiles = np.percentile(latencies_s, PERCENTS).tolist()

@@ -1,7 +1,4 @@
-"""What SpotServe's paper says, as numbers, to be put beside ours.
-
-Law: a number stands here as the paper prints it, or as the artifact's plots have it as a constant. Where there is a bar without
-a number, there is none.
+"""The SpotServe paper's figures, as it prints them or as its artifact's plots have them as constants.
 
 Source: SpotServe, abstract, sections 6.2 to 6.4; the plots of the artifact, which draw on-demand fleets 4.5 s lower in the mean
 and 9 s lower in P99 than these constants, and bill 18 minutes for each.
@@ -38,7 +35,7 @@ P99_OVER_SPOTSERVE: Mapping[tuple[str, str], tuple[float, float]] = {
 #: P99 without a part over P99 with it: of B_S without the controller; of A_S and B_S without the planner besides.
 WITHOUT_CONTROLLER_P99 = 2.79
 WITHOUT_PLANNER_P99 = (1.4, 3.1)
-#: Share of the cost of on-demand instances that is spared: by what the artifact bills, B_S beside 8 of them.
+#: Saved share of the cost of 8 on-demand instances, as the artifact bills B_S.
 SPARED = 0.54
-#: A figure is the paper's if it is no farther away.
+#: Share by which a close figure may differ from the paper's.
 CLOSE = 0.15

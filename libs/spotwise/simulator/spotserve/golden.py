@@ -18,12 +18,7 @@ from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Policy, ServiceDemand
 from spotwise.simulator.packaged_data import read_packaged
 from spotwise.simulator.spotserve.arrivals import INPUT_TOKENS, OUTPUT_TOKENS
-from spotwise.simulator.spotserve.profiles import (
-    DEVICES_OF_AN_INSTANCE,
-    PAPER_MODELS,
-    PaperModel,
-    read_model_tables,
-)
+from spotwise.simulator.spotserve.profiles import DEVICES_OF_AN_INSTANCE, PAPER_MODELS, PaperModel, read_model_tables
 
 #: The largest batch of the paper's runs.
 MAX_BATCH = 4

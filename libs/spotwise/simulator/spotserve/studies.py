@@ -127,10 +127,7 @@ def _fixed(scope: SpotScope) -> Iterator[StudyPoint[SpotCase]]:
 
 def _changing(scope: SpotScope) -> Iterator[StudyPoint[SpotCase]]:
     """Yield points under the published minute-by-minute load, and under the segments' own steps."""
-    loads = {
-        AS_PUBLISHED: Load(file="query_realAr_cv6.txt"),
-        BURSTY: Load(rates_file="arrival-rates.csv", cv=_TRUE_CV),
-    }
+    loads = {AS_PUBLISHED: Load(file="query_realAr_cv6.txt"), BURSTY: Load(rates_file="arrival-rates.csv", cv=_TRUE_CV)}
     for trace, file in CHANGING.items():
         for name, load in loads.items():
             for system in _SYSTEMS:

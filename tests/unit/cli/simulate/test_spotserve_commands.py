@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.simulator.spotserve.studies import SEGMENTS
 from tests.unit.cli.command_line import CommandLine
-from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
+from tests.unit.simulator.spotserve.spot_artifact import write_arrivals, write_profiles, write_segment
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from spotwise.simulator.runs.designs import (
     Design,
     Split,
 )
-from tests.unit.simulator.worlds import COST
+from tests.unit.simulator.world.worlds import COST
 
 COSTS = {"a100-80gb": COST, "h100-80gb": COST, "h100-80gb-pcap": COST}
 

@@ -9,9 +9,9 @@ import pytest
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import Split
 from spotwise.simulator.runs.experiment import Case, simulate
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 
-CODE = Case("Splitwise-HA", Split(2, 1), Workload("code"), 2.0, 10.0)
+CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 10.0)
 
 
 @pytest.mark.parametrize("decode_model", DecodeModel)
@@ -58,7 +58,7 @@ def test_price_and_power_are_those_of_the_machines() -> None:
 
 def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
     """On the machine that slowdowns are measured against, by the honest model: the reference is the simulator's own."""
-    alone = Case("Baseline-A100", Split(1), Workload("code"), 0.001, 1.0)
+    alone = Case("Baseline-A100", Split(1), ClusterWorkload("code"), 0.001, 1.0)
     run = simulate(alone)
     assert run.completed == 1
     for metric in ("ttft", "tbt", "e2e"):
@@ -67,9 +67,9 @@ def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
 
 def test_chunks_bound_what_an_iteration_computes() -> None:
     """No iteration of a baseline with chunked prefill has more tokens."""
-    run = simulate(Case("Baseline-H100", Split(2), Workload("code"), 3.0, 10.0, chunk_tokens=512))
+    run = simulate(Case("Baseline-H100", Split(2), ClusterWorkload("code"), 3.0, 10.0, chunk_tokens=512))
     assert run.pools["mixed"].tokens[-1] <= 512
-    whole = simulate(Case("Baseline-H100", Split(2), Workload("code"), 3.0, 10.0))
+    whole = simulate(Case("Baseline-H100", Split(2), ClusterWorkload("code"), 3.0, 10.0))
     assert whole.pools["mixed"].tokens[-1] > 2048
 
 

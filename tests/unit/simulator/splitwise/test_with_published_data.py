@@ -15,9 +15,9 @@ from spotwise.simulator.costs.profile_fit import fit_honest
 from spotwise.simulator.costs.profiles import ProfileRow, measured, read_profile
 from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import read_sizes, trace_arrivals
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.published_runs import SECONDS, SEED, read_published_runs
-from tests.unit.simulator.fit_errors import error_between_points, error_on_repeats
+from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats
 
 pytestmark = pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
 
@@ -98,4 +98,4 @@ def test_arrivals_come_when_the_published_simulators_did(data: Path) -> None:
     asked = {run.rate: run.requests for line in runs.values() for run in line}
     assert len(asked) > 10
     for rate, requests in asked.items():
-        assert sum(1 for _ in Workload("conv").arrivals(rate, SECONDS, SEED)) == requests
+        assert sum(1 for _ in ClusterWorkload("conv").arrivals(rate, SECONDS, SEED)) == requests

@@ -17,7 +17,7 @@ from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.client import SimulationError
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.results import WorldResult
-from tests.unit.simulator.worlds import MODEL, Diary, machine_type, machines, serve, settings
+from tests.unit.simulator.world.worlds import MODEL, Diary, machine_type, machines, serve, settings
 
 #: Each iteration takes a second, whatever is in it.
 SECOND = LinearIterationCost(1.0, 0.0, 0.0, 0.0, 0.0)

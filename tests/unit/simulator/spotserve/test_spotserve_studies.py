@@ -24,7 +24,7 @@ from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, hea
 from spotwise.simulator.spotserve.plots import plot_study
 from spotwise.simulator.spotserve.studies import AS_PUBLISHED, BURSTY, SEGMENTS, SpotScope, SpotStudy, studies
 from spotwise.simulator.spotserve.systems import SPOTSERVE
-from tests.unit.simulator.spot_artifact import write_arrivals, write_profiles, write_segment
+from tests.unit.simulator.spotserve.spot_artifact import write_arrivals, write_profiles, write_segment
 
 SCOPE = SpotScope(Path("data"))
 STUDIES = {study.name: study for study in studies(SCOPE)}

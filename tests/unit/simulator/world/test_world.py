@@ -20,7 +20,7 @@ from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.settings import Overlap
 from spotwise.simulator.world.world import World
-from tests.unit.simulator.worlds import COST, Diary, machine_type, machines, serve, settings
+from tests.unit.simulator.world.worlds import COST, Diary, machine_type, machines, serve, settings
 
 
 def prefill_s(tokens: int) -> float:

@@ -17,7 +17,7 @@ from spotwise.simulator.spotserve.serving import SpotOutcome, serve, world_of
 from spotwise.simulator.spotserve.standing import lacking
 from spotwise.simulator.spotserve.systems import SPOTSERVE
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind
-from tests.unit.simulator import spot_worlds as tiny
+from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: A pipeline is two instances.
 SHAPE = ParallelConfig(1, 2, 2, 4)

@@ -11,7 +11,7 @@ from spotwise.core.parallel.policy import Latency, Phases
 from spotwise.simulator.spotserve.serving import SpotOutcome, serve
 from spotwise.simulator.spotserve.systems import REPARALLELIZATION, REROUTING, SPOTSERVE, BatchFormation, SpotSystem
 from spotwise.simulator.spotserve.traces import SpotEventKind
-from tests.unit.simulator import spot_worlds as tiny
+from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Three pipelines of two instances each; one instance goes at 20 s, one comes at 60 s.
 TRACE = tiny.trace((0.0, "add", "a b c d e f"), (20.0, "remove", "a"), (60.0, "add", "g"), end_s=100.0)

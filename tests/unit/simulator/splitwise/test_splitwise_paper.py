@@ -11,7 +11,7 @@ from spotwise.simulator.runs.designs import DESIGNS, Split
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.provisioning import Provisioned
 from spotwise.simulator.runs.search import Grid, Limit
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import (
     AA_COST,
@@ -24,11 +24,11 @@ from spotwise.simulator.splitwise.paper import (
     provisioning_searches,
     saturation_searches,
 )
-from tests.unit.simulator.summaries import Oracle
+from tests.unit.simulator.runs.summaries import Oracle
 
 TEN_AND_FIVE = Split(10, 5)
 HONEST, PUBLISHED = DecodeModel.HONEST, DecodeModel.PUBLISHED
-SCOPE = ClusterScope({name: Workload(name) for name in ("code", "conv")}, 10.0, Grid(), (0, 1))
+SCOPE = ClusterScope({name: ClusterWorkload(name) for name in ("code", "conv")}, 10.0, Grid(), (0, 1))
 
 
 def findings(rates: dict[str, float], cheapest: Split | None = TEN_AND_FIVE) -> ClusterFindings:

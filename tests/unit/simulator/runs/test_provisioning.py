@@ -10,7 +10,7 @@ from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, SPLITWISE_HA
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
 from spotwise.simulator.runs.search import Grid
-from tests.unit.simulator.summaries import Oracle, case
+from tests.unit.simulator.runs.summaries import Oracle, case
 
 
 def needs(split: Split, prompts: float, tokens: float) -> bool:

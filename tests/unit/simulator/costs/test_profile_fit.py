@@ -16,8 +16,8 @@ from spotwise.simulator.costs.profile_fit import (
     fit_published_by_batch,
 )
 from spotwise.simulator.costs.profiles import ProfileError
-from tests.unit.simulator.fit_errors import error_between_points, error_on_repeats, predicted
-from tests.unit.simulator.profile_rows import lines, row, write
+from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats, predicted
+from tests.unit.simulator.costs.profile_rows import lines, row, write
 
 #: So fast that no bound of arithmetic or memory is in the way.
 FAST = Peaks(1e30, 1e30)

@@ -7,7 +7,7 @@ from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 from spotwise.simulator.world.observation import Arrival
-from tests.unit.simulator.worlds import machine_type, machines, serve, settings
+from tests.unit.simulator.world.worlds import machine_type, machines, serve, settings
 
 #: 1 s an iteration, 0.25 s a token of it; quanta 2, 4, 8 and 16 s.
 COST = LinearIterationCost(1.0, 0.25, 0.0, 0.0, 0.0)

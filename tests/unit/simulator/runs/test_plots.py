@@ -19,7 +19,7 @@ from spotwise.simulator.runs.plots import (
     plot_sizes,
     save,
 )
-from tests.unit.simulator.summaries import case, summary
+from tests.unit.simulator.runs.summaries import case, summary
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'spotwise[bench]'")
 

@@ -16,7 +16,7 @@ from spotwise.simulator.spotserve.profiles import (
     read_layer_tables,
     read_model_tables,
 )
-from tests.unit.simulator.spot_artifact import profile_document
+from tests.unit.simulator.spotserve.spot_artifact import profile_document
 
 
 def written(folder: Path, content: bytes) -> Path:

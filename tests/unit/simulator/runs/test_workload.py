@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.simulator.runs.traces import TraceError
-from spotwise.simulator.runs.workload import ArrivalKind, Workload, mean_rate
+from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, mean_rate
 from spotwise.simulator.world.observation import Arrival
 
 TRACE = (
@@ -25,14 +25,14 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_traces_own_arrivals_keep_their_times(trace: Path) -> None:
     """To its end, or as long as it is wanted."""
-    own = Workload("trace", trace, ArrivalKind.TRACE)
+    own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert [arrival.at_s for arrival in own.arrivals(None, None, seed=0)] == [0.0, 2.0, 3.0, 8.0]
     assert [arrival.prompt_tokens for arrival in own.arrivals(None, 3.0, seed=0)] == [10, 20]
 
 
 def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
     """Their gaps keep their proportions: bursts stay bursts."""
-    own = Workload("trace", trace, ArrivalKind.TRACE)
+    own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert mean_rate(trace) == 0.5
     assert list(own.arrivals(1.0, None, seed=0)) == [
         Arrival(0.0, 10, 1),
@@ -44,25 +44,25 @@ def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
 
 def test_random_arrivals_have_the_sizes_of_the_trace(trace: Path) -> None:
     """Drawn anew for another seed."""
-    arrivals = list(Workload("trace", trace).arrivals(50.0, 10.0, seed=0))
+    arrivals = list(ClusterWorkload("trace", trace).arrivals(50.0, 10.0, seed=0))
     assert {arrival.prompt_tokens for arrival in arrivals} == {10, 20, 30, 40}
-    assert arrivals != list(Workload("trace", trace).arrivals(50.0, 10.0, seed=1))
+    assert arrivals != list(ClusterWorkload("trace", trace).arrivals(50.0, 10.0, seed=1))
 
 
 def test_without_a_file_sizes_have_the_published_percentiles() -> None:
     """Of either workload."""
-    outputs = sorted(arrival.output_tokens for arrival in Workload("code").arrivals(100.0, 50.0, seed=0))
+    outputs = sorted(arrival.output_tokens for arrival in ClusterWorkload("code").arrivals(100.0, 50.0, seed=0))
     assert outputs[len(outputs) // 2] == pytest.approx(13, abs=1)
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     """Before a world is made for it."""
     with pytest.raises(ValueError, match="no workload 'poems'"):
-        Workload("poems")
+        ClusterWorkload("poems")
     with pytest.raises(ValueError, match="need the path"):
-        Workload("conv", kind=ArrivalKind.TRACE)
+        ClusterWorkload("conv", kind=ArrivalKind.TRACE)
     with pytest.raises(ValueError, match="need a rate"):
-        Workload("conv").arrivals(None, 10.0, seed=0)
+        ClusterWorkload("conv").arrivals(None, 10.0, seed=0)
     single = tmp_path / "single.csv"
     single.write_text("".join(TRACE.splitlines(keepends=True)[:2]))
     with pytest.raises(TraceError, match="has no rate"):

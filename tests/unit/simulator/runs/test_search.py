@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.search import Grid, Limit, highest_rate, holds_for_all, limit_of
-from tests.unit.simulator.summaries import Oracle, case
+from tests.unit.simulator.runs.summaries import Oracle, case
 
 
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(1, 40))

@@ -11,7 +11,7 @@ from spotwise.simulator.spotserve.batches import ArtifactPipeline, BatchTimes, J
 from spotwise.simulator.spotserve.fleet import Fleet, SpotMarket, Stage, fleet_events
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SPOTSERVE, BatchFormation, SpotSurroundings
-from tests.unit.simulator import spot_worlds as tiny
+from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
 PACE = BatchTimes(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)

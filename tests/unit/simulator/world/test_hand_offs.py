@@ -13,7 +13,7 @@ from spotwise.core.worker import commands as c
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.network import Link, Network
-from tests.unit.simulator.worlds import settings
+from tests.unit.simulator.world.worlds import settings
 
 TARGET = KvTarget("t", 1, "t", (0, 1))
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from spotwise.simulator.runs.designs import DESIGNS, Split
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.metrics import Verdict
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 
 
 def case(design: str = "Splitwise-HH", split: Split | None = None, rate: float | None = 10.0) -> Case:
     """Describe a run; a baseline's default split has prompt machines alone."""
     if split is None:
         split = Split(4) if DESIGNS[design].token is None else Split(3, 1)
-    return Case(design, split, Workload("conv"), rate, seconds=10.0)
+    return Case(design, split, ClusterWorkload("conv"), rate, seconds=10.0)
 
 
 def summary(of: Case, *, holds: bool) -> RunSummary:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.simulator.costs.profiles import ProfileError, measured, read_profile
-from tests.unit.simulator.profile_rows import HEADER, row, write
+from tests.unit.simulator.costs.profile_rows import HEADER, row, write
 
 GOOD = "llama2-70b,a100-80gb,512,4,128,0.9,0.73,196.25,54.75,7168.9,2\n"
 

@@ -7,7 +7,7 @@ import pytest
 from spotwise.simulator.runs.experiment import Case, RunSummary
 from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.search import Grid, Search, limit_of
-from tests.unit.simulator.summaries import Oracle, case, summary
+from tests.unit.simulator.runs.summaries import Oracle, case, summary
 
 
 def holds_up_to_90(of: Case) -> RunSummary:

@@ -17,10 +17,10 @@ from spotwise.simulator.runs.designs import Split
 from spotwise.simulator.runs.experiment import Case, RunSummary, simulate
 from spotwise.simulator.runs.kept_runs import KeptRuns
 from spotwise.simulator.runs.recorded import RECORDED
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
-CODE = Case("Splitwise-HA", Split(2, 1), Workload("code"), 2.0, 5.0)
+CODE = Case("Splitwise-HA", Split(2, 1), ClusterWorkload("code"), 2.0, 5.0)
 
 
 class Counting:
@@ -92,7 +92,7 @@ def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypat
     """A trace under its old name, and a simulator that has been worked on."""
     run, path, trace = Counting(), tmp_path / "runs", tmp_path / "trace.csv"
     trace.write_text(TRACE.format(tokens=20))
-    case = replace(CODE, workload=Workload("mine", trace))
+    case = replace(CODE, workload=ClusterWorkload("mine", trace))
     KeptRuns(path, run, RunSummary)(case)
     trace.write_text(TRACE.format(tokens=21))
     forget()

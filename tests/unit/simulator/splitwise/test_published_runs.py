@@ -10,7 +10,7 @@ from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
 from spotwise.simulator.runs.designs import Split
 from spotwise.simulator.runs.parallel import drive
-from spotwise.simulator.runs.workload import Workload
+from spotwise.simulator.runs.workload import ClusterWorkload
 from spotwise.simulator.splitwise.published_runs import (
     Comparison,
     PublishedCluster,
@@ -18,7 +18,7 @@ from spotwise.simulator.splitwise.published_runs import (
     compare,
     read_published_runs,
 )
-from tests.unit.simulator.summaries import Oracle
+from tests.unit.simulator.runs.summaries import Oracle
 
 HEADER = (
     "mode,workload,design,prompt_machines,token_machines,rate_rps,requests,ttft_p50,ttft_p90,ttft_p99,"
@@ -66,7 +66,7 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
     """From a step below the published rates to a step above, also at rates they left out."""
     published = [run(40, holds=True), run(60, holds=True), run(80, holds=False)]
     oracle = Oracle(lambda case: (case.rate or 0.0) <= ours)
-    search = compare(CLUSTER, published, Workload("conv"), None)
+    search = compare(CLUSTER, published, ClusterWorkload("conv"), None)
     found = drive({"": search}, 1, run=oracle.run)[""]
     assert (found.holds, found.breaks) == (60, 80)
     assert found.ours == (None if ours < 30 else min(ours, 90))
