@@ -79,7 +79,7 @@ class SpotWatcherRole:
         self._poll_s = 0.0
         self._failures = 0
         self._problem: str | None = None
-        self._heard_itself_s: float | None = None
+        self._received_own_heartbeat_s: float | None = None
         self._commands: list[SpotWatcherCommand] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             Member: self._hear,
@@ -101,7 +101,7 @@ class SpotWatcherRole:
 
     def _hear(self, member: Member, now: float) -> None:
         if member.id == self.watcher_id:
-            self._heard_itself_s = now
+            self._received_own_heartbeat_s = now
         for change in self._membership.observe(member, now):
             was_replaced = change.member.incarnation < member.incarnation
             if isinstance(change, MemberLost) and (was_replaced or member.state is MemberState.LOST):
@@ -142,7 +142,7 @@ class SpotWatcherRole:
             )
 
     def _speaks_for_all(self, now: float) -> bool:
-        heard_s = self._heard_itself_s
+        heard_s = self._received_own_heartbeat_s
         if heard_s is None or now - heard_s > self._policy.member_timeout_s / 2:
             return False
         others = (member.id for member in self._membership.all(MemberKind.SPOT_WATCHER))
