@@ -90,19 +90,15 @@ class MemoryKvTransport:
         self._address = self._network.listen(self)
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
+        """See `KvTransport`."""
         self._windows[choice_id] = _Window(epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
-        """Refuse what still comes for the request. Idempotent."""
+        """See `KvTransport`."""
         self._windows.pop(choice_id, None)
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
-        """Begin a hand-off into the target's reserved blocks.
-
-        Raises:
-            ValueError: no blocks, or more than the target reserved.
-        """
+        """See `KvTransport`."""
 
         async def move(handoff: KvHandoff) -> int:
             return self._hand_over(target, handoff, source_block_ids)
@@ -111,12 +107,7 @@ class MemoryKvTransport:
         return WholePush(target, choice_id, epoch, num_layers, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """Copy blocks into the target's reserved blocks and hand the request over.
-
-        Raises:
-            KvTransferError: nobody at that address, or refused; the text says which and why.
-            ValueError: no blocks, or more than the target reserved.
-        """
+        """See `KvTransport`."""
         push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, self._memory.num_layers, len(source_block_ids), handoff)
 

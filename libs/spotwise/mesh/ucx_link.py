@@ -41,7 +41,7 @@ FrameHandler = Callable[["UcxLink", KvFrame, Any, "asyncio.Future[None]"], "asyn
 
 
 class HostPayloads:
-    """Payloads are numpy arrays, checked by xxh3; a `PayloadMemory`."""
+    """A `PayloadMemory` of numpy arrays and xxh3."""
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
         """Return an array of `size` bytes."""
@@ -53,7 +53,7 @@ class HostPayloads:
 
 
 class PayloadBuffers:
-    """Buffers for payloads, used again: fresh memory costs a page fault for every 4 KiB that is written."""
+    """A pool of payload buffers: fresh memory costs a page fault per 4 KiB."""
 
     def __init__(self, payloads: PayloadMemory, buffer_bytes: int, keep: int) -> None:
         self._payloads = payloads
@@ -62,7 +62,7 @@ class PayloadBuffers:
         self._free: list[Any] = []
 
     def take(self, frame: KvFrame) -> Any:
-        """Return a buffer of at least the bytes that a frame announces; only those of blocks need `PayloadMemory`."""
+        """Return a buffer of at least a frame's payload; only those of chunks need `PayloadMemory`."""
         size = frame.payload_bytes
         if frame.kind is not FrameKind.CHUNK:
             return np.empty(size, np.uint8)
@@ -71,7 +71,7 @@ class PayloadBuffers:
         return self._free.pop() if self._free else self._payloads.allocate(self._buffer_bytes)
 
     def give(self, buffer: Any) -> None:
-        """Take back a buffer that nobody reads or writes any more."""
+        """Take back a buffer that is not read or written any more."""
         if buffer.nbytes == self._buffer_bytes and len(self._free) < self._keep:
             self._free.append(buffer)
 
@@ -80,10 +80,10 @@ class UcxLink:
     """One endpoint with its read loop.
 
     Attributes:
-        peer: who is at the other end.
-        transport: what UCX uses for it.
-        slots: payloads of this link in flight at most, each way apart.
-        retired: gets no new pushes; closed when the last one is over.
+        peer: the other end's hello.
+        transport: the lanes that UCX uses.
+        slots: for payloads in flight, in each direction.
+        retired: gets no new pushes; closed after the last one.
     """
 
     def __init__(
