@@ -20,7 +20,7 @@ from spotwise.core.messages import (
     RequestAccepted,
     WorkerLoad,
 )
-from spotwise.mesh.edge import EventEdge
+from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import is_serving
 from spotwise.mesh.ports import BusMessage, MeshError, PayloadTooLargeError
 from spotwise.mesh.service import ServiceHost
@@ -233,10 +233,10 @@ async def test_periodic_work_waits_for_a_mesh_that_is_away(settings: ServiceSett
 
 def test_the_edge_logs_what_it_stops_and_nothing_else() -> None:
     """An exception ends there, with the event's name and its traceback; a cancellation does not."""
-    with capture_logs() as logs, EventEdge("Tick"):
+    with capture_logs() as logs, LoggedErrors("Tick"):
         raise ValueError("a bug")
     assert [(each["event"], each["on"]) for each in logs] == [("event_failed", "Tick")]
     assert logs[0]["exc_info"]
-    with pytest.raises(asyncio.CancelledError), capture_logs() as logs, EventEdge("Tick"):
+    with pytest.raises(asyncio.CancelledError), capture_logs() as logs, LoggedErrors("Tick"):
         raise asyncio.CancelledError
     assert logs == []

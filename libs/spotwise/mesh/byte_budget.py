@@ -1,7 +1,7 @@
-"""Bytes that may be held at once.
+"""Bounds the bytes that are held at once.
 
-Law: who asks first is served first, so that a large request is not passed for ever by small ones; a request larger than the
-whole budget is served when nothing else is held.
+Requests are granted in order of arrival, so that small ones do not starve a large one; a request larger than the whole budget
+is granted when nothing else is held.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ByteBudget:
         self.held_bytes = 0
 
     async def take(self, num_bytes: int) -> None:
-        """Wait until there is room for so many bytes; `give` them back afterwards."""
+        """Wait until `num_bytes` fit; `give` them back afterwards."""
         if not self._waiting and self._has_room(num_bytes):
             self.held_bytes += num_bytes
             return
@@ -34,7 +34,7 @@ class ByteBudget:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._serve()  # who gave up may have been first
+                self._serve()  # the cancelled request may have been first
             else:
                 self.give(num_bytes)  # granted in the same turn of the loop
             raise

@@ -1,4 +1,4 @@
-"""How tasks are ended for certain."""
+"""Cancels tasks reliably."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-#: Until tasks that are not done are cancelled once more.
+#: After this time, tasks that are not done are cancelled again.
 CANCEL_AGAIN_S = 0.1
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, again and again until they are done; what they fail with is not told.
+    """Cancel tasks repeatedly until they are done; their exceptions are dropped.
 
-    Once is not enough: `asyncio.wait_for` of Python 3.11 forgets a cancellation that comes when its work is done, and redis-py
-    sends by it; gRPC's channels lose one that meets their closing. A task cancelled at that moment would go on.
+    Once is not enough: `asyncio.wait_for` of Python 3.11 loses a cancellation that comes as its work ends (redis-py uses it),
+    and gRPC's channels lose one that comes as they close.
     """
     left = set(tasks)
     while left:

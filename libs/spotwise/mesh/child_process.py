@@ -1,11 +1,8 @@
-"""A child process that cannot outlive the one that started it.
+"""Starts child processes that cannot outlive their parent. Linux only.
 
-Law: a child has a session of its own, so a terminal's Ctrl-C reaches only the parent, and it asks the kernel for
-SIGKILL when the parent is gone, however the parent went (prctl(2), PR_SET_PDEATHSIG). A process is always named by its
-pid *and* its start time, so that a signal never reaches a stranger that was given the same pid later.
-
-The kernel takes the *thread* that forked for the parent: start children from a thread that lives as long as they should,
-which in practice is the main one. Linux only.
+A child has its own session, so that a terminal's Ctrl-C reaches only the parent; the kernel kills it when the *thread* that
+started it ends (prctl(2), PR_SET_PDEATHSIG), so start children from the main thread. A process is identified by pid *and* start
+time, so that no signal reaches a later process with the same pid.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-# Runs between fork and the real program, as a program of its own instead of a `preexec_fn`: that would run Python in a forked
-# copy of a process with threads. A parent that died before the request was made shows as a different parent pid.
+# Runs between fork and the program; a `preexec_fn` would run Python in a forked copy of a process with threads. A parent that
+# died before prctl shows as a different parent pid.
 _GUARD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
@@ -38,11 +35,10 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, told apart from a later one with the same pid.
+    """One process, distinct from a later one with the same pid.
 
     Attributes:
-        pid: as the kernel numbers it.
-        start_ticks: when it started, in clock ticks since boot (field 22 of /proc/PID/stat).
+        start_ticks: start time in clock ticks since boot (field 22 of /proc/PID/stat).
     """
 
     pid: int
@@ -50,12 +46,12 @@ class ProcessIdentity:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Identity of a running process; None when there is none, or only a zombie that its parent has yet to reap."""
+    """Return the identity of a running process; `None` where there is none, or only a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the program's name in parentheses and may hold anything, blanks and parentheses included.
+    # The second field is the program's name in parentheses, which may hold blanks and parentheses.
     fields = stat[stat.rindex(b")") + 2 :].split()
     if fields[0] in (b"Z", b"X"):
         return None
@@ -78,7 +74,7 @@ def send_signal(process: ProcessIdentity, signal_number: signal.Signals) -> bool
     except ProcessLookupError:
         return False
     try:
-        # From here on the descriptor, unlike the pid, cannot come to mean another process.
+        # The descriptor, unlike the pid, cannot come to mean another process.
         if identify(process.pid) != process:
             return False
         signal.pidfd_send_signal(descriptor, signal_number)
@@ -90,40 +86,40 @@ def send_signal(process: ProcessIdentity, signal_number: signal.Signals) -> bool
 
 
 class ChildProcess:
-    """A running child: made by `start_child`."""
+    """A running child, made by `start_child`."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
-        # A child that has already exited is still a zombie of ours, which has no identity any more.
+        # A child that has already exited is a zombie, without an identity.
         self.identity = identify(popen.pid) or ProcessIdentity(popen.pid, 0)
 
     @property
     def pid(self) -> int:
-        """Its pid, which is also the service's: the guard replaces itself by the program."""
+        """Its pid, which is also the program's: the guard replaces itself by exec."""
         return self.identity.pid
 
     def exit_code(self) -> int | None:
-        """How it ended (minus the signal number when a signal ended it); None while it runs."""
+        """Return its exit code (minus the signal's number where a signal ended it); `None` while it runs."""
         return self._popen.poll()
 
     def terminate(self) -> None:
-        """Ask it to leave (SIGTERM); nothing when it has left."""
+        """Send SIGTERM; nothing where it has exited."""
         self._popen.terminate()
 
     def kill(self) -> None:
-        """End it and every process of its session's group at once, and reap it."""
+        """Send SIGKILL to its process group, and reap it."""
         self.end()
         self._popen.wait()
 
     def end(self) -> None:
-        """Send SIGKILL to it and every process of its session's group, without waiting; `exit_code` tells when it is gone."""
+        """Send SIGKILL to its process group without waiting for its exit."""
         if self._popen.poll() is None:
-            # It is not reaped yet, so its pid still names its group.
+            # Not reaped yet, so its pid still names its group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has left; False when it still runs after `timeout_s`."""
+        """Wait until it has exited; `False` where it still runs after `timeout_s`."""
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -131,7 +127,7 @@ class ChildProcess:
         return True
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ask it to leave, and end it when it has not within `grace_s`."""
+        """Send SIGTERM, and SIGKILL where it has not exited within `grace_s`."""
         self.terminate()
         if not self.wait(grace_s):
             self.kill()
@@ -149,10 +145,10 @@ def start_child(
 
     Args:
         argv: program and arguments; a program that cannot be run shows as exit status 1 and a line in the log.
-        log_path: stdout and stderr are appended to it, for nobody else to read; dropped where it cannot be opened.
-        env: the whole environment; this process's own when None.
-        folder: working folder; this process's own when None.
-        stdin: what it reads, a few kilobytes at most: secrets come this way into no file and no command line.
+        log_path: receives stdout and stderr, readable by its owner alone; dropped where it cannot be opened.
+        env: the whole environment; `None`: this process's.
+        folder: working folder; `None`: this process's.
+        stdin: its input, at most PIPE_BUF bytes: for secrets, which must be in no file and no command line.
     """
     guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
     # A pipe holds this much without a reader.
@@ -177,7 +173,7 @@ def start_child(
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """A disk that is full, or a folder that is gone, is no reason not to start a program."""
+    """Open a log; a full disk or a missing folder must not keep a program from starting."""
     try:
         return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
     except OSError:

@@ -1,4 +1,4 @@
-"""Time, as the roles see it: Unix seconds that never go back."""
+"""The roles' clock: monotonic Unix seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's monotonic clock, set once to the wall clock: deadlines travel as absolute times and still never jump."""
+    """The machine's monotonic clock, set once to the wall clock: messages carry deadlines as absolute times."""
 
     def __init__(self) -> None:
         self._offset_s = time.time() - time.monotonic()

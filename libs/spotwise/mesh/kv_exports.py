@@ -1,10 +1,8 @@
-"""Chunks of this worker's KV, copied out and put on a link.
+"""Exports chunks of this worker's KV and sends them.
 
-Law: a chunk is gathered and checksummed on a copy thread, never on the loop, and then submitted to its link. What all pushes
-of a worker have copied out and not sent is bounded (`budget`), so that many slow peers cannot fill its memory.
-
-Invariants: a chunk's slot and bytes are given back once it has left, or could not; a chunk that is called off is over only
-when the copy thread has left its blocks.
+A copy thread, never the loop, gathers and checksums a chunk, which is then submitted to its link. The bytes exported and not
+sent by all pushes of a worker are bounded (`budget`), so that slow peers cannot fill its memory. A cancelled export ends only
+after the copy thread has finished reading its blocks.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ from spotwise.wire.kv_frames import KvFrame
 
 @dataclass(frozen=True, slots=True)
 class KvExports:
-    """What all pushes of a worker share.
+    """Exports for all pushes of a worker.
 
     Attributes:
-        memory: what they read.
-        payloads: what they carry it in.
-        buffers: used again and again for what is copied.
+        memory: the source.
+        payloads: memory of the payloads.
+        buffers: pool of payload buffers.
         copies: threads that copy and checksum.
         budget: of exported bytes.
-        chunk_bytes: of one chunk at most, unless one block of one layer is larger.
-        stream_bytes: for which a chunk waits while its next layer is computed.
+        chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
+        stream_bytes: a chunk's minimum while its next layer is still computed.
     """
 
     memory: KvMemory
@@ -44,24 +42,24 @@ class KvExports:
     stream_bytes: int
 
     def stream(self, num_blocks: int) -> KvStream:
-        """Return the cells of so many blocks, none of them written."""
+        """Return a stream of `num_blocks` blocks, none of them written."""
         memory = self.memory
         return KvStream(memory.num_layers, num_blocks, memory.layer_block_bytes, self.chunk_bytes, self.stream_bytes)
 
     def bytes_of(self, frame: KvFrame) -> int:
-        """Return the payload of a chunk."""
+        """Return the payload bytes of a chunk."""
         return frame.num_layers * frame.num_blocks * self.memory.layer_block_bytes
 
     async def start(self, link: UcxLink, frame: KvFrame, block_ids: tuple[int, ...]) -> asyncio.Task[None]:
-        """Take room for a chunk, for which the caller holds a slot of the link; export and submit it in the background.
+        """Wait for the budget, then export and submit a chunk in the background.
 
         Args:
-            link: where to.
-            frame: the chunk's header; its payload's size and checksum are filled in.
+            link: the caller holds one of its slots, which is released once the chunk is sent.
+            frame: the chunk's header, without its payload's size and checksum.
             block_ids: of the whole push.
 
         Returns:
-            What ends when the chunk is submitted; it raises what the memory or the link raises.
+            A task that ends when the chunk is submitted; it raises the memory's or the link's errors.
         """
         num_bytes = self.bytes_of(frame)
         frame = replace(frame, payload_bytes=num_bytes)
@@ -74,7 +72,7 @@ class KvExports:
         buffer = self.buffers.take(frame)
 
         def left(_: object) -> None:
-            if link.alive:  # UCX may still read what a link that failed was given
+            if link.alive:  # UCX may still read buffers of a failed link
                 self.buffers.give(buffer)
             self.budget.give(num_bytes)
             link.slots.release()

@@ -1,24 +1,21 @@
-"""What a transfer costs, learned from those that were.
+"""Fits a link's latency and bandwidth to observed transfers.
 
-Law: seconds are a line over bytes, latency and bandwidth, by least squares over the transfers seen; each weighs less with
-every one after it, so that the line follows a link that changes. Where all were of one size, or larger ones took no longer,
-the line is the simplest that fits: through the origin, or flat.
-
-Invariant: nothing is learned of a transfer of no bytes or no time.
+Least squares of seconds over bytes, with exponentially decaying weights, so that the fit follows a link that changes. Where all
+transfers are of one size the line goes through the origin; where larger ones take no longer it is flat.
 """
 
 from __future__ import annotations
 
 from spotwise.core.cost_model import FLAT_BYTES_PER_S, LinkCost
 
-#: What a transfer weighs, relative to the one after it: some twenty count.
+#: A transfer's weight relative to the next one's: about twenty count.
 _FADING = 0.9
 #: Sizes that vary by less than this share of their mean are one size.
 _ONE_SIZE = 0.05
 
 
 class LinkFit:
-    """A line through fading points."""
+    """A weighted linear fit."""
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -39,7 +36,7 @@ class LinkFit:
 
     @property
     def cost(self) -> LinkCost | None:
-        """The line; `None` where nothing was seen."""
+        """The fitted line; `None` before the first transfer."""
         if not self._weight:
             return None
         mean_bytes, mean_s = self._bytes / self._weight, self._seconds / self._weight

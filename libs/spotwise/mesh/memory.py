@@ -1,8 +1,7 @@
-"""In-memory twins of the bus, the store and the clock: for unit tests only; `memory_kv` has the transfer plane's.
+"""In-memory bus, store and clock, for unit tests only (`memory_kv`: the KV transport).
 
-Law: a twin keeps its port's contract, errors included, as the real adapter keeps it; one set of tests runs against both.
-All of a twin's users live on one event loop. Nothing is encoded, so a value that no wire could carry passes: that is the
-codec's tests' matter.
+Each keeps its port's contract, errors included; the contract tests run against it and the real adapter. All users of one share
+an event loop. Nothing is encoded.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Handler: TypeAlias = Callable[[BusMessage], Awaitable[None]]
 
 
 class FakeClock:
-    """Time that stands still until a test moves it."""
+    """A clock that only a test advances."""
 
     def __init__(self, now_s: float = 1_000_000.0) -> None:
         self._now_s = now_s
@@ -50,7 +49,7 @@ class FakeClock:
 
 
 class MemoryBroker:
-    """What several `MemoryBus` connections share: who listens, and how large a message may be."""
+    """The subscriptions and the payload limit that several `MemoryBus` connections share."""
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.max_payload_bytes = max_payload_bytes
@@ -58,16 +57,16 @@ class MemoryBroker:
         self._turns: defaultdict[tuple[str, str], itertools.count[int]] = defaultdict(itertools.count)
 
     def add(self, subscription: _MemorySubscription) -> None:
-        """Let a subscription hear what is published from now on."""
+        """Add a subscription."""
         self._subscriptions.append(subscription)
 
     def remove(self, subscription: _MemorySubscription) -> None:
-        """Let it hear no more; idempotent."""
+        """Remove a subscription; idempotent."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
     def route(self, message: BusMessage) -> int:
-        """Queue a message for every listener, and one of each queue group in turn; return for how many."""
+        """Queue a message for every subscriber, and one of each queue group in turn; return their number."""
         receivers: list[_MemorySubscription] = []
         groups: defaultdict[tuple[str, str], list[_MemorySubscription]] = defaultdict(list)
         for subscription in self._subscriptions:
@@ -94,7 +93,7 @@ class _MemorySubscription:
         broker.add(self)
 
     def take(self, message: BusMessage) -> None:
-        """Queue a message behind those that are here."""
+        """Queue a message."""
         self._arrived.put_nowait(message)
 
     async def unsubscribe(self) -> None:
@@ -117,7 +116,7 @@ class _MemorySubscription:
             try:
                 await self._handler(message)
             except Exception as error:
-                # As the real client: what a handler raises is told, and the next message comes.
+                # As the real client: a handler's exception is logged, and the next message is handled.
                 _log.warning("memory_bus_error", subject=message.subject, error=str(error))
             finally:
                 self._arrived.task_done()
@@ -171,7 +170,7 @@ class MemoryBus:
         return subscription
 
     def when_reconnected(self, act: Callable[[], None]) -> None:
-        """Call nobody ever: memory does not go away."""
+        """Do nothing: this bus never disconnects."""
 
     async def close(self) -> None:
         """Let the handlers finish what has arrived, and disconnect; idempotent."""
@@ -190,12 +189,14 @@ class MemoryBus:
 
 
 def _matches(pattern: str, subject: str) -> bool:
-    wanted, given = pattern.split("."), subject.split(".")
-    return len(wanted) == len(given) and all(want in ("*", token) for want, token in zip(wanted, given, strict=True))
+    expected, tokens = pattern.split("."), subject.split(".")
+    return len(expected) == len(tokens) and all(
+        each in ("*", token) for each, token in zip(expected, tokens, strict=True)
+    )
 
 
 class MemoryStore:
-    """Records, ledgers and registrations in dictionaries; registrations end by `clock`, the rest stays."""
+    """Records, ledgers and registrations in dictionaries; registrations expire by `clock`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()

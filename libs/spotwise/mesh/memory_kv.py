@@ -1,7 +1,6 @@
-"""In-memory twin of the transfer plane: for unit tests only.
+"""In-memory KV transport, for unit tests only.
 
-Law: a hand-off is refused for the reasons for which `ucx_inbox` refuses it, in the same order, and otherwise copied whole
-between two steps of the event loop, once it is committed; a window is consumed by the one push that fills it.
+A hand-off is refused for the reasons of `ucx_inbox`, in the same order, and otherwise copied at once when it is committed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class _Window:
 
 
 class MemoryKvNetwork:
-    """What several `MemoryKvTransport`s share: who listens where."""
+    """The listeners that several `MemoryKvTransport`s share, by address."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, MemoryKvTransport] = {}
@@ -38,14 +37,14 @@ class MemoryKvNetwork:
         return address
 
     def leave(self, address: str) -> None:
-        """Take an address away; idempotent."""
+        """Remove an address; idempotent."""
         self._listeners.pop(address, None)
 
     def reach(self, address: str) -> MemoryKvTransport:
-        """Return who listens there.
+        """Return the listener of an address.
 
         Raises:
-            KvTransferError: nobody.
+            KvTransferError: there is none.
         """
         try:
             return self._listeners[address]
@@ -91,19 +90,15 @@ class MemoryKvTransport:
         self._address = self._network.listen(self)
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
+        """See `KvTransport`."""
         self._windows[choice_id] = _Window(epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
-        """Refuse what still comes for the request. Idempotent."""
+        """See `KvTransport`."""
         self._windows.pop(choice_id, None)
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
-        """Begin a hand-off into the target's reserved blocks.
-
-        Raises:
-            ValueError: no blocks, or more than the target reserved.
-        """
+        """See `KvTransport`."""
 
         async def move(handoff: KvHandoff) -> int:
             return self._hand_over(target, handoff, source_block_ids)
@@ -112,12 +107,7 @@ class MemoryKvTransport:
         return WholePush(target, choice_id, epoch, num_layers, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """Copy blocks into the target's reserved blocks and hand the request over.
-
-        Raises:
-            KvTransferError: nobody at that address, or refused; the text says which and why.
-            ValueError: no blocks, or more than the target reserved.
-        """
+        """See `KvTransport`."""
         push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, self._memory.num_layers, len(source_block_ids), handoff)
 
@@ -163,7 +153,7 @@ class MemoryKvTransport:
         try:
             self._on_handoff(handoff, report)
         except Exception as error:
-            # The edge, as in the real one: this worker's loop is told, and so is the sender.
+            # As in `ucx_inbox`: the receiver's loop and the sender both learn it.
             context = {"message": "a hand-off was not taken", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             raise KvTransferError("refused: it could not take the hand-off") from None

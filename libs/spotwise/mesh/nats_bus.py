@@ -27,7 +27,7 @@ from spotwise.mesh.redaction import without_passwords
 _log = structlog.get_logger(__name__)
 
 
-def _told(error: BaseException) -> str:
+def _shown(error: BaseException) -> str:
     return without_passwords(str(error)) or type(error).__name__
 
 
@@ -44,7 +44,7 @@ class _Subscription:
 
 
 class NatsBus:
-    """A connection to one NATS server; reconnects for ever, so that a broker's restart is a pause and not an end."""
+    """A connection to one NATS server; reconnects forever, so that a broker's restart is only a pause."""
 
     def __init__(self, client: Client, reconnected: list[Callable[[], None]] | None = None) -> None:
         self._client = client
@@ -63,9 +63,9 @@ class NatsBus:
         reconnected: list[Callable[[], None]] = []
 
         async def on_error(error: Exception) -> None:
-            # While the broker is away each attempt fails, several a second; that it is away was said once.
-            told = _log.warning if client.is_connected else _log.debug
-            told("nats_error", error=_told(error))
+            # While the broker is unreachable, each attempt fails, several a second; `nats_disconnected` was logged already.
+            log = _log.warning if client.is_connected else _log.debug
+            log("nats_error", error=_shown(error))
 
         async def on_disconnect() -> None:
             if not client.is_closed:  # by ourselves
@@ -78,7 +78,7 @@ class NatsBus:
 
         seconds: dict[str, Any] = {"connect_timeout": connect_timeout_s, "reconnect_time_wait": 0.2}
         try:
-            # The client takes "for ever" for its first connection too, hence a limit of our own.
+            # The client would retry its first connection forever, too.
             async with asyncio.timeout(connect_timeout_s):
                 await client.connect(
                     url,
@@ -94,7 +94,7 @@ class NatsBus:
             reason = client.last_error or error
             await client.close()
             raise MeshError(
-                f"no NATS server answers at {shown_url} within {connect_timeout_s:g} s: {_told(reason)}"
+                f"no NATS server answers at {shown_url} within {connect_timeout_s:g} s: {_shown(reason)}"
             ) from error
         return cls(client, reconnected)
 
@@ -135,8 +135,8 @@ class NatsBus:
 
         try:
             subscription = await self._client.subscribe(subject, queue=queue, cb=on_message)
-            # The broker knows it before this returns. Twice: the client's PING overtakes a SUB that it has not written yet,
-            # so that only the second PONG speaks of it.
+            # So that the broker knows the subscription before this returns. Twice: the client's PING overtakes a SUB that is
+            # not written yet, and only the second PONG follows it.
             await self._client.flush()
             await self._client.flush()
         except nats.errors.Error as error:
@@ -144,7 +144,7 @@ class NatsBus:
         return _Subscription(self._client, subscription)
 
     def when_reconnected(self, act: Callable[[], None]) -> None:
-        """Call `act` each time a lost connection is back: messages of the meantime may be missing."""
+        """Call `act` after each reconnect: messages sent in between may be lost."""
         self._reconnected.append(act)
 
     async def close(self) -> None:

@@ -1,7 +1,6 @@
-"""What a member has to say and the broker has not taken yet.
+"""A member's queue of messages to publish: ordered and bounded.
 
-In order, and bounded: while the broker is away or does nothing, workers go on and say so. What is dropped then is the oldest;
-receivers treat it as any lost message.
+While the broker is unreachable, workers continue and fill it; the oldest messages are dropped, as lost ones to their receivers.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import structlog
 
 _log = structlog.get_logger(__name__)
 
-#: Of all messages that wait, together. Minutes of a worker's tokens.
+#: Of all queued messages: minutes of a worker's tokens.
 OUTBOX_BYTES = 16 << 20
 
 
 class Outbox:
-    """Messages in the order in which they were put in.
+    """A FIFO queue of messages.
 
     Args:
-        max_bytes: that wait at most; the newest message stays whatever its size.
+        max_bytes: of all queued messages; the newest one stays whatever its size.
     """
 
     def __init__(self, max_bytes: int = OUTBOX_BYTES) -> None:
@@ -34,7 +33,7 @@ class Outbox:
         self._is_empty.set()
 
     def put(self, subject: str, payload: bytes) -> None:
-        """Add a message; the oldest go where there is no room."""
+        """Add a message; drop the oldest where they exceed `max_bytes`."""
         self._messages.append((subject, payload))
         self._bytes += len(payload)
         self._has_messages.set()
@@ -49,7 +48,7 @@ class Outbox:
                 )
 
     async def take(self) -> tuple[str, bytes]:
-        """Wait for the oldest message and take it; say `sent` when it is."""
+        """Wait for the oldest message and take it; call `sent` afterwards."""
         await self._has_messages.wait()
         subject, payload = self._messages.popleft()
         self._bytes -= len(payload)
@@ -58,7 +57,7 @@ class Outbox:
         return subject, payload
 
     def sent(self) -> None:
-        """Note that what was taken has been sent, or is lost."""
+        """Note that the message taken has been sent, or is lost."""
         if self._messages:
             return
         self._is_empty.set()

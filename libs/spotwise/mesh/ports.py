@@ -1,7 +1,7 @@
-"""The doors of the mesh: what a service may ask of the world.
+"""The ports of the mesh: message bus, store and KV transport.
 
-Each port is a Protocol with a real adapter (`nats_bus`, `redis_store`, `ucx_transfer`) and, for unit tests only, an in-memory
-twin (`memory`). Nothing here opens a connection.
+Each is a Protocol with a real adapter (`nats_bus`, `redis_store`, `ucx_transfer`) and, for unit tests only, an in-memory one
+(`memory`, `memory_kv`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 
 
 class MeshError(Exception):
-    """The world outside the process did not do what was asked."""
+    """An external system, or the network, failed."""
 
 
 class NoResponderError(MeshError):
-    """Nobody listens on the subject of a request."""
+    """A request's subject has no subscriber."""
 
 
 class ReplyTimeoutError(MeshError):
-    """A listener exists and did not answer in time."""
+    """A subscriber exists and did not answer in time."""
 
 
 class PayloadTooLargeError(MeshError):
@@ -36,13 +36,7 @@ class KvTransferError(MeshError):
 
 @dataclass(frozen=True, slots=True)
 class BusMessage:
-    """One message as received.
-
-    Attributes:
-        subject: where it was published.
-        payload: its bytes.
-        respond: sends the answer, where the sender waits for one.
-    """
+    """One message as received; `respond` sends the answer, where the sender waits for one."""
 
     subject: str
     payload: bytes
@@ -64,7 +58,7 @@ class MessageBus(Protocol):
         """Largest message that the broker carries."""
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send without waiting for anyone.
+        """Send without waiting for receivers.
 
         Raises:
             PayloadTooLargeError: the broker would refuse it.
@@ -74,8 +68,8 @@ class MessageBus(Protocol):
         """Send and wait for one answer.
 
         Raises:
-            NoResponderError: nobody listens.
-            ReplyTimeoutError: nobody answered within `timeout_s`.
+            NoResponderError: the subject has no subscriber.
+            ReplyTimeoutError: no answer came within `timeout_s`.
             PayloadTooLargeError: the broker would refuse it.
         """
 
@@ -85,7 +79,7 @@ class MessageBus(Protocol):
         """Call `handler` for each message, one at a time, in order; members of one `queue` share the messages."""
 
     def when_reconnected(self, act: Callable[[], None]) -> None:
-        """Call `act` each time a lost connection is back: messages of the meantime may be missing."""
+        """Call `act` after each reconnect: messages sent in between may be lost."""
 
     async def close(self) -> None:
         """Send what is pending and disconnect; idempotent."""
@@ -104,13 +98,13 @@ class MeshStore(Protocol):
         """Remove a record; idempotent."""
 
     async def append_ledger(self, *entries: LedgerEntry) -> None:
-        """Append to the ledgers of the requests that the entries are about."""
+        """Append each entry to its request's ledger."""
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
-        """Return an API request's ledger in order of time; empty where nothing is known of it."""
+        """Return a request's ledger in order of time; empty where there is none."""
 
     async def register(self, member: Member, ttl_s: float) -> None:
-        """Write a registration that ends by itself after `ttl_s`."""
+        """Write a registration that expires after `ttl_s`."""
 
     async def next_incarnation(self, member_id: str, at_least: int) -> int:
         """Return a number above those of all members that had this id lately, and not below `at_least`."""
@@ -126,7 +120,7 @@ class MeshStore(Protocol):
 
 
 def layouts_differ(worker_id: str, peer_id: str) -> KvTransferError:
-    """Return the error of a hand-off between workers to which the same bytes mean different keys and values."""
+    """Return the error of a hand-off between workers of different KV layouts."""
     return KvTransferError(
         f"{worker_id} and {peer_id} keep KV in different layouts; give both the same model, --dtype, KV block size and kind "
         "of --device"
@@ -134,7 +128,7 @@ def layouts_differ(worker_id: str, peer_id: str) -> KvTransferError:
 
 
 def models_differ(worker_id: str, digest: str | None, peer_id: str, peer_digest: str | None) -> KvTransferError:
-    """Return the error of a hand-off between workers that compute with different weights."""
+    """Return the error of a hand-off between workers of different weights."""
     return KvTransferError(
         f"{peer_id} computes with other weights ({peer_digest or 'none'}) than {worker_id} ({digest or 'none'}); give both "
         "the same model folder"
@@ -142,10 +136,7 @@ def models_differ(worker_id: str, digest: str | None, peer_id: str, peer_digest:
 
 
 class KvMemory(Protocol):
-    """Paged KV as the transfer sees it: bytes by layer and block. Implemented by the engine.
-
-    Arrays of bytes are numpy's, or whatever the `PayloadMemory` beside it makes.
-    """
+    """Paged KV as bytes by layer and block, in numpy arrays or the arrays of its `PayloadMemory`; the engine implements it."""
 
     @property
     def num_layers(self) -> int:
@@ -157,14 +148,13 @@ class KvMemory(Protocol):
 
     @property
     def layout(self) -> str:
-        """What the bytes of a block mean; only memories that say the same may exchange blocks."""
+        """What the bytes of a block mean; only memories of one layout may exchange blocks."""
 
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
         """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes.
 
         Args:
-            first_layer: of those copied.
-            num_layers: how many.
+            first_layer, num_layers: the layers.
             block_ids: of each layer.
             into: memory for a payload of that size, which may be used and returned.
         """
@@ -173,32 +163,32 @@ class KvMemory(Protocol):
         """Copy blocks in: the inverse of `export_layers`.
 
         Raises:
-            ValueError: `data` has not the size that the arguments say.
+            ValueError: the size of `data` differs.
         """
 
 
 class PayloadMemory(Protocol):
-    """Where the transfer keeps the bytes of blocks, and how it checks them: on the host, or on a device.
+    """Allocates and checksums the payloads of a transfer, on the host or on a device.
 
-    A payload is what `KvMemory` exports and imports: an array that UCX can read, with `nbytes`; a slice of it is one, too.
+    A payload is what `KvMemory` exports and imports: an array that UCX can read, with `nbytes`; so is a slice of it.
     """
 
     def allocate(self, size: int) -> Any:
-        """Return memory for a payload of `size` bytes, of any content. Called on the loop: it does not wait."""
+        """Return uninitialized memory for a payload of `size` bytes. Called on the loop: it does not wait."""
 
     def checksum(self, payload: Any) -> int:
-        """Return 64 bits that tell a damaged payload from a sound one. Called on copy threads."""
+        """Return a checksum of 64 bits. Called on copy threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What a finished push was like.
+    """Figures of a finished push.
 
     Attributes:
         kv_bytes: payload moved, each cell counted once.
-        seconds: from the first export to the receiver's acknowledgement.
-        transport: what UCX really used, e.g. `tcp/lo`, `shm/memory`, `rc_mlx5/mlx5_0:1`.
-        visible_s: from the commit to the acknowledgement, connecting included; at the receiver, which cannot know that, `None`.
+        seconds: from the first export to the receiver's ACK.
+        transport: the lanes that UCX used, e.g. `tcp/lo`, `shm/memory`, `rc_mlx5/mlx5_0:1`.
+        visible_s: from the commit to the ACK, connecting included; `None` at the receiver.
     """
 
     kv_bytes: int
@@ -208,34 +198,32 @@ class TransferReport:
 
 
 class KvPush(Protocol):
-    """A hand-off that leaves as its KV is written. Nothing is read that was not said to be written."""
+    """A hand-off whose KV is sent as it is written; only blocks reported by `wrote` are read."""
 
     def wrote(self, layers: int, blocks: int) -> None:
-        """Note that in the first `layers` layers the first `blocks` blocks hold all they will hold; more may be said already.
-
-        No effect once the push is over.
+        """Note that in the first `layers` layers the first `blocks` blocks are complete; no effect once the push is over.
 
         Raises:
             ValueError: there are fewer layers or blocks.
         """
 
     def commit(self, handoff: KvHandoff) -> None:
-        """Let the hand-off follow its KV, all of which is written.
+        """Send the hand-off after its KV.
 
         Raises:
-            ValueError: something is not.
+            ValueError: the KV is not all written.
         """
 
     def abort(self) -> None:
-        """Call it off: `delivered` raises, unless the hand-off is complete already; idempotent."""
+        """Cancel the push: `delivered` raises, unless the hand-off is complete already; idempotent."""
 
     async def delivered(self) -> TransferReport:
-        """Return after the receiver verified every checksum and accepted; to be awaited by one.
+        """Return after the receiver verified every checksum and accepted; only one task may await it.
 
-        The source blocks may be given to others as soon as this returns or raises, and not before.
+        The source blocks may be reused once this returns or raises, not before.
 
         Raises:
-            KvTransferError: unreachable, refused, corrupt, timed out or called off, be it before the commit.
+            KvTransferError: unreachable, refused, corrupt, timed out or cancelled, also before the commit.
         """
 
 
@@ -250,37 +238,32 @@ class KvTransport(Protocol):
         """Listen."""
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
+        """Accept this attempt's KV into these blocks; replaces an earlier attempt's window."""
 
     def forget(self, choice_id: str) -> None:
-        """Refuse what still comes for the request; after this call its blocks are not written any more. Idempotent."""
+        """Refuse further KV for the choice; after this call its blocks are not written any more. Idempotent."""
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> KvPush:
-        """Begin to copy blocks into the target's reserved blocks, as they are said to be written.
+        """Begin to copy blocks into the target's reserved blocks as they are written.
 
         Args:
-            target: the reservation; its first `len(source_block_ids)` blocks are written.
-            choice_id: the sequence.
-            epoch: its attempt.
-            source_block_ids: the blocks that will hold the prompt, in position order.
+            target: the reservation, whose first `len(source_block_ids)` blocks are filled.
+            choice_id, epoch: the attempt.
+            source_block_ids: the prompt's blocks in position order.
 
         Raises:
             ValueError: no blocks, or more than the target reserved.
         """
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """Copy the KV of `handoff.num_tokens` tokens into the target's reserved blocks and tell it the hand-off.
-
-        All of it is written: a push that is opened, said to be written and committed at once.
-
-        Returns after the receiver verified every checksum and accepted.
+        """Push KV that is all written, with its hand-off; return after the receiver verified every checksum and accepted.
 
         Raises:
             KvTransferError: unreachable, refused (stale epoch or incarnation, reservation gone), corrupt, or timed out.
         """
 
     async def close(self) -> None:
-        """Stop listening, drop endpoints; idempotent."""
+        """Stop listening and close the endpoints; idempotent."""
 
 
 #: Called on the event loop once a hand-off is complete in the reserved blocks.

@@ -1,4 +1,4 @@
-"""Takes passwords out of text that people or logs get to see."""
+"""Removes passwords from messages and logs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The request store and the registry over Redis.
 
-Records and ledgers carry a time to live, so that nothing is left behind by whoever died; registrations too, renewed by
-heartbeats.
+Records, ledgers and registrations have a time to live, so that a process that died leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from spotwise.wire.codec_tokens import decode_record, encode_record
 RECORD_TTL_S = 3600
 LEDGER_TTL_S = 3600
 LEDGER_MAX_ENTRIES = 256
-#: How long a member that is away is remembered by its incarnation, so that its next one is above it whatever the clock says.
+#: How long an absent member's incarnation is kept, so that its next one is larger whatever the clock says.
 INCARNATION_TTL_S = 7 * 24 * 3600
 
-# KEYS[1]: the member's; ARGV: what the clock says, time to live. In the server, since two may start at once.
+# KEYS[1]: the member's; ARGV: at least, time to live in seconds. In the server, since two may start at once.
 _NEXT_INCARNATION = """
 local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 local next = math.max(tonumber(ARGV[1]), last + 1)
@@ -49,7 +48,7 @@ class RedisStore:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        # The client opens a connection for every call under way and refuses calls beyond its limit: a burst waits here.
+        # The client opens a connection per concurrent call and refuses calls beyond its limit: a burst waits here.
         self._turns = asyncio.Semaphore(_MAX_CALLS)
 
     @classmethod
@@ -67,7 +66,7 @@ class RedisStore:
                 retry_on_error=[RedisConnectionError, RedisTimeoutError],
             )
         except ValueError as error:
-            # What is wrong with it may be its password, so the error's own words are not shown.
+            # The error's own text may hold the password.
             raise MeshError(
                 "the store's URL is wrong; write redis://:PASSWORD@HOST:6379/0, special characters as %XX"
             ) from error
@@ -119,7 +118,7 @@ class RedisStore:
     # --- members ------------------------------------------------------------------------------------------------------
 
     async def register(self, member: Member, ttl_s: float) -> None:
-        """Write a registration that ends by itself after `ttl_s`, and the incarnation, which is remembered for longer."""
+        """Write a registration that expires after `ttl_s`, and the incarnation, which is kept for longer."""
         payload = orjson.dumps(dataclasses.asdict(member))
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.set(subjects.member_key(member.id), payload, px=int(ttl_s * 1000))
@@ -128,9 +127,9 @@ class RedisStore:
                 await pipe.execute()
 
     async def next_incarnation(self, member_id: str, at_least: int) -> int:
-        """Return a number that no member of this id had before, `at_least` where that will do."""
+        """Return a number above those of all members that had this id lately, and not below `at_least`."""
         async with self._turn():
-            # The client's type is for its synchronous twin, too.
+            # The client's type also covers its synchronous variant.
             evaluated: Any = self._redis.eval(
                 _NEXT_INCARNATION, 1, subjects.incarnation_key(member_id), str(at_least), str(INCARNATION_TTL_S)
             )
@@ -171,7 +170,7 @@ def _member(fields: dict[str, object]) -> Member:
     fields["kind"] = MemberKind(str(fields["kind"]))
     fields["state"] = MemberState(str(fields["state"]))
     fields["pool"] = Pool(str(fields["pool"])) if fields["pool"] else None
-    fields["load"] = None  # the registry says who is there; how they do, they say themselves
+    fields["load"] = None  # heartbeats carry loads
     quarantined = fields.pop("quarantined", ())  # the registration of an older process has none
     assert isinstance(quarantined, list | tuple)
     return Member(**fields, quarantined=tuple(QuarantinedPair(**pair) for pair in quarantined))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Who a member is when it starts, and how long the store remembers it."""
+"""A member's identity as it starts, and its registration's time to live."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from spotwise.core.messages import Member, MemberKind, MemberState
 from spotwise.mesh.ports import MeshStore
 from spotwise.mesh.settings import ServiceSettings
 
-#: A registration outlives its member by this many heartbeat time-outs at most.
+#: A registration outlives its member by at most this many heartbeat time-outs.
 REGISTRATION_TTL_FACTOR = 2.0
 
 
 def registration_ttl_s(settings: ServiceSettings) -> float:
-    """Seconds after which a registration that nobody renews is gone."""
+    """Return the seconds after which a registration expires unless it is renewed."""
     return settings.member_timeout_s * REGISTRATION_TTL_FACTOR
 
 
 async def new_member(settings: ServiceSettings, kind: MemberKind, control_port: int, store: MeshStore) -> Member:
-    """Return the member of these settings in this process, as it starts.
+    """Return this process's member as it starts.
 
     Raises:
         MeshError: the store does not answer.
     """
-    # The clock where the store has forgotten, the store where the clock was set back: peers ignore lower ones for ever.
+    # Peers ignore lower incarnations forever: the clock serves where the store has lost them, the store where the clock was set
+    # back.
     incarnation = await store.next_incarnation(settings.service_id, at_least=time.time_ns() // 1_000_000)
     return Member(
         id=settings.service_id,

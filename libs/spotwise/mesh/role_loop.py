@@ -1,8 +1,7 @@
-"""Feeds a role its events and performs its commands.
+"""Feeds events to a role and performs its commands.
 
-Law: a role decides, this loop acts. Events are handled one at a time on the asyncio loop; every command is performed by the
-one performer of its type, synchronously or by starting background work that ends in another event. Here and nowhere else a
-role is fed, so that its journal, where there is one, is whole.
+One event at a time on the asyncio loop. A command's performer acts at once or starts background work that ends in another
+event. Only this loop feeds a role, so that its journal is complete.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from spotwise.mesh.clock import Clock
-from spotwise.mesh.edge import EventEdge
+from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.journal import Journal
 
 
@@ -19,11 +18,11 @@ class Role(Protocol):
     """A sans-IO state machine."""
 
     def handle(self, event: Any, now: float) -> Sequence[Any]:
-        """Take in an event and return commands."""
+        """Handle an event and return commands."""
 
 
 class RoleLoop:
-    """One role and the performers of its commands, by command type; its journal, where one is kept."""
+    """One role, the performers of its commands by command type, and its journal, if any."""
 
     def __init__(
         self,
@@ -38,13 +37,13 @@ class RoleLoop:
         self._journal = journal
 
     def feed(self, event: Any) -> None:
-        """Let the role handle an event, and do what it says."""
+        """Let the role handle an event, and perform its commands."""
         commands: Sequence[Any] = ()
-        with EventEdge(type(event).__name__):
+        with LoggedErrors(type(event).__name__):
             commands = self._handle(event)
         for command in commands:
-            # Each by itself: the role counts on all of them, and one lost message must not cost an iteration.
-            with EventEdge(type(command).__name__):
+            # Each by itself: one that fails must not cost the others.
+            with LoggedErrors(type(command).__name__):
                 self._performers[type(command)](command)
 
     def _handle(self, event: Any) -> Sequence[Any]:

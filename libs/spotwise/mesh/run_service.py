@@ -1,4 +1,4 @@
-"""How every service's main begins: settings, logs, event loop, exit code."""
+"""Runs a service: settings, logs, event loop, exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
 def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awaitable[None]]) -> int:
-    """Read the settings from the environment, serve until told to stop, and return the exit code.
+    """Read the settings from the environment, serve until a stop signal, and return the exit code.
 
     0: stopped in order; 1: the mesh could not be joined; 2: a setting is wrong or missing.
     """
@@ -49,6 +49,6 @@ def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awa
 
 
 def _allow_files() -> None:
-    """Use all the files that the system allows: every connection is one, and the usual first limit is 1,024."""
+    """Raise the soft limit of open files to the hard one: every connection is one, and the usual soft limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

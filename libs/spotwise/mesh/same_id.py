@@ -1,10 +1,8 @@
-"""One process for each id: what a service waits for before it takes its own.
+"""Ensures one process per id: a service waits until its id is free.
 
-Law: a registration speaks for a process that lives if somebody answers at its address and it is renewed. A dead process's
-address answers no more, so that a restart waits for nothing; should another service have got its port, the registration ends
-by itself within its time to live.
-
-Two that start at the same moment find each other's ids free; the earlier leaves when it hears the later one beat (`service`).
+An id is in use while its registration is renewed and a process answers at its address. A dead process does not answer, so that
+a restart does not wait; where another service has taken its port, the registration expires. Of two processes that start at once
+the earlier one leaves when it receives the later one's heartbeat (`service`).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from spotwise.mesh.ports import MeshError, MeshStore
 
 
 async def holder(store: MeshStore, member_id: str) -> Member | None:
-    """Return the member of this id that is registered and answers; `None` where the id can be had.
+    """Return the member of this id that is registered and answers; `None` where the id is free.
 
     Raises:
         MeshError: the store does not answer.
@@ -28,10 +26,10 @@ async def holder(store: MeshStore, member_id: str) -> Member | None:
 
 
 async def wait_until_free(store: MeshStore, member_id: str, registration_ttl_s: float, poll_s: float) -> None:
-    """Return once nobody has this id, at the latest when a dead member's registration must have ended.
+    """Wait until this id is free, at most until a dead member's registration must have expired.
 
     Raises:
-        MeshError: somebody has it and stays, or the store does not answer.
+        MeshError: the id stays in use, or the store does not answer.
     """
     ends_s = time.monotonic() + registration_ttl_s + poll_s
     while (other := await holder(store, member_id)) is not None:

@@ -1,7 +1,7 @@
-"""What every service does: join, beat, answer health checks, leave; and the one event loop's outer edge.
+"""A member of the mesh: it joins, sends heartbeats, answers health checks, and leaves.
 
-A service's main opens a `ServiceHost`, wires its role to it and calls `run`. `open` owns the bus, the store and the gRPC
-endpoint, and closes them whatever happens; several members of one process share theirs (`service_group.py`).
+A service's main opens a `ServiceHost`, connects its role to it and calls `run`. `open` owns the bus, the store and the gRPC
+endpoint; several members of one process share theirs (`service_group.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState,
 from spotwise.mesh.attention import Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock
-from spotwise.mesh.edge import EventEdge
+from spotwise.mesh.connections import bus_and_store, control_server
+from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import EngineView, HealthServer
 from spotwise.mesh.journal import Journal, make_role
 from spotwise.mesh.outbox import Outbox
 from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
-from spotwise.mesh.service_servers import bus_and_store, control_server
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
 from spotwise.wire import subjects
@@ -37,12 +37,12 @@ _log = structlog.get_logger(__name__)
 P = ParamSpec("P")
 RoleT = TypeVar("RoleT")
 
-#: Ledger entries kept for a store that is away; older ones are dropped first.
+#: Ledger entries kept while the store is unreachable; older ones are dropped first.
 LEDGER_BACKLOG = 10_000
 
 
 class ServiceHost:
-    """One member of the mesh, and its doors to the others."""
+    """One member of the mesh, and its connections to the others."""
 
     def __init__(
         self,
@@ -70,15 +70,12 @@ class ServiceHost:
         self._subscriptions: list[Subscription] = []
         self._journals: list[Journal] = []
         self._failure: MeshError | None = None
-        self._replaced = False  # by a newer incarnation: the id is not ours any more
+        self._replaced = False  # by a newer incarnation, which has the id now
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls,
-        settings: ServiceSettings,
-        kind: MemberKind,
-        engines: EngineView | None = None,
+        cls, settings: ServiceSettings, kind: MemberKind, engines: EngineView | None = None
     ) -> AsyncIterator[ServiceHost]:
         """Connect to broker and store, listen for health checks, and register as STARTING.
 
@@ -86,7 +83,7 @@ class ServiceHost:
             MeshError: broker or store do not answer, the port is taken, or the id is in use.
         """
         async with bus_and_store(settings) as (bus, store):
-            # Before the port: a predecessor's address may be our own.
+            # Before the port is taken: a predecessor's address may be the same.
             await wait_until_free(store, settings.service_id, registration_ttl_s(settings), settings.heartbeat_s)
             async with control_server(settings, engines) as control:
                 member = await new_member(settings, kind, control.port, store)
@@ -95,22 +92,20 @@ class ServiceHost:
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[ServiceHost]:
-        """Register, through doors that are open already, and say goodbye at the end.
+        """Register, and leave at the end of the block.
 
         Raises:
             MeshError: broker or store do not answer.
         """
         await self._register()
         await self._beat()
-        await self.listen(subjects.heartbeat(self.id), self._heard_own_id)
+        await self.listen(subjects.heartbeat(self.id), self._own_heartbeat)
         self.spawn(self._empty_outbox(), "outbox")
-        self.every(self.settings.heartbeat_s, self._keep_books, "books")
+        self.every(self.settings.heartbeat_s, self._write_store, "books")
         try:
             yield self
         finally:
             await self._end()
-
-    # --- identity -----------------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
@@ -119,21 +114,21 @@ class ServiceHost:
 
     @property
     def member(self) -> Member:
-        """This member, as its next heartbeat says it."""
+        """This member, as in its next heartbeat."""
         return self._describe(self._member)
 
     def describe_with(self, describe: Callable[[Member], Member]) -> None:
-        """Let `describe` fill in what changes from beat to beat: state and load."""
+        """Let `describe` fill in state and load for each heartbeat."""
         self._describe = describe
 
     def introduce(self, **fields: Any) -> None:
-        """Set what this member says of itself: pool, transfer address, model."""
+        """Set fields of this member: pool, transfer address, model."""
         self._member = replace(self._member, **fields)
 
     def make_role(
         self, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RoleT, Journal | None]:
-        """Make this member's role, and its journal where the settings ask for one.
+        """Make this member's role, and its journal where one is configured.
 
         Raises:
             MeshError: the journal cannot be written.
@@ -146,13 +141,11 @@ class ServiceHost:
             self._journals.append(journal)
         return role, journal
 
-    # --- doors --------------------------------------------------------------------------------------------------------
-
     def post(self, subject: str, message: Message) -> None:
-        """Publish soon; what one member posts leaves in order, and nobody waits for the broker.
+        """Publish in the background, in order.
 
         Raises:
-            PayloadTooLargeError: the broker would not carry it.
+            PayloadTooLargeError: the broker would refuse it.
         """
         payload = encode(message)
         if len(payload) > self.bus.max_payload_bytes:
@@ -163,7 +156,7 @@ class ServiceHost:
         self._outbox.put(subject, payload)
 
     def send(self, recipient_id: str, message: Message, incarnation: int | None = None) -> None:
-        """Put a message into a member's inbox, soon; a gateway's inbox is that of one incarnation."""
+        """Post a message to a member's inbox; a gateway has one inbox per incarnation."""
         self.post(subjects.inbox(recipient_id, incarnation), message)
 
     async def _empty_outbox(self) -> None:
@@ -179,7 +172,7 @@ class ServiceHost:
     async def listen(
         self, subject: str, handler: Callable[[Any, BusMessage], Awaitable[None]], queue: str = ""
     ) -> None:
-        """Decode what comes on `subject` and hand it on, one message at a time."""
+        """Decode the messages on `subject` and call `handler` for each, one at a time."""
 
         async def on_message(raw: BusMessage) -> None:
             try:
@@ -187,17 +180,17 @@ class ServiceHost:
             except MalformedMessageError as error:
                 _log.warning("malformed_message", subject=raw.subject, error=str(error))
                 return
-            with EventEdge(raw.subject):
+            with LoggedErrors(raw.subject):
                 await handler(message, raw)
 
         self._subscriptions.append(await self.bus.subscribe(subject, on_message, queue))
 
     def record(self, entry: LedgerEntry) -> None:
-        """Append to a request's ledger soon; entries are written together, off every request's path."""
+        """Append to a request's ledger in the background; entries are written in batches."""
         self._ledger.append(entry)
 
     def spawn(self, work: Awaitable[Any], name: str) -> None:
-        """Run work in the background; its failure ends the service, because nothing else would notice."""
+        """Run work in the background; its failure ends the service, since nothing else would notice it."""
         task = asyncio.ensure_future(work)
         task.set_name(name)
         self._tasks.add(task)
@@ -210,11 +203,11 @@ class ServiceHost:
             self.fail(f"background work failed: {task.get_name()}: {error}")
 
     def every(self, interval_s: float, work: Callable[[], Awaitable[None]], name: str) -> None:
-        """Call `work` again and again; a broker or store that is away for a moment is logged and waited for."""
-        self._again_and_again(lambda: asyncio.sleep(interval_s), work, name)
+        """Call `work` periodically; broker or store errors are logged, and the next call retries."""
+        self._repeat(lambda: asyncio.sleep(interval_s), work, name)
 
     def keep_time(self, tick_s: float, look: Callable[[Tick], None]) -> None:
-        """Call `look` again and again: a role looks at its deadlines, less the time in which nobody could be heard."""
+        """Call `look` with a tick every `tick_s`, for a role's deadlines; a tick tells how long nothing could be received."""
         attention = Attention(self.settings.heartbeat_s, tick_s)
         self._attentions.append(attention)
 
@@ -223,9 +216,7 @@ class ServiceHost:
 
         self.every(tick_s, tick, "tick")
 
-    def _again_and_again(
-        self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str
-    ) -> None:
+    def _repeat(self, pause: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], name: str) -> None:
         async def loop() -> None:
             while True:
                 await pause()
@@ -236,14 +227,12 @@ class ServiceHost:
 
         self.spawn(loop(), name)
 
-    # --- life ---------------------------------------------------------------------------------------------------------
-
     def stop(self) -> None:
         """End `run`; idempotent."""
         self._stopping.set()
 
     def fail(self, reason: str) -> None:
-        """End `run` with an error, so that whoever supervises the process starts another."""
+        """End `run` with an error, so that the supervisor restarts the process."""
         self._failure = MeshError(reason)
         self.stop()
 
@@ -256,34 +245,33 @@ class ServiceHost:
         """Serve until `stop`.
 
         Raises:
-            MeshError: background work failed, so that whoever supervises the process starts another; or a newer process has
-                this id.
+            MeshError: background work failed, or a newer process has this id.
         """
         self._member = replace(self._member, state=MemberState.READY)
         await self.control.set_serving(True)
         await self._register()
         await self._beat()
-        self._again_and_again(self._beat_is_due, self._beat, "heartbeat")
+        self._repeat(self._beat_is_due, self._beat, "heartbeat")
         _log.info("ready", kind=self._member.kind.value, grpc=self._member.grpc_address)
         await self._stopping.wait()
         await self.control.set_serving(False)
         if self._failure is not None:
             raise self._failure
 
-    async def _heard_own_id(self, member: Member, _raw: BusMessage) -> None:
+    async def _own_heartbeat(self, member: Member, _raw: BusMessage) -> None:
         for attention in self._attentions:
-            attention.heard_itself()
+            attention.received_own_heartbeat()
         if member.incarnation > self._member.incarnation and not self._replaced:
             self._replaced = True
             self._failure = MeshError(f"the id {self.id!r} is in use by a newer pid {member.pid} on {member.host}")
             self.stop()
 
     def beat_soon(self) -> None:
-        """Beat before its turn, because there is news; several within `NEWS_INTERVAL_S` are one."""
+        """Send a heartbeat early, because of news; those within `NEWS_INTERVAL_S` are one."""
         self._has_news.set()
 
     async def _beat_is_due(self) -> None:
-        """Wait until it is this member's turn, or it has news; what is said from here on is in that heartbeat."""
+        """Wait for the next heartbeat's time, or for news."""
         period_s = self.settings.heartbeat_s
         await asyncio.sleep(min(NEWS_INTERVAL_S, period_s))
         with contextlib.suppress(TimeoutError):
@@ -292,12 +280,12 @@ class ServiceHost:
         self._has_news.clear()
 
     async def _beat(self) -> None:
-        """Say that this member is there; never behind the store, whose absence must not make it look lost."""
+        """Send a heartbeat; never behind the store, whose outage must not make this member look lost."""
         member = self.member
         await self.bus.publish(subjects.heartbeat(member.id), encode(member))
 
-    async def _keep_books(self) -> None:
-        """Write what others look up: the ledger entries since the last time, and in time the registration."""
+    async def _write_store(self) -> None:
+        """Write the new ledger entries, and renew the registration when it is due."""
         if self._ledger:
             entries, self._ledger = self._ledger, []
             try:
@@ -313,12 +301,12 @@ class ServiceHost:
         await self.store.register(self.member, registration_ttl_s(self.settings))
 
     async def _end(self) -> None:
-        """Say what is left to say, and goodbye: peers need not wait for the silence."""
+        """Send what is pending, then LEFT, so that peers need not wait for the heartbeat time-out."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._outbox.emptied(), timeout=2.0)
-        while self._tasks:  # one that ends may have begun another
+        while self._tasks:  # one that ends may have started another
             await end_tasks(self._tasks)
-        # The bus may have other users, and a member that has left hears nothing.
+        # The bus may have other users, and a member that has left must receive nothing.
         for subscription in self._subscriptions:
             with contextlib.suppress(MeshError, OSError):
                 await subscription.unsubscribe()
@@ -326,7 +314,7 @@ class ServiceHost:
         self._describe = lambda member: member
         with contextlib.suppress(MeshError, OSError):
             await self._beat()
-            await self._keep_books()
+            await self._write_store()
             if not self._replaced:
                 await self.store.unregister(self.id)
         for journal in self._journals:

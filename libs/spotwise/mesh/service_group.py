@@ -1,8 +1,7 @@
-"""Several members of the mesh in one process, with one bus, one store and one gRPC endpoint among them.
+"""Several members of the mesh in one process, which share one bus, one store and one gRPC endpoint.
 
-Law: each member has its id, its inbox, its heartbeats and its registration, joins and leaves by itself; what the members share
-closes when the last has left. A signal stops all of them; a member whose background work fails takes the process down, as it
-would one of its own.
+Each member has its id, inbox, heartbeats and registration. A signal stops all of them; a member whose background work fails
+ends the process.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from contextlib import AbstractAsyncContextManager
 import structlog
 
 from spotwise.core.messages import MemberKind
+from spotwise.mesh.connections import bus_and_store, control_server
 from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
 from spotwise.mesh.ports import MeshError, MeshStore, MessageBus
 from spotwise.mesh.registration import new_member, registration_ttl_s
 from spotwise.mesh.same_id import wait_until_free
 from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.service_servers import bus_and_store, control_server
 from spotwise.mesh.settings import ServiceSettings
 from spotwise.mesh.stop_signals import call_on_stop_signals
 
-#: What a member does as long as it is in the mesh, given its host.
+#: A member's work while it is in the mesh.
 ServiceMember = Callable[[ServiceHost], AbstractAsyncContextManager[None]]
 
 
 class ServiceGroup:
-    """The doors that some members share."""
+    """The connections that some members share."""
 
     def __init__(self, settings: ServiceSettings, bus: MessageBus, store: MeshStore, control: ControlServer) -> None:
         self._settings = settings
@@ -55,12 +54,12 @@ class ServiceGroup:
         """Serve as all of these members until each has left.
 
         Args:
-            member_ids: who they are.
-            kind: what each is.
-            member: entered for each once it has joined, before it says that it is ready; left before it says goodbye.
+            member_ids: of the members, all of one kind.
+            kind: of each.
+            member: entered for each once it has joined, before it reports READY; exited before it reports LEFT.
 
         Raises:
-            MeshError: an id is in use, the doors do not answer, or a member failed; all have left then.
+            MeshError: an id is in use, broker or store do not answer, or a member failed; all have left then.
         """
         call_on_stop_signals(self.stop)
         try:

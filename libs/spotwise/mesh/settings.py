@@ -18,12 +18,12 @@ _ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def _host_and_process() -> str:
-    """A member's id where none is given: no two processes share it, in containers neither, whose host name is their own."""
+    """Return a default id that no two processes share: every container has its own host name."""
     return f"{re.sub('[^A-Za-z0-9_-]', '-', socket.gethostname())}-{os.getpid()}"
 
 
 class ServiceSettings(BaseSettings):
-    """What a service needs to join the mesh."""
+    """Settings for joining the mesh."""
 
     model_config = SettingsConfigDict(env_prefix="SPOTWISE_", extra="ignore")
 
@@ -37,8 +37,8 @@ class ServiceSettings(BaseSettings):
     redis_url: str = "redis://127.0.0.1:6379/0"
     bind_host: str = Field(
         "127.0.0.1",
-        description="address on which health and control listen; the KV listener takes all interfaces, or loopback where peers "
-        "are told a loopback address",
+        description="address on which health and control listen; the KV listener takes all interfaces, or loopback where the "
+        "advertised address is a loopback one",
     )
     advertise_host: str | None = Field(
         None, description="address that peers use; by default bind_host, or the host's name where that is any address"
@@ -47,8 +47,7 @@ class ServiceSettings(BaseSettings):
     heartbeat_s: float = Field(0.25, gt=0)
     member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
     journal: Path | None = Field(
-        None,
-        description="folder where a member that decides writes what it was told and what it said; unset writes nothing",
+        None, description="folder for journals: the events that a member received and its decisions; unset writes none"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
@@ -62,7 +61,7 @@ class ServiceSettings(BaseSettings):
 
 
 class ModelServiceSettings(ServiceSettings):
-    """What a service needs besides, whose work depends on the model."""
+    """Settings of a service that depends on the model."""
 
     model_dir: Path = Field(description="Hugging Face folder of the model")
     model_name: str = Field("", description="name that clients ask for; the folder's name where empty")

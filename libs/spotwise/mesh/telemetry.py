@@ -1,7 +1,7 @@
-"""Logs, one shape for every service.
+"""Configures logging, alike for every service.
 
-Law: a log line shows no password of a URL, and logging never raises: a full disk, a closed pipe or a value that cannot be
-shown costs the line, and never the event that was being handled.
+A log line shows no password of a URL, and logging never raises: a full disk, a closed pipe or a value that cannot be shown
+costs the line, not the event that is being handled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LossyStream:
             return 0
 
     def flush(self) -> None:
-        """Flush; what cannot be written stays in the stream's buffer for the next time."""
+        """Flush; text that cannot be written stays in the stream's buffer."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
@@ -50,12 +50,12 @@ class _Lossy(BoundLoggerBase):
         try:
             return super()._proxy_to_logger(method_name, event, *args, **fields)
         except Exception:
-            # The edge of logging: the event that is being handled must not fail for its log line.
+            # Whatever a processor raises: the event that is being handled must not fail for its log line.
             return None
 
 
 def configure_logging(settings: ServiceSettings) -> None:
-    """Send structlog and the standard library's loggers to standard error, in the form that the settings ask for."""
+    """Send structlog and the standard library's loggers to standard error, in the configured format."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     stream: Any = LossyStream(sys.stderr)
     renderer: structlog.types.Processor = (
@@ -78,7 +78,7 @@ def configure_logging(settings: ServiceSettings) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(member=settings.service_id)
-    # A handler that cannot write would say so on standard error, which is what cannot be written.
+    # A handler that cannot write would report it on standard error, which cannot be written either.
     logging.raiseExceptions = False
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_RedactingFormatter("%(levelname)s %(name)s %(message)s"))
@@ -86,7 +86,7 @@ def configure_logging(settings: ServiceSettings) -> None:
 
 
 def silence_logging() -> None:
-    """Drop what adapters log, for a command: its output is its own, and what it needs to know comes as an error."""
+    """Drop the adapters' log lines, for a command, whose errors are exceptions."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 

@@ -1,13 +1,9 @@
-"""What a worker accepts: windows of reserved blocks, and the pushes that fill them.
+"""Receives pushes into windows of reserved blocks.
 
-Law: a byte reaches a block only under its window's lock and only from the one push that the window belongs to at that
-moment. Scatters run on copy threads (a first touch of 1 MiB takes milliseconds: too long for the loop); `forget` takes the
-lock, so it waits for at most the scatter that is under way, and none starts after it. A window is consumed by its first
-complete push; the hand-off is announced exactly once. A push is complete when every cell, a block of a layer, has come once; a
-chunk that came damaged is asked for again.
-
-Invariants: a refused push is answered once, and what still comes of it is drained; a push that is refused, given up or
-cut off leaves its window free for the next one; a COMMIT that finds chunks asked for again waits for the next COMMIT.
+Only the push that owns a window writes its blocks, on copy threads, under the window's lock; `forget` takes the lock, so that
+no block is written after it. A push is complete when every cell (a block of a layer) has arrived once; its hand-off is then
+announced exactly once. A damaged chunk is requested again; a COMMIT before it has arrived is answered at the next COMMIT. A
+refused push is answered once and its remaining frames are drained; its window is free for the next push.
 """
 
 from __future__ import annotations
@@ -64,30 +60,27 @@ class KvInbox:
 
     @property
     def arriving(self) -> int:
-        """Pushes of which something came, and more may."""
+        """Pushes under way."""
         return len(self._incoming)
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """Open a window; replaces the request's earlier one."""
+        """Open a window; replaces the choice's earlier one."""
         self.forget(choice_id)
         self._windows[choice_id] = KvWindow(epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
-        """Close a window: when this returns, nothing writes its blocks any more. Idempotent."""
+        """Close a window: after this call, nothing writes its blocks. Idempotent."""
         window = self._windows.pop(choice_id, None)
         if window is None:
             return
         if window.owner is not None:
             self._refuse(window.owner, NackReason.NO_RESERVATION)
-        # The scatter under way ends; those that queue behind it find the window without an owner and write nothing.
+        # A scatter under way ends; those queued behind it find the window without an owner and write nothing.
         with window.lock:
             pass
 
     def admitted_bytes(self, frame: KvFrame) -> int:
-        """Return how many bytes a header may announce, by its kind and its own claim; never more than a chunk has.
-
-        A claim that is honest and does not fit its window is refused later, with a reason.
-        """
+        """Return the largest payload that a header may announce, by its kind and shape; at most a chunk's."""
         if frame.kind is FrameKind.COMMIT:
             return HANDOFF_BYTES
         if frame.kind is not FrameKind.CHUNK:
@@ -98,7 +91,7 @@ class KvInbox:
     def receive(
         self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
     ) -> asyncio.Task[None] | None:
-        """Take a CHUNK, COMMIT or ABORT whose payload is still arriving; the task ends when its buffer is free again."""
+        """Handle a CHUNK, COMMIT or ABORT whose payload is still arriving; the task ends when its buffer is free again."""
         key = (link, frame.push_id)
         if frame.kind is FrameKind.ABORT:
             self._give_up(key)
@@ -120,7 +113,7 @@ class KvInbox:
         return task
 
     def link_lost(self, link: UcxLink) -> None:
-        """Give up what was arriving on a link; the windows wait for another push."""
+        """Drop a link's pushes; their windows are free for others."""
         for key in [key for key in self._incoming if key[0] is link]:
             self._give_up(key)
 
@@ -130,12 +123,12 @@ class KvInbox:
             self.forget(choice_id)
 
     async def idle(self) -> None:
-        """Wait for the copies under way; to be called once the links are closed, since payloads may never come."""
+        """Wait for the copies under way; call it after the links are closed."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
     def _claim(self, incoming: IncomingPush, frame: KvFrame) -> NackReason | None:
-        """Check a header against its window, which the push takes if it is free; `None` where all is well."""
+        """Check a header against its window, and claim the window where it is free; return the reason to refuse it."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
         window = self._windows.get(frame.choice_id)
@@ -145,7 +138,7 @@ class KvInbox:
             return NackReason.STALE_EPOCH if frame.epoch < window.epoch else NackReason.NO_RESERVATION
         if window.owner is None and incoming.window is None:
             window.owner, incoming.window = incoming, window
-            incoming.come = np.zeros((self._memory.num_layers, len(window.block_ids)), np.bool_)
+            incoming.received = np.zeros((self._memory.num_layers, len(window.block_ids)), np.bool_)
         if window.owner is not incoming:
             return NackReason.BUSY
         last_layer, last_block = frame.first_layer + frame.num_layers, frame.first_block + frame.num_blocks
@@ -153,10 +146,10 @@ class KvInbox:
         if not cells or last_layer > self._memory.num_layers or last_block > len(window.block_ids):
             return NackReason.BAD_SHAPE
         if frame.kind is FrameKind.CHUNK:
-            come = incoming.cells(frame)
-            if frame.payload_bytes != cells * self._memory.layer_block_bytes or come.any():
+            cells_received = incoming.cells(frame)
+            if frame.payload_bytes != cells * self._memory.layer_block_bytes or cells_received.any():
                 return NackReason.BAD_SHAPE
-            come[:] = True
+            cells_received[:] = True
         return None
 
     async def _chunk(self, incoming: IncomingPush, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]) -> None:
@@ -167,19 +160,19 @@ class KvInbox:
         try:
             reason = await loop.run_in_executor(self._copies, self._store, incoming, frame, payload)
         except Exception as error:
-            # The edge: whatever the memory raises must not leave the sender without an answer.
+            # Whatever the memory raises, the sender must receive an answer.
             self._report("KV could not be written", error)
             reason = NackReason.REFUSED
         if reason is NackReason.BAD_CHECKSUM and incoming.resends < MAX_RESENDS and not incoming.over:
             incoming.resends += 1
-            incoming.asked_again.add(frame.chunk_index)
+            incoming.resending.add(frame.chunk_index)
             incoming.cells(frame)[:] = False
             self._answer(incoming, FrameKind.RESEND, chunk=frame)
         elif reason is not None:
             self._refuse(incoming, reason)
         else:
             incoming.stored.add(frame.chunk_index)
-            incoming.asked_again.discard(frame.chunk_index)
+            incoming.resending.discard(frame.chunk_index)
             incoming.kv_bytes += frame.payload_bytes
 
     def _store(self, incoming: IncomingPush, frame: KvFrame, payload: Any) -> NackReason | None:
@@ -206,7 +199,7 @@ class KvInbox:
                 await asyncio.wait(incoming.chunks)
             if incoming.over:
                 return
-            if incoming.asked_again:
+            if incoming.resending:
                 is_over = False
             elif (reason := self._missing(incoming, frame, payload)) is not None:
                 self._refuse(incoming, reason)
@@ -220,7 +213,11 @@ class KvInbox:
         if xxhash.xxh3_64_intdigest(payload.data) != frame.payload_checksum:
             return NackReason.BAD_CHECKSUM
         whole = frame.num_layers == self._memory.num_layers and len(incoming.stored) == frame.chunk_total
-        if not whole or not incoming.come[:, : frame.num_blocks].all() or incoming.come[:, frame.num_blocks :].any():
+        if (
+            not whole
+            or not incoming.received[:, : frame.num_blocks].all()
+            or incoming.received[:, frame.num_blocks :].any()
+        ):
             return NackReason.INCOMPLETE
         return None
 
@@ -238,7 +235,7 @@ class KvInbox:
         try:
             self._on_handoff(handoff, report)
         except Exception as error:
-            # The edge: the sender must learn that nobody took its hand-off.
+            # Whatever the handler raises, the sender must receive an answer.
             self._report("a hand-off was not taken", error)
             self._answer(incoming, FrameKind.NACK, NackReason.REFUSED)
         else:
@@ -251,14 +248,14 @@ class KvInbox:
             self._answer(incoming, FrameKind.NACK, reason)
 
     def _give_up(self, key: tuple[UcxLink, int]) -> None:
-        """Let go of a push that is over, or that its sender called off, or whose sender is gone; idempotent."""
+        """Drop a push that is over or aborted, or whose sender is gone; idempotent."""
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
             incoming.over = True
             self._release(incoming)
 
     def _release(self, incoming: IncomingPush) -> None:
-        """Take the window from a push. Its last scatter may still run: the next owner's wait for it at the lock."""
+        """Take the window from a push. Its last scatter may still run; the next owner's scatters wait for the lock."""
         window = incoming.window
         if window is not None and window.owner is incoming:
             window.owner = None
@@ -288,7 +285,7 @@ class KvInbox:
         try:
             incoming.link.send(answer)
         except KvTransferError:
-            # The peer is gone; there is nobody to answer.
+            # The peer is gone.
             return
 
     def _report(self, message: str, error: Exception) -> None:

@@ -1,8 +1,7 @@
-"""One connection between two workers: frames in, frames out.
+"""One connection between two workers: a UCX endpoint and a read loop, which carry frames.
 
-Law: a link is one UCX endpoint and one read loop. A frame's header and payload are submitted together, without giving up
-the loop between, so that pushes that share a link never mix. Whatever goes wrong on it, a malformed header, a reset, a peer
-that died, ends the link: everything that waits on it fails with one reason, and it is never used again.
+A frame's header and payload are submitted in one step of the loop, so that pushes that share a link never mix. Any failure, a
+malformed header, a reset or a dead peer, ends the link: all that waits on it fails with one reason, and it is never used again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from spotwise.wire.kv_frames import (
     encode_hello,
 )
 
-# What has not left or closed by then is dropped: the peer is gone or stuck.
+# Pending sends and closes are dropped after this time: the peer is gone or stuck.
 _CLOSE_WAIT_S = 1.0
 _CLOSE_PERIOD_NS = 10**9
 # Payloads up to this size are not worth a pooled buffer.
@@ -42,7 +41,7 @@ FrameHandler = Callable[["UcxLink", KvFrame, Any, "asyncio.Future[None]"], "asyn
 
 
 class HostPayloads:
-    """Payloads are numpy arrays, checked by xxh3; a `PayloadMemory`."""
+    """A `PayloadMemory` of numpy arrays and xxh3."""
 
     def allocate(self, size: int) -> NDArray[np.uint8]:
         """Return an array of `size` bytes."""
@@ -54,7 +53,7 @@ class HostPayloads:
 
 
 class PayloadBuffers:
-    """Buffers for payloads, used again: fresh memory costs a page fault for every 4 KiB that is written."""
+    """A pool of payload buffers: fresh memory costs a page fault per 4 KiB."""
 
     def __init__(self, payloads: PayloadMemory, buffer_bytes: int, keep: int) -> None:
         self._payloads = payloads
@@ -63,7 +62,7 @@ class PayloadBuffers:
         self._free: list[Any] = []
 
     def take(self, frame: KvFrame) -> Any:
-        """Return a buffer of at least the bytes that a frame announces; only those of blocks need `PayloadMemory`."""
+        """Return a buffer of at least a frame's payload; only those of chunks need `PayloadMemory`."""
         size = frame.payload_bytes
         if frame.kind is not FrameKind.CHUNK:
             return np.empty(size, np.uint8)
@@ -72,7 +71,7 @@ class PayloadBuffers:
         return self._free.pop() if self._free else self._payloads.allocate(self._buffer_bytes)
 
     def give(self, buffer: Any) -> None:
-        """Take back a buffer that nobody reads or writes any more."""
+        """Take back a buffer that is not read or written any more."""
         if buffer.nbytes == self._buffer_bytes and len(self._free) < self._keep:
             self._free.append(buffer)
 
@@ -81,10 +80,10 @@ class UcxLink:
     """One endpoint with its read loop.
 
     Attributes:
-        peer: who is at the other end.
-        transport: what UCX uses for it.
-        slots: payloads of this link in flight at most, each way apart.
-        retired: gets no new pushes; closed when the last one is over.
+        peer: the other end's hello.
+        transport: the lanes that UCX uses.
+        slots: for payloads in flight, in each direction.
+        retired: gets no new pushes; closed after the last one.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class UcxLink:
         theirs = bytearray(HELLO_BYTES)
         try:
             async with asyncio.timeout(timeout_s):
-                # The listener speaks first, the other end answers: the order ucxx keeps in its own handshake.
+                # The listener sends first, as in ucxx's own handshake.
                 if accepted:
                     await self._or_lost(self._reactor.send_stream(self._endpoint, mine))
                 await self._or_lost(self._reactor.receive_stream(self._endpoint, theirs))
@@ -180,7 +179,7 @@ class UcxLink:
             self._on_lost(self, reason)
 
     async def close(self) -> None:
-        """Let what was submitted leave, then close the endpoint; idempotent."""
+        """Wait for the submitted frames to be sent, then close the endpoint; idempotent."""
         if self.alive and self._sending:
             await asyncio.wait(set(self._sending), timeout=_CLOSE_WAIT_S)
         self.fail("the link was closed")
@@ -189,8 +188,8 @@ class UcxLink:
         if self._endpoint is not None:
             endpoint, self._endpoint = self._endpoint, None
             endpoint.remove_close_callback()
-            # Not `endpoint.close()`: of an endpoint that failed meanwhile it yields a null request, which crashes when
-            # touched. This one cancels what is in flight and forces the close, which needs nothing from the peer.
+            # Not `endpoint.close()`: for a failed endpoint it yields a null request, which crashes when touched. This one
+            # cancels requests in flight and closes without the peer.
             endpoint.close_blocking(_CLOSE_PERIOD_NS, 1)
 
     async def _read(self) -> None:
@@ -205,7 +204,7 @@ class UcxLink:
                     arrived.set_result(None)
                     self._on_frame(self, frame, nothing, arrived)
                     continue
-                # Before any memory: an honest peer announces no more than what it was promised room for.
+                # Before any memory is allocated: a correct peer announces no more than it may send.
                 if frame.payload_bytes > (admitted := self._admitted_bytes(frame)):
                     raise KvFrameError(
                         f"a {frame.kind.name} frame announces {frame.payload_bytes} bytes where at most {admitted} are due"
@@ -223,19 +222,19 @@ class UcxLink:
         except (self._reactor.ucx.UCXError, KvFrameError) as error:
             self.fail(str(error))
         finally:
-            self.fail("the link is read no more")
+            self.fail("the link is not read any more")
 
     def _reusable(self, buffer: Any, arrived: asyncio.Future[None]) -> Callable[[object], None]:
         def give_back(_: object) -> None:
             self._receive_slots.release()
-            # A buffer whose receive was given up may still be written by UCX: it is not used again.
+            # UCX may still write a buffer whose receive was cancelled: it is not used again.
             if arrived.done() and not arrived.cancelled() and arrived.exception() is None:
                 self._buffers.give(buffer)
 
         return give_back
 
     async def _or_lost(self, step: asyncio.Future[None]) -> None:
-        """Wait for a step of the handshake, or for the endpoint's end, which UCX reports apart."""
+        """Wait for a step of the handshake, or for the endpoint's end, which UCX reports separately."""
         try:
             either: set[asyncio.Future[Any]] = {step, self._lost}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

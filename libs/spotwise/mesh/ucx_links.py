@@ -1,7 +1,7 @@
-"""The links of one worker: accepted ones, and one cached per peer address.
+"""A worker's links: accepted ones, and one cached per peer address.
 
-Law: whoever asks for a peer that is being connected waits for that connection; a link that failed or timed out leaves the
-cache at once, so that the next push connects anew, be it to a new process at the old address.
+Concurrent callers share one connection attempt. A link that failed or timed out leaves the cache at once, so that the next push
+reconnects.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class UcxLinks:
         """Open UCX on the running loop and return the port listened on.
 
         Raises:
-            MeshError: the port cannot be had.
+            MeshError: the port is taken.
         """
         reactor = UcxReactor(host_memory=self._host_memory, loopback_only=self._loopback_only)
         try:
@@ -97,7 +97,7 @@ class UcxLinks:
             raise
 
     def drop(self, link: UcxLink) -> None:
-        """Take a link out of the cache; it stays open for those that use it."""
+        """Remove a link from the cache; it stays open for the pushes that use it."""
         for address, task in tuple(self._by_address.items()):
             if task.done() and task.result() is link:
                 del self._by_address[address]
@@ -134,7 +134,7 @@ class UcxLinks:
     def _accept(self, endpoint: Any) -> None:
         if self._listener is not None and self._reactor is not None:
             greeting = self._greet(self._reactor, endpoint, accepted=True, timeout_s=_ACCEPT_TIMEOUT_S)
-            # A stranger that connects and does not speak the protocol is its own problem.
+            # Errors of a stranger that does not speak the protocol are dropped.
             self._chore(greeting).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink:

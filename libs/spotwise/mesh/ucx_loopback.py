@@ -1,8 +1,8 @@
-"""Keeps UCX to the loopback interface where a worker's peers are on its own machine.
+"""Restricts UCX to the loopback interface where a worker's peers are on its own machine.
 
-UCXX's listener takes no address, so UCX binds it to all interfaces. The kernel is asked to give it only what comes over
-loopback (`SO_BINDTODEVICE`, which needs no privilege since Linux 5.7); UCX's own TCP ports open on the interfaces that
-`UCX_NET_DEVICES` leaves. Devices of RDMA have no TCP port and stay in use.
+UCXX's listener takes no address, so that UCX binds it to all interfaces; `SO_BINDTODEVICE` (no privilege needed since Linux
+5.7) restricts it to loopback. UCX's own TCP ports open on the interfaces of `UCX_NET_DEVICES`. RDMA devices have no TCP port
+and stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether peers that are given this name or address can only be on this machine."""
+    """Whether this name or address reaches this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def loopback_devices() -> dict[str, str]:
-    """UCX's option that leaves the loopback interface, and RDMA's active ports; empty where the user chose devices."""
+    """Return UCX's option for the loopback interface and RDMA's active ports; empty where the user chose devices."""
     if "UCX_NET_DEVICES" in os.environ:
         return {}
     active = [
@@ -40,7 +40,7 @@ def loopback_devices() -> dict[str, str]:
 
 
 def keep_to_loopback(port: int) -> None:
-    """Have the kernel refuse connections over other interfaces to the port that this process listens on.
+    """Restrict this process's listener on a port to the loopback interface.
 
     Raises:
         OSError: the kernel does not allow it, or this process does not listen there.
@@ -54,7 +54,7 @@ def keep_to_loopback(port: int) -> None:
 
 
 def listeners(port: int) -> Iterator[socket.socket]:
-    """Yield this process's sockets that listen on a port, as duplicates: UCX does not expose the descriptor of its own."""
+    """Yield duplicates of this process's sockets that listen on a port: UCX does not expose its descriptor."""
     for entry in _DESCRIPTORS.iterdir():
         try:
             descriptor = os.dup(int(entry.name))

@@ -1,14 +1,10 @@
-"""One hand-off on its way to another worker.
+"""Sends one hand-off to another worker.
 
-Law: cells leave as they are written, in the chunks that `KvStream` cuts, each once; a chunk that arrived damaged is sent
-again, a few times at most. A COMMIT follows when all chunks have left, and the receiver's ACK ends the push. A chunk is cut
-when the link has a slot for it and not before, so that one that has to wait grows; it is exported (`kv_exports.py`) while
-others travel.
-
-Invariants: when a push is over, however it ended, nothing reads its blocks any more; one that was not accepted ends with an
-ABORT, so that the receiver forgets it, and leaves the link usable; one that times out retires its link. Where the ABORT crosses
-the ACK the receiver keeps the hand-off: whoever called it off also forgets the reservation. The engine is never waited for:
-while there is nothing to send, no time runs.
+Cells are sent as they are written, in the chunks that `KvStream` cuts; a chunk is cut only when the link has a slot, so that a
+waiting one grows. COMMIT follows all chunks, and the receiver's ACK ends the push; a push that is not accepted ends with ABORT,
+one that times out retires its link. Where ABORT crosses ACK the receiver keeps the hand-off, so that a caller that aborts must
+also release the reservation. The time-out does not run while the engine has nothing to send. After the push, nothing reads its
+blocks.
 """
 
 from __future__ import annotations
@@ -40,17 +36,17 @@ _REFUSALS = {
 
 
 class PushLinks(Protocol):
-    """Where a push finds its link, and where it hears of the answer."""
+    """Connects pushes to their links and routes the answers."""
 
     async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
-        """Return the link to a peer, on which frames for the push are given to it from now on.
+        """Return the link to a peer, and route its frames for the push from now on.
 
         Raises:
             KvTransferError: unreachable.
         """
 
     def leave(self, push: UcxPush, *, timed_out: bool) -> None:
-        """Note that the push is over; a link on which one timed out serves no other."""
+        """Note that the push is over; a link on which one timed out is not used again."""
 
 
 class UcxPush:
@@ -72,10 +68,9 @@ class UcxPush:
         """Begin.
 
         Args:
-            exports: shared.
-            links: shared.
-            abort: the frame that calls it off; the others are made from it.
-            target: where to.
+            exports, links: shared by the worker's pushes.
+            abort: its ABORT frame; the other headers are made from it.
+            target: the reservation.
             block_ids: the source.
             timeout_s: longest time without progress before the commit, connecting included; longest time after it.
 
@@ -106,8 +101,6 @@ class UcxPush:
         self._answer.add_done_callback(lambda _: self._news.set())
         self._task = asyncio.create_task(self._run(), name="kv-push")
 
-    # --- for its owner --------------------------------------------------------------------------------------------
-
     def wrote(self, layers: int, blocks: int) -> None:
         """See `KvPush`."""
         self._stream.wrote(layers, blocks)
@@ -128,15 +121,13 @@ class UcxPush:
             self._task.cancel()
 
     async def delivered(self) -> TransferReport:
-        """See `KvPush`; one that is cancelled here is called off."""
+        """See `KvPush`; cancelling this call aborts the push."""
         try:
             return await self._task
         except asyncio.CancelledError:
             if self._is_called_off and self._task.done():
                 raise KvTransferError(f"{self._where}: called off") from None
             raise
-
-    # --- for its link ---------------------------------------------------------------------------------------------
 
     def answered(self, frame: KvFrame) -> None:
         """Take an ACK or NACK; only the first counts."""
@@ -148,15 +139,13 @@ class UcxPush:
         self._fail(KvTransferError(f"connection lost: {reason}"))
 
     def resend(self, frame: KvFrame) -> None:
-        """Send a chunk again that came damaged."""
+        """Send a chunk again that arrived damaged."""
         self._resends += 1
         if self._resends > MAX_RESENDS or frame.chunk_index >= len(self._cut):
             self._fail(KvTransferError(f"refused: {_REFUSALS[NackReason.BAD_CHECKSUM]}"))
             return
         self._again.append(self._cut[frame.chunk_index])
         self._news.set()
-
-    # --- the push -------------------------------------------------------------------------------------------------
 
     @property
     def _where(self) -> str:
@@ -179,10 +168,10 @@ class UcxPush:
         finally:
             self._links.leave(self, timed_out=timed_out)
             if self._answer.done() and not self._answer.cancelled():
-                self._answer.exception()  # seen, even where something else is being raised
+                self._answer.exception()  # retrieved, so that asyncio does not log it
 
     async def _push(self, link: UcxLink, patience: asyncio.Timeout) -> TransferReport:
-        """Send what comes, then the COMMIT, and wait for the answer."""
+        """Send the chunks, then COMMIT, and wait for the answer."""
         started_s = time.perf_counter()
         try:
             await self._send_until_answered(link, patience)
@@ -227,18 +216,18 @@ class UcxPush:
                 await self._news.wait()
 
     async def _start_chunk(self, link: UcxLink) -> None:
-        """Cut a chunk, or take one that is due again, once the link has a slot; export and send it in the background."""
+        """Wait for a slot, then cut a chunk or take one to resend; export and send it in the background."""
         await link.slots.acquire()
         frame = self._again.popleft() if self._again else self._next_frame()
         if frame is None:
-            link.slots.release()  # what there was waits for more of it, which came meanwhile
+            link.slots.release()  # the chunk now waits for its next layer
             return
         export = await self._exports.start(link, frame, self._block_ids)
         self._exporting.add(export)
         export.add_done_callback(self._exported)
 
     def _next_frame(self) -> KvFrame | None:
-        """Cut the next chunk and return its header; `None` where nothing may leave now."""
+        """Cut the next chunk and return its header; `None` where none is due."""
         chunk = self._stream.next_chunk()
         if chunk is None:
             return None

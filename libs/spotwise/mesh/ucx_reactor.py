@@ -1,11 +1,8 @@
-"""UCX progress on the event loop, without burning a core.
+"""Drives a UCX worker on the event loop, without polling.
 
-Law: one UCX context and worker, driven by the loop that started it and by no other thread. UCX is progressed when its event
-file descriptor turns readable, and sleeps otherwise. `ucxx`'s own asyncio layer is not used: in its non-threaded modes every
-awaited request spins on `sleep(0)`, so one receive waiting for a peer keeps a core at 100 %; and it is one per process.
-
-Invariants: a request's buffers live until UCX is done with them, whatever became of the caller; UCX is never entered
-from inside one of its own callbacks.
+One UCX context and worker, progressed by the loop that started it when its event file descriptor is readable. `ucxx`'s asyncio
+layer is not used: without threads every awaited request spins on `sleep(0)`, and there is one per process. A request's buffers
+live until UCX is done with them, also where its future is cancelled; UCX is never called from one of its own callbacks.
 """
 
 from __future__ import annotations
@@ -21,20 +18,20 @@ from spotwise.mesh.ucx_loopback import loopback_devices
 # UCX's tcp copies through segments of 8 KiB by default; larger ones move large messages four times as fast. The sender's must
 # not exceed the receiver's, so the two are set together or, where a user set one, not at all.
 _SEGMENTS = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
-# UCX takes messages in fragments and copies them once more by default; so the sender writes where they belong. Left to UCX for
-# the memory of devices, whose ways it knows better.
+# By default UCX copies fragments once more; with put_zcopy the sender writes them in place. For device memory UCX chooses.
 _INTO_PLACE = {"RNDV_SCHEME": "put_zcopy"}
-# A worker that comes back after a crash listens at its old port while the kernel still remembers connections to it.
+# A restarted worker may listen at its old port while the kernel still holds connections to it.
 _LISTENING = {"TCP_CM_REUSEADDR": "y"}
-# Read when libucs is loaded: it warns of a variable that ucxx sets itself, and writes its log to stdout, which is not ours.
+# Read when libucs is loaded: it warns of a variable that ucxx sets itself, and logs to stdout by default.
 _LOGGING = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_FILE": "stderr"}
-# Likewise. UCX notes what is allocated on a device after it was loaded; what torch holds by then it would take for the host's.
+# Likewise. UCX's cache knows device memory allocated after it was loaded; torch's earlier allocations would count as the
+# host's.
 _DEVICE_MEMORY = {"UCX_MEMTYPE_CACHE": "n"}
-# Progress calls in a row before other tasks of the loop have their turn.
+# Progress calls in a row before the loop's other tasks run.
 _PROGRESS_BURST = 64
-# UCX does not promise an event for everything it has to do; its own wrapper looks once a second too.
+# UCX does not signal an event for all of its work; its own wrapper progresses once a second, too.
 _LOOK_AGAIN_S = 1.0
-# While UCX copies to or from a device it is looked after this often: not all versions of its CUDA transports signal an event.
+# Progress interval while UCX copies to or from a device: some versions of its CUDA transports signal no event.
 _LOOK_AT_DEVICE_S = 0.0005
 _MAX_LANES = 16
 _EP_ATTR_TRANSPORTS = 1 << 3
@@ -46,8 +43,8 @@ class UcxReactor:
     """A UCX worker on the running loop.
 
     Args:
-        host_memory: whether all that is sent and received is in the host's memory.
-        loopback_only: whether every peer is on this machine; UCX then opens no TCP port on another interface.
+        host_memory: whether all payloads are in host memory.
+        loopback_only: UCX opens TCP ports on the loopback interface only.
     """
 
     def __init__(self, *, host_memory: bool = True, loopback_only: bool = False) -> None:
@@ -77,12 +74,12 @@ class UcxReactor:
         self._look_again()
 
     def new_tag(self) -> int:
-        """Return a tag that nothing else on this worker receives under; the next one belongs to the caller too."""
+        """Return a tag unique on this worker; the caller also owns the next one."""
         self._next_tag += 2
         return self._next_tag
 
     def send_tagged(self, endpoint: Any, tag: int, data: object) -> asyncio.Future[None]:
-        """Submit a message now; messages of one tag arrive in the order of their submission."""
+        """Submit a message; messages of one tag arrive in order of submission."""
         array = self._array(data)
         sent = self.track(endpoint.tag_send(array, self.ucx.UCXXTag(tag)), array, data)
         return self._watched(sent, on_device=array.cuda)
@@ -128,12 +125,12 @@ class UcxReactor:
         return later
 
     def close(self) -> None:
-        """Stop watching and let the worker go. Endpoints and listeners are closed before."""
+        """Stop watching and release the worker, after its endpoints and listeners are closed."""
         self._loop.remove_reader(self._event_fd)
         self._look_again_timer.cancel()
         if self._turn is not None:
             self._turn.cancel()
-        # Requests that a closed endpoint left to be cancelled hold the worker, which holds them, until it is progressed.
+        # Requests of closed endpoints reference the worker until they are cancelled and it is progressed.
         self.worker.cancel_inflight_requests()
         self.worker.progress()
         for future in self._pending:
@@ -156,7 +153,7 @@ class UcxReactor:
             if not self.worker.progress_once():
                 break
         self._complete()
-        # Armed, UCX signals its next event; it refuses while there is something to do now.
+        # Armed, UCX signals its next event; arming fails while there is work left.
         if not self.worker.arm():
             self._schedule()
         elif self._on_device:
@@ -218,10 +215,10 @@ class _ContextAttributes(ctypes.Structure):
 
 
 def reaches_cuda_memory() -> bool:
-    """Ask UCX whether it can send from and receive into a CUDA device's memory here; that device is current in this thread.
+    """Whether UCX can send from and receive into memory of the current CUDA device.
 
-    To be called before anything else loads UCX, since it also sets what UCX reads then.
-    `ucp_context_query` is asked, since UCXX tells which transports were wanted, not which there are.
+    Call it before anything else loads UCX: it sets variables that UCX reads then. It calls `ucp_context_query`, since UCXX
+    reports the transports requested, not those available.
     """
     _set_defaults(_LOGGING | _DEVICE_MEMORY)
     import ucxx
@@ -236,10 +233,10 @@ def reaches_cuda_memory() -> bool:
 
 
 def transport_name(endpoint: Any) -> str:
-    """Name the lanes that UCX set up for an endpoint, `transport/device` joined by commas.
+    """Return an endpoint's lanes, `transport/device` joined by commas.
 
-    `ucp_ep_query` is asked, since UCXX 0.52 tells transports of a whole context only. Lanes without a device carry only
-    the connection's set-up and are left out.
+    Calls `ucp_ep_query`, since UCXX 0.52 reports transports of a whole context only. Lanes without a device carry only the
+    connection's set-up and are left out.
     """
     query = ctypes.CDLL("libucp.so.0").ucp_ep_query
     query.argtypes = [ctypes.c_void_p, ctypes.POINTER(_EndpointAttributes)]

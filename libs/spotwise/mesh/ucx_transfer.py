@@ -1,11 +1,6 @@
-"""KV hand-offs over UCX: the `KvTransport` of a worker.
+"""The `KvTransport` of a worker over UCX: connects the inbox (`ucx_inbox.py`) and the pushes (`ucx_push.py`) to their links.
 
-Law: what a worker receives is `ucx_inbox.py`'s, a hand-off that it sends `ucx_push.py`'s; here both get their links. All
-pushes to a peer share its link, with a bounded number of chunks in flight, and all pushes of the worker a bounded number of
-exported bytes.
-
-Invariants: a link on which a push timed out gets no new ones, and is closed when the last one is over; a link that is lost
-ends its pushes.
+All pushes to a peer share its link. A link on which a push timed out gets no new pushes, and is closed after the last one.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from spotwise.mesh.ucx_push import UcxPush
 from spotwise.mesh.whole_push import push_at_once
 from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame, LinkHello, layout_fingerprint
 
-# Beside the loop's own; on few cores a second one only waits for the others.
+# Besides the loop's thread; on few cores a second one only waits.
 _MOST_COPY_THREADS = 2
 
 
@@ -51,24 +46,22 @@ class UcxKvTransport:
         payloads: PayloadMemory | None = None,
         model_digest: str | None = None,
     ) -> None:
-        """Describe the transport; nothing is opened before `start`.
+        """Create the transport; nothing is opened before `start`.
 
         Args:
-            memory: this worker's paged KV, read by pushes and written by accepted ones, on copy threads.
+            memory: this worker's paged KV, accessed on copy threads.
             worker_id: this worker.
-            incarnation: of this worker; pushes meant for another one are refused.
+            incarnation: of this worker; pushes for another one are refused.
             on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
-            host: name or address under which peers reach this worker; where it is a loopback address, no other interface is
-                listened on.
-            port: port to listen on; 0 takes a free one.
-            push_timeout_s: a push takes no longer than this from its commit on, or without progress before it; connecting
-                included.
-            chunk_bytes: payload of one chunk at most, unless one block of one layer is larger.
-            stream_bytes: for which a chunk waits while its next layer is computed.
-            in_flight: chunks on their way at once, per link and direction.
-            exported_bytes: copied out of `memory` and not sent yet at most, all links together.
+            host: under which peers reach this worker; a loopback address restricts the listener to loopback.
+            port: to listen on; 0 takes a free one.
+            push_timeout_s: of a push after its commit, and without progress before it, connecting included.
+            chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
+            stream_bytes: a chunk's minimum while its next layer is still computed.
+            in_flight: chunks at once, per link and direction.
+            exported_bytes: maximum that is exported and not sent yet, of all links.
             payloads: what the memory exports and imports; `None`: numpy arrays.
-            model_digest: of the weights that compute this worker's KV; peers with another one are refused.
+            model_digest: of this worker's weights; peers with another one are refused.
         """
         if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
             raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
@@ -114,30 +107,20 @@ class UcxKvTransport:
         """Open UCX on the running loop and listen.
 
         Raises:
-            MeshError: the port cannot be had.
+            MeshError: the port is taken.
         """
         self._address = f"{self._host}:{self._links.listen(self._port)}"
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """Accept that attempt's KV, into these blocks; replaces an earlier attempt's window."""
+        """See `KvTransport`."""
         self._inbox.expect(choice_id, epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
-        """Refuse what still comes for the request; after this call its blocks are not written any more. Idempotent."""
+        """See `KvTransport`."""
         self._inbox.forget(choice_id)
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> UcxPush:
-        """Begin to copy blocks into the target's reserved blocks, as they are said to be written.
-
-        Args:
-            target: the reservation; its first `len(source_block_ids)` blocks are written.
-            choice_id: the sequence.
-            epoch: its attempt.
-            source_block_ids: the blocks that will hold the prompt, in position order.
-
-        Raises:
-            ValueError: no blocks, or more than the target reserved, or a request id over 128 bytes.
-        """
+        """See `KvTransport`; a choice id over 128 bytes is a `ValueError`, too."""
         abort = KvFrame(
             kind=FrameKind.ABORT,
             choice_id=choice_id,
@@ -149,42 +132,25 @@ class UcxKvTransport:
         return UcxPush(self._exports, self, abort, target, source_block_ids, self._push_timeout_s)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """Copy blocks into the target's reserved blocks and hand the request over.
-
-        Args:
-            target: the reservation; its first `len(source_block_ids)` blocks are written.
-            handoff: what the token worker needs besides the KV.
-            source_block_ids: just the blocks that hold the `handoff.num_tokens` tokens, in position order. They may be
-                given to others as soon as this returns or raises.
-
-        Raises:
-            KvTransferError: unreachable, lost, refused or timed out; the text says which and why.
-            ValueError: no blocks, or more than the target reserved, or a request id over 128 bytes.
-        """
+        """See `KvTransport`; a choice id over 128 bytes is a `ValueError`, too."""
         push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, self._exports.memory.num_layers, len(source_block_ids), handoff)
 
     async def close(self) -> None:
-        """Stop listening, drop links, end the copy threads; pushes under way raise. Idempotent."""
+        """Stop listening, close the links, end the copy threads; pushes under way raise. Idempotent."""
         self._inbox.forget_all()
         await self._links.close()
         await self._inbox.idle()
         self._copies.shutdown()
 
-    # --- for pushes -----------------------------------------------------------------------------------------------
-
     async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
-        """Return the link to a peer, on which frames for the push are given to it from now on.
-
-        Raises:
-            KvTransferError: unreachable.
-        """
+        """See `PushLinks`."""
         link = await self._links.to(address, timeout_s)
         self._pushes[push.push_id] = (link, push)
         return link
 
     def leave(self, push: UcxPush, *, timed_out: bool) -> None:
-        """Note that the push is over; a link on which one timed out serves no other."""
+        """See `PushLinks`."""
         link, _ = self._pushes.pop(push.push_id, (None, None))
         if link is None:
             return
@@ -193,8 +159,6 @@ class UcxKvTransport:
             link.retired = True
         if link.retired and all(user is not link for user, _ in self._pushes.values()):
             link.fail("retired after a time-out")
-
-    # --- for links ------------------------------------------------------------------------------------------------
 
     def _on_frame(
         self, link: UcxLink, frame: KvFrame, payload: Any, arrived: asyncio.Future[None]

@@ -1,7 +1,4 @@
-"""Hand-offs of which all is there at once: transports for which layers are no unit of work, and prompts that are computed.
-
-Invariants of a `WholePush`: nothing moves before the commit, nor once it was called off; `delivered` ends in every case.
-"""
+"""Pushes that move all KV at once: of transports without layers, and of computed prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from spotwise.mesh.ports import KvPush, KvTransferError, TransferReport
 
 
 async def push_at_once(push: KvPush, num_layers: int, num_blocks: int, handoff: KvHandoff) -> TransferReport:
-    """Say that all of an open push is written, commit it, and return when it is delivered.
+    """Report all of an open push as written, commit it, and return when it is delivered.
 
     Raises:
         KvTransferError: as `KvPush.delivered`.
@@ -26,15 +23,15 @@ async def push_at_once(push: KvPush, num_layers: int, num_blocks: int, handoff: 
 
 
 class WholePush:
-    """One hand-off that moves when it is committed; see `spotwise.mesh.ports.KvPush`.
+    """A `KvPush` that moves nothing before its commit.
 
     Args:
         target: the reservation.
         choice_id, epoch: the attempt.
         num_layers: of the model.
         num_blocks: of the prompt.
-        transport: how it goes, for reports.
-        move: moves all of it, hands over, and returns its bytes; its `KvTransferError` says what went wrong, and not where.
+        transport: its name, for reports.
+        move: moves the KV, hands over, and returns the bytes; its `KvTransferError` need not name the push.
 
     Raises:
         ValueError: no blocks, or more than the target reserved.
@@ -62,40 +59,28 @@ class WholePush:
         self._is_called_off = False
 
     def wrote(self, layers: int, blocks: int) -> None:
-        """Note that the first blocks of the first layers are written.
-
-        Raises:
-            ValueError: there are fewer.
-        """
+        """See `KvPush`."""
         self._cells.wrote(layers, blocks)
 
     def commit(self, handoff: KvHandoff) -> None:
-        """Let the hand-off go.
-
-        Raises:
-            ValueError: not all is written.
-        """
+        """See `KvPush`."""
         if not self._cells.is_written:
             raise ValueError(f"the KV of {handoff.choice_id} is not all written")
         if not self._committed.cancelled():
             self._committed.set_result((handoff, time.perf_counter()))
 
     def abort(self) -> None:
-        """Call it off; idempotent."""
+        """See `KvPush`."""
         self._is_called_off = True
         self._committed.cancel()
         if self._moving is not None:
             self._moving.cancel()
 
     async def delivered(self) -> TransferReport:
-        """Return when the receiver has it.
-
-        Raises:
-            KvTransferError: it could not be moved, or was called off.
-        """
+        """See `KvPush`."""
         try:
             handoff, committed_s = await asyncio.shield(self._committed)
-            # A push always takes a while: what is ready on the loop comes first.
+            # As a real push, after the callbacks that are ready on the loop.
             await asyncio.sleep(0)
             if not self._is_called_off:
                 self._moving = asyncio.ensure_future(self._move(handoff))

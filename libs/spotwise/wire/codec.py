@@ -1,13 +1,9 @@
-"""Core messages to bytes and back.
-
-Law: this is the only place where a core type meets its protobuf twin; protobuf types never leave `wire`. One table row a
-message; `decode(encode(m)) == m` for every message there is.
-"""
+"""Encodes and decodes core messages; protobuf types never leave `wire`. One row of a table per message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
@@ -20,9 +16,11 @@ from spotwise.wire.v1 import cluster_pb2 as cluster
 from spotwise.wire.v1 import envelope_pb2, spot_pb2
 from spotwise.wire.v1 import worker_pb2 as worker
 
+_Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # to protobuf, and back
+
 
 class MalformedMessageError(ValueError):
-    """Bytes that are not a message of this version."""
+    """The bytes are not a message of this version."""
 
 
 def encode(message: Message) -> bytes:
@@ -44,7 +42,7 @@ def decode(payload: bytes) -> Message:
     """Return the message that `encode` turned into `payload`.
 
     Raises:
-        MalformedMessageError: the bytes are no envelope, or it holds what this version does not know.
+        MalformedMessageError: the bytes are no envelope, or hold a message that this version does not know.
     """
     try:
         envelope = envelope_pb2.Envelope.FromString(payload)
@@ -57,48 +55,66 @@ def decode(payload: bytes) -> Message:
         raise MalformedMessageError(str(error)) from error
 
 
-def _stream_to(stream: m.StreamRef) -> cluster.StreamRef:
-    return cluster.StreamRef(gateway_id=stream.gateway_id, attempt_id=stream.attempt_id, incarnation=stream.incarnation)
+def _codec(
+    core_type: Callable[..., Any],
+    proto_type: Callable[..., Any],
+    *names: str,
+    optional: tuple[str, ...] = (),
+    **parts: _Codec,
+) -> _Codec:
+    """Return the codec of a type.
+
+    Args:
+        core_type, proto_type: both have the same field names.
+        names: fields of equal values on both sides.
+        optional: fields that are `None` where protobuf's are unset.
+        parts: fields with a codec of their own.
+    """
+
+    def to_proto(value: Any) -> Any:
+        own = {name: to(getattr(value, name)) for name, (to, _) in parts.items()}
+        return proto_type(**{name: getattr(value, name) for name in (*names, *optional)}, **own)
+
+    def from_proto(proto: Any) -> Any:
+        own = {name: back(getattr(proto, name)) for name, (_, back) in parts.items()}
+        unset = {name: getattr(proto, name) if proto.HasField(name) else None for name in optional}
+        return core_type(**{name: getattr(proto, name) for name in names}, **unset, **own)
+
+    return to_proto, from_proto
 
 
-def _stream_from(stream: cluster.StreamRef) -> m.StreamRef:
-    return m.StreamRef(stream.gateway_id, stream.attempt_id, stream.incarnation)
+def _attempts_codec(
+    core_type: Callable[..., Any], proto_type: Callable[..., Any], field: str, columns: tuple[str, str], *names: str
+) -> _Codec:
+    """Return the codec of a message whose `field` holds attempts: two columns of protobuf's, choice ids and epochs."""
+    ids, epochs = columns
+
+    def to_proto(message: Any) -> Any:
+        attempts: tuple[m.Attempt, ...] = getattr(message, field)
+        pair = {ids: [choice_id for choice_id, _ in attempts], epochs: [epoch for _, epoch in attempts]}
+        return proto_type(**{name: getattr(message, name) for name in names}, **pair)
+
+    def from_proto(proto: Any) -> Any:
+        attempts = tuple(zip(getattr(proto, ids), getattr(proto, epochs), strict=True))
+        return core_type(**{name: getattr(proto, name) for name in names}, **{field: attempts})
+
+    return to_proto, from_proto
 
 
-def _target_to(target: KvTarget) -> worker.KvTarget:
-    return worker.KvTarget(
-        worker_id=target.worker_id,
-        incarnation=target.incarnation,
-        address=target.address,
-        block_ids=target.block_ids,
-    )
+def _same(value: Any) -> Any:
+    return value
 
 
-def _target_from(target: worker.KvTarget) -> KvTarget:
-    return KvTarget(target.worker_id, target.incarnation, target.address, tuple(target.block_ids))
-
-
-def _load_to(load: m.WorkerLoad) -> cluster.WorkerLoad:
-    counts = {name: getattr(load, name) for name in _LOAD_COUNTS}
-    figures = {name: getattr(load, name) for name in _LOAD_OPTIONAL}
-    proto = cluster.WorkerLoad(**counts, **figures)
-    proto.assignments_seen.update(dict(load.assignments_seen))
-    proto.gateways.extend(_GATEWAY_TO(streams) for streams in load.gateways)
-    return proto
-
-
-def _load_from(proto: cluster.WorkerLoad) -> m.WorkerLoad:
-    counts = {name: getattr(proto, name) for name in _LOAD_COUNTS}
-    figures: dict[str, Any] = {name: getattr(proto, name) if proto.HasField(name) else None for name in _LOAD_OPTIONAL}
-    return m.WorkerLoad(
-        **counts,
-        **figures,
-        assignments_seen=tuple(sorted(proto.assignments_seen.items())),
-        gateways=tuple(_GATEWAY_FROM(streams) for streams in proto.gateways),
-    )
-
-
-_LOAD_COUNTS = (
+_STREAM = _codec(m.StreamRef, cluster.StreamRef, "gateway_id", "attempt_id", "incarnation")
+_TARGET = _codec(KvTarget, worker.KvTarget, "worker_id", "incarnation", "address", block_ids=(_same, tuple))
+_GATEWAY = _codec(m.GatewayStreams, cluster.GatewayStreams, "gateway_id", "incarnation", "batches_sent")
+_SUSPECTS: _Codec = (
+    lambda avoid: [cluster.Suspects(worker_ids=suspects) for suspects in avoid],
+    lambda protos: tuple(tuple(proto.worker_ids) for proto in protos),
+)
+_LOAD = _codec(
+    m.WorkerLoad,
+    cluster.WorkerLoad,
     "pending_prompt_tokens",
     "remaining_tokens",
     "kv_blocks_total",
@@ -120,16 +136,14 @@ _LOAD_COUNTS = (
     "preemptions",
     "kv_blocks_swapped_out",
     "kv_blocks_swapped_in",
-)
-_LOAD_OPTIONAL: tuple[Literal["reserved_new_tokens", "prompt_token_s", "kv_push_token_s"], ...] = (
-    "reserved_new_tokens",
-    "prompt_token_s",
-    "kv_push_token_s",
+    optional=("reserved_new_tokens", "prompt_token_s", "kv_push_token_s"),
+    assignments_seen=(dict, lambda seen: tuple(sorted(seen.items()))),
+    gateways=(lambda streams: [*map(_GATEWAY[0], streams)], lambda protos: tuple(map(_GATEWAY[1], protos))),
 )
 
 
 def member_to(member: m.Member) -> cluster.Member:
-    """Return a member's protobuf twin; for this package's gRPC codec too."""
+    """Return a member's protobuf message; engine control uses it, too."""
     return cluster.Member(
         id=member.id,
         kind=member.kind,
@@ -141,7 +155,7 @@ def member_to(member: m.Member) -> cluster.Member:
         pool=member.pool or "",
         transfer_address=member.transfer_address,
         model=member.model,
-        load=_load_to(member.load) if member.load else None,
+        load=_LOAD[0](member.load) if member.load else None,
         model_digest=member.model_digest,
         quarantined=[
             cluster.QuarantinedPair(
@@ -170,7 +184,7 @@ def member_from(proto: cluster.Member) -> m.Member:
         pool=m.Pool(proto.pool) if proto.pool else None,
         transfer_address=proto.transfer_address,
         model=proto.model,
-        load=_load_from(proto.load) if proto.HasField("load") else None,
+        load=_LOAD[1](proto.load) if proto.HasField("load") else None,
         model_digest=proto.model_digest if proto.HasField("model_digest") else None,
         quarantined=tuple(
             m.QuarantinedPair(pair.prompt_worker, pair.token_worker, pair.failures, pair.until_unix_s)
@@ -181,160 +195,89 @@ def member_from(proto: cluster.Member) -> m.Member:
     )
 
 
-def _plain(core_type: Callable[..., Any], proto_type: Callable[..., Any], *names: str) -> tuple[Any, Any]:
-    """Codec of a message whose fields are the same on both sides."""
-
-    def to_proto(message: Any) -> Any:
-        return proto_type(**{name: getattr(message, name) for name in names})
-
-    def from_proto(proto: Any) -> Any:
-        return core_type(**{name: getattr(proto, name) for name in names})
-
-    return to_proto, from_proto
-
-
-def _nested(core_type: Callable[..., Any], proto_type: Callable[..., Any], nested: str, *names: str) -> tuple[Any, Any]:
-    """Codec of a message with one nested field, `stream` or `target`, or both joined by a space."""
-    to_nested = {"stream": _stream_to, "target": _target_to}
-    from_nested = {"stream": _stream_from, "target": _target_from}
-    nested_names = nested.split()
-
-    def to_proto(message: Any) -> Any:
-        inner = {name: to_nested[name](getattr(message, name)) for name in nested_names}  # type: ignore[operator]
-        return proto_type(**{name: getattr(message, name) for name in names}, **inner)
-
-    def from_proto(proto: Any) -> Any:
-        inner = {name: from_nested[name](getattr(proto, name)) for name in nested_names}  # type: ignore[operator]
-        return core_type(**{name: getattr(proto, name) for name in names}, **inner)
-
-    return to_proto, from_proto
-
-
-def _submit_to(message: m.SubmitRequest) -> cluster.SubmitRequest:
-    return cluster.SubmitRequest(
-        choice_id=message.choice_id,
-        epoch=message.epoch,
-        stream=_stream_to(message.stream),
-        prompt_tokens=message.prompt_tokens,
-        max_new_tokens=message.max_new_tokens,
-        prefix_spans=message.prefix_spans,
-        priority=message.priority,
-        avoid=[cluster.Suspects(worker_ids=suspects) for suspects in message.avoid],
-    )
-
-
-def _submit_from(proto: cluster.SubmitRequest) -> m.SubmitRequest:
-    return m.SubmitRequest(
-        choice_id=proto.choice_id,
-        epoch=proto.epoch,
-        stream=_stream_from(proto.stream),
-        prompt_tokens=proto.prompt_tokens,
-        max_new_tokens=proto.max_new_tokens,
-        prefix_spans=tuple(proto.prefix_spans),
-        priority=proto.priority,
-        avoid=tuple(tuple(suspects.worker_ids) for suspects in proto.avoid),
-    )
-
-
-def _rejected_to(message: m.RequestRejected) -> cluster.RequestRejected:
-    return cluster.RequestRejected(
-        choice_id=message.choice_id,
-        epoch=message.epoch,
-        code=message.code,
-        message=message.message,
-        retry_after_s=message.retry_after_s,
-    )
-
-
-def _rejected_from(proto: cluster.RequestRejected) -> m.RequestRejected:
-    retry_after_s = proto.retry_after_s if proto.HasField("retry_after_s") else None
-    return m.RequestRejected(proto.choice_id, proto.epoch, m.RejectCode(proto.code), proto.message, retry_after_s)
-
-
-def _leases_to(message: m.RenewLeases) -> worker.RenewLeases:
-    return worker.RenewLeases(
-        choice_ids=[choice_id for choice_id, _ in message.leases], epochs=[epoch for _, epoch in message.leases]
-    )
-
-
-def _leases_from(proto: worker.RenewLeases) -> m.RenewLeases:
-    return m.RenewLeases(tuple(zip(proto.choice_ids, proto.epochs, strict=True)))
-
-
-def _confirm_to(message: m.ConfirmAttempts) -> cluster.ConfirmAttempts:
-    choice_ids, epochs = _columns(message.attempts)
-    return cluster.ConfirmAttempts(holder_id=message.holder_id, choice_ids=choice_ids, epochs=epochs)
-
-
-def _confirm_from(proto: cluster.ConfirmAttempts) -> m.ConfirmAttempts:
-    return m.ConfirmAttempts(proto.holder_id, tuple(zip(proto.choice_ids, proto.epochs, strict=True)))
-
-
-def _confirmed_to(message: m.AttemptsConfirmed) -> cluster.AttemptsConfirmed:
-    choice_ids, epochs = _columns(message.ended)
-    return cluster.AttemptsConfirmed(ended_choice_ids=choice_ids, ended_epochs=epochs)
-
-
-def _confirmed_from(proto: cluster.AttemptsConfirmed) -> m.AttemptsConfirmed:
-    return m.AttemptsConfirmed(tuple(zip(proto.ended_choice_ids, proto.ended_epochs, strict=True)))
-
-
-def _columns(attempts: tuple[m.Attempt, ...]) -> tuple[list[str], list[int]]:
-    return [choice_id for choice_id, _ in attempts], [epoch for _, epoch in attempts]
-
-
-def _home_to(message: m.ChangeHomePool) -> worker.ChangeHomePool:
-    return worker.ChangeHomePool(worker_id=message.worker_id, pool=message.pool)
-
-
-def _home_from(proto: worker.ChangeHomePool) -> m.ChangeHomePool:
-    return m.ChangeHomePool(proto.worker_id, m.Pool(proto.pool))
-
-
-_GATEWAY_TO, _GATEWAY_FROM = _plain(
-    m.GatewayStreams, cluster.GatewayStreams, "gateway_id", "incarnation", "batches_sent"
-)
 _ATTEMPT = ("choice_id", "epoch")
 _ORDER = (*_ATTEMPT, "scheduler_id", "assignment", "lease_s")
-_Row = tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]]
-_ROWS: tuple[_Row, ...] = (
+_CODECS: tuple[tuple[type, str, Callable[[Any], Proto], Callable[[Any], Any]], ...] = (
     (m.TokenBatch, "token_batch", codec_tokens.batch_to, codec_tokens.batch_from),
-    (m.SubmitRequest, "submit_request", _submit_to, _submit_from),
-    (m.CloseRequest, "close_request", *_plain(m.CloseRequest, cluster.CloseRequest, *_ATTEMPT, "finished")),
-    (m.ConfirmAttempts, "confirm_attempts", _confirm_to, _confirm_from),
-    (m.AttemptsConfirmed, "attempts_confirmed", _confirmed_to, _confirmed_from),
-    (m.RequestAccepted, "request_accepted", *_plain(m.RequestAccepted, cluster.RequestAccepted, *_ATTEMPT)),
-    (m.RequestRejected, "request_rejected", _rejected_to, _rejected_from),
+    (
+        m.SubmitRequest,
+        "submit_request",
+        *_codec(
+            m.SubmitRequest,
+            cluster.SubmitRequest,
+            *(*_ATTEMPT, "prompt_tokens", "max_new_tokens", "priority"),
+            stream=_STREAM,
+            prefix_spans=(_same, tuple),
+            avoid=_SUSPECTS,
+        ),
+    ),
+    (m.CloseRequest, "close_request", *_codec(m.CloseRequest, cluster.CloseRequest, *_ATTEMPT, "finished")),
+    (
+        m.ConfirmAttempts,
+        "confirm_attempts",
+        *_attempts_codec(m.ConfirmAttempts, cluster.ConfirmAttempts, "attempts", ("choice_ids", "epochs"), "holder_id"),
+    ),
+    (
+        m.AttemptsConfirmed,
+        "attempts_confirmed",
+        *_attempts_codec(m.AttemptsConfirmed, cluster.AttemptsConfirmed, "ended", ("ended_choice_ids", "ended_epochs")),
+    ),
+    (m.RequestAccepted, "request_accepted", *_codec(m.RequestAccepted, cluster.RequestAccepted, *_ATTEMPT)),
+    (
+        m.RequestRejected,
+        "request_rejected",
+        *_codec(
+            m.RequestRejected,
+            cluster.RequestRejected,
+            *(*_ATTEMPT, "message"),
+            optional=("retry_after_s",),
+            code=(_same, m.RejectCode),
+        ),
+    ),
     (
         m.RequestAssigned,
         "request_assigned",
-        *_plain(m.RequestAssigned, cluster.RequestAssigned, *_ATTEMPT, "prompt_worker", "token_worker"),
+        *_codec(m.RequestAssigned, cluster.RequestAssigned, *_ATTEMPT, "prompt_worker", "token_worker"),
     ),
     (
         m.ReserveKv,
         "reserve_kv",
-        *_nested(m.ReserveKv, worker.ReserveKv, "stream", *_ORDER, "kv_tokens", "max_new_tokens"),
+        *_codec(m.ReserveKv, worker.ReserveKv, *_ORDER, "kv_tokens", "max_new_tokens", stream=_STREAM),
     ),
     (
         m.StartPrefill,
         "start_prefill",
-        *_nested(m.StartPrefill, worker.StartPrefill, "stream target", *_ORDER, "prompt_tokens", "max_new_tokens"),
+        *_codec(
+            m.StartPrefill,
+            worker.StartPrefill,
+            *(*_ORDER, "prompt_tokens", "max_new_tokens"),
+            stream=_STREAM,
+            target=_TARGET,
+        ),
     ),
     (
         m.PrefillAccepted,
         "prefill_accepted",
-        *_plain(m.PrefillAccepted, worker.PrefillAccepted, *_ATTEMPT, "assignment", "worker_id"),
+        *_codec(m.PrefillAccepted, worker.PrefillAccepted, *_ATTEMPT, "assignment", "worker_id"),
     ),
-    (m.CancelRequest, "cancel_request", *_plain(m.CancelRequest, worker.CancelRequest, *_ATTEMPT)),
-    (m.KvReserved, "kv_reserved", *_nested(m.KvReserved, worker.KvReserved, "target", *_ATTEMPT, "assignment")),
-    (m.KvRefused, "kv_refused", *_plain(m.KvRefused, worker.KvRefused, *_ATTEMPT, "assignment", "worker_id", "reason")),
-    (m.RenewLeases, "renew_leases", _leases_to, _leases_from),
-    (m.ChangeHomePool, "change_home_pool", _home_to, _home_from),
-    (m.ForgetGateway, "forget_gateway", *_plain(m.ForgetGateway, worker.ForgetGateway, "gateway_id", "incarnation")),
+    (m.CancelRequest, "cancel_request", *_codec(m.CancelRequest, worker.CancelRequest, *_ATTEMPT)),
+    (m.KvReserved, "kv_reserved", *_codec(m.KvReserved, worker.KvReserved, *_ATTEMPT, "assignment", target=_TARGET)),
+    (m.KvRefused, "kv_refused", *_codec(m.KvRefused, worker.KvRefused, *_ATTEMPT, "assignment", "worker_id", "reason")),
+    (
+        m.RenewLeases,
+        "renew_leases",
+        *_attempts_codec(m.RenewLeases, worker.RenewLeases, "leases", ("choice_ids", "epochs")),
+    ),
+    (
+        m.ChangeHomePool,
+        "change_home_pool",
+        *_codec(m.ChangeHomePool, worker.ChangeHomePool, "worker_id", pool=(_same, m.Pool)),
+    ),
+    (m.ForgetGateway, "forget_gateway", *_codec(m.ForgetGateway, worker.ForgetGateway, "gateway_id", "incarnation")),
     (m.Member, "member", member_to, member_from),
     (m.Drain, "drain", codec_spot.drain_to, codec_spot.drain_from),
     (m.InterruptionReported, "interruption_reported", codec_spot.interruption_to, codec_spot.interruption_from),
-    (m.DrainReply, "drain_reply", *_plain(m.DrainReply, spot_pb2.DrainReply, "accepted", "detail")),
+    (m.DrainReply, "drain_reply", *_codec(m.DrainReply, spot_pb2.DrainReply, "accepted", "detail")),
 )
-_BY_TYPE = {core_type: (field, to_proto, from_proto) for core_type, field, to_proto, from_proto in _ROWS}
-_BY_FIELD = {field: from_proto for _, field, _, from_proto in _ROWS}
+_BY_TYPE = {core_type: (field, to_proto, from_proto) for core_type, field, to_proto, from_proto in _CODECS}
+_BY_FIELD = {field: from_proto for _, field, _, from_proto in _CODECS}

@@ -1,7 +1,4 @@
-"""Notices and interruptions to bytes and back, beside `codec`.
-
-Law: a deadline is Unix time on both sides; one that is not known stays unknown, and is never zero.
-"""
+"""Encodes and decodes interruption notices and reports; a deadline is Unix time, and unset where it is unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from spotwise.wire.v1 import spot_pb2
 
 
 def drain_to(message: m.Drain) -> spot_pb2.Drain:
-    """Return a notice's protobuf twin."""
+    """Return a notice's protobuf message."""
     return spot_pb2.Drain(worker_id=message.worker_id, deadline_unix_s=message.deadline_s, reason=message.reason)
 
 
@@ -20,7 +17,7 @@ def drain_from(proto: spot_pb2.Drain) -> m.Drain:
 
 
 def interruption_to(message: m.InterruptionReported) -> spot_pb2.InterruptionReported:
-    """Return a report's protobuf twin."""
+    """Return a report's protobuf message."""
     return spot_pb2.InterruptionReported(
         watcher_id=message.watcher_id,
         event_id=message.event_id,
@@ -35,7 +32,7 @@ def interruption_from(proto: spot_pb2.InterruptionReported) -> m.InterruptionRep
     """Return the report that `interruption_to` turned into `proto`.
 
     Raises:
-        ValueError: it is of a kind that this version does not know.
+        ValueError: this version does not know its kind.
     """
     return m.InterruptionReported(
         watcher_id=proto.watcher_id,

@@ -1,7 +1,7 @@
-"""Request records and token batches: the two messages that carry token ids.
+"""Encodes and decodes request records and token batches, the messages that carry token ids.
 
-Law: a token batch is three packed columns, so that its cost a token is a few bytes and no object; what only some deltas have
-(an ending, log-probabilities) travels beside, by position.
+A token batch is three packed columns, a few bytes per token; fields that only some deltas have (a finish reason,
+log-probabilities) are in extras, by position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FINISH_FROM = {number: reason for reason, number in _FINISH_TO.items()}
 
 
 def encode_record(record: RequestRecord) -> bytes:
-    """Return the bytes under which a record is stored."""
+    """Return a record's bytes for the store."""
     sampling, stop = record.sampling, record.stop
     return pb.RequestRecord(
         choice_id=record.choice_id,
@@ -101,7 +101,7 @@ def decode_record(payload: bytes) -> RequestRecord:
 
 
 def batch_to(batch: TokenBatch) -> pb.TokenBatch:
-    """Return a token batch's protobuf twin."""
+    """Return a token batch's protobuf message."""
     return pb.TokenBatch(
         worker_id=batch.worker_id,
         attempt_ids=[delta.attempt_id for delta in batch.deltas],

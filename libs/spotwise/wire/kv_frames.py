@@ -1,9 +1,8 @@
 """The header before every KV payload on a transfer link.
 
-A frame is one fixed-size header, then `payload_bytes` bytes. Two checksums (xxh3, 64 bits): the header's own, over all its
-other bytes, so that no damaged length or id is ever believed; and the payload's, carried in the header. Integers are
-big-endian. A push is its CHUNK frames in any order, then a COMMIT; ABORT ends it early; ACK or NACK answers it. RESEND asks
-for a chunk that came damaged; after it, a COMMIT that was sent already is sent again.
+A frame is a header of fixed size, then `payload_bytes` bytes. The header has two checksums (xxh3, 64 bits): of its other bytes,
+and of the payload. Integers are big-endian. A push is CHUNK frames in any order, then a COMMIT; ABORT ends it early; ACK or
+NACK answers it. RESEND requests a damaged chunk again; a COMMIT that was sent before is then sent again.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ MAX_REQUEST_ID_BYTES = 128
 MAX_WORKER_ID_BYTES = 128
 #: Longest digest of a model, in ascii bytes.
 MAX_MODEL_DIGEST_BYTES = 32
-#: Chunks of one push that are asked for again; more that come damaged are no accident, and it is refused.
+#: Damaged chunks of one push that are requested again, at most; then the push is refused.
 MAX_RESENDS = 3
-#: A header that announces more than this is not believed: no sender cuts chunks so large.
+#: A header that announces more is refused: no sender cuts such large chunks.
 MAX_PAYLOAD_BYTES = 256 * 2**20
 #: Payload of a chunk, unless one block of one layer is larger.
 CHUNK_BYTES = 4 * 2**20
@@ -38,7 +37,7 @@ _HELLO_MAGIC = b"SWHI"
 _FRAME = struct.Struct("!4sBBBBQQQQIIIIIIQQ128s")
 # magic, version, id length, digest length, receive tag, incarnation, KV layout, model digest, worker id
 _HELLO = struct.Struct("!4sBBBxQQQ32s128s")
-# tokens, first token, queue (0: it stood in none), part of its quantum that was used
+# tokens, first token, MLFQ queue (0: none), seconds of its quantum used
 _HANDOFF = struct.Struct("!QQQd")
 _CHECKSUM = struct.Struct("!Q")
 
@@ -51,11 +50,11 @@ HELLO_BYTES = _HELLO.size + _CHECKSUM.size
 
 
 class KvFrameError(ValueError):
-    """Bytes are not a header of this protocol and version; nothing that follows them can be trusted."""
+    """The bytes are not a valid header of this protocol and version; the link cannot be used any more."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     CHUNK = 1
     COMMIT = 2
@@ -83,13 +82,11 @@ class KvFrame:
     """One frame's header.
 
     Attributes:
-        kind: what it says.
-        choice_id: the sequence, at most `MAX_REQUEST_ID_BYTES` in utf-8.
-        epoch: its attempt.
-        push_id: the sender's number for this push; unique on its link, so that two pushes of one attempt keep apart.
-        sender_incarnation: of the worker that sent this frame.
-        target_incarnation: of the worker it is meant for.
-        reason: of a NACK; `None` in all other kinds.
+        choice_id: at most `MAX_REQUEST_ID_BYTES` in utf-8.
+        epoch: the attempt.
+        push_id: the sender's number of the push, unique on its link.
+        sender_incarnation, target_incarnation: of the frame's sender and of its receiver.
+        reason: of a NACK; else `None`.
         first_layer: CHUNK, RESEND: its first layer. COMMIT: 0.
         num_layers: CHUNK, RESEND: its layers. COMMIT: layers of the whole hand-off.
         first_block: CHUNK, RESEND: index into the reserved blocks, not a block id. COMMIT: 0.
@@ -119,14 +116,13 @@ class KvFrame:
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """What each end of a new link tells the other, once.
+    """The hello that each end of a new link sends once.
 
     Attributes:
-        receive_tag: tag under which this end listens for headers; payloads come under the next one.
-        worker_id: who this end is, at most `MAX_WORKER_ID_BYTES` in utf-8.
-        incarnation: of that worker.
-        kv_layout: what the bytes of its KV blocks mean, as `layout_fingerprint` of the memory's description.
-        model_digest: of the weights that compute them, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a worker without weights.
+        receive_tag: under which this end receives headers; payloads come under the next one.
+        worker_id: of this end, at most `MAX_WORKER_ID_BYTES` in utf-8.
+        kv_layout: `layout_fingerprint` of its KV memory.
+        model_digest: of its weights, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a worker without weights.
     """
 
     receive_tag: int
@@ -137,7 +133,7 @@ class LinkHello:
 
 
 def layout_fingerprint(layout: str) -> int:
-    """Return 64 bits that two workers have in common when their KV memories describe their layout in the same words."""
+    """Return a hash, 64 bits, of a KV memory's layout."""
     return xxhash.xxh3_64_intdigest(layout.encode())
 
 
@@ -242,7 +238,7 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
     """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified.
 
     Raises:
-        KvFrameError: the payload has another length, or names a level that cannot be.
+        KvFrameError: the payload has another length, or an invalid level.
     """
     try:
         num_tokens, first_token_id, queue, used = _HANDOFF.unpack(payload)

@@ -1,8 +1,8 @@
-"""Every NATS subject of the mesh, and every Redis key, in one place.
+"""The NATS subjects and Redis keys of the mesh.
 
-An inbox is one subject per member (of a gateway, per incarnation), so that what one sender tells one receiver stays in order.
+An inbox is one subject per member (of a gateway, per incarnation), so that messages between two members stay in order.
 `REQUESTS` is shared: schedulers form a queue group, and a gateway learns at once (no responders) that there is none.
-Submissions and closings are both on it, so that a scheduler hears of a request's end after its beginning.
+Submissions and closings share it, so that a scheduler receives a request's end after its beginning.
 """
 
 _ROOT = "spotwise.v1"
@@ -10,17 +10,14 @@ _ROOT = "spotwise.v1"
 REQUESTS = f"{_ROOT}.scheduler.requests"  #: submissions and closings of requests
 SCHEDULERS = "schedulers"  #: queue group of `REQUESTS`
 HEARTBEATS = f"{_ROOT}.heartbeat.*"
-NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices, to everyone who cares
-INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: what is known of machines that go or may go, for whoever plans
-DRAIN = f"{_ROOT}.spot.drain"  #: asks the spot watcher to raise a notice
+NOTICES = f"{_ROOT}.spot.notice"  #: interruption notices
+INTERRUPTIONS = f"{_ROOT}.spot.interruption"  #: machines that are or may be interrupted, for planners
+DRAIN = f"{_ROOT}.spot.drain"  #: requests a notice from the spot watcher
 WATCHERS = "watchers"  #: queue group of `DRAIN`
 
 
 def inbox(member_id: str, incarnation: int | None = None) -> str:
-    """Return the subject on which a member hears its messages.
-
-    A gateway's is that of one incarnation: what was meant for the one before it, tokens above all, must reach nobody else.
-    """
+    """Return the subject of a member's messages; a gateway's names its incarnation, so that it gets no predecessor's tokens."""
     return f"{_ROOT}.inbox.{member_id}" if incarnation is None else f"{_ROOT}.inbox.{member_id}.{incarnation}"
 
 
@@ -30,7 +27,7 @@ def heartbeat(member_id: str) -> str:
 
 
 def simulated_kv(worker_id: str) -> str:
-    """Return the subject on which a simulated worker hears of KV that nobody moves."""
+    """Return the subject of a simulated worker's KV hand-offs."""
     return f"{_ROOT}.simulated_kv.{worker_id}"
 
 

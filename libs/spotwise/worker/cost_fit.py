@@ -1,10 +1,7 @@
-"""From measured times to a cost: least mean error in per cent.
+"""Fits cost models to measured times by the least mean absolute percentage error (MAPE), robust against outliers.
 
-Law: a fit minimises the mean of |predicted - measured| / measured over what it is fitted to, the figure by which it is then
-judged (MAPE); a part that would have to be negative is left out. A few iterations that something else held up thus count
-little. Decodes are fitted first, then all that has prompts: seconds by size, as lines that rise between sizes that about
-double, and what each token of context costs beside. How prompts and decodes in one iteration add up is
-`TableIterationCost`'s to say.
+Decodes are fitted first, then iterations with prompts: a piecewise linear function of size, with a bend for each doubling, plus
+a cost per token of context; no term is negative. `TableIterationCost` defines how prompts and decodes of one iteration add up.
 """
 
 from __future__ import annotations
@@ -25,13 +22,12 @@ _LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class IterationFit:
-    """What iterations cost, and how well that says what was measured.
+    """A fitted cost of iterations.
 
     Attributes:
-        cost: the parts.
         iterations: measured.
-        mape: mean error, a share.
-        mape_of: the same of iterations with prompts only, with decodes only and with both, of those that there were.
+        mape: mean absolute error, as a share of the measured seconds.
+        mape_of: the same by kind of iteration: "prompt", "decode" and "mixed", where measured.
     """
 
     cost: TableIterationCost
@@ -42,7 +38,7 @@ class IterationFit:
 
 @dataclass(frozen=True, slots=True)
 class LinkCostFit:
-    """What hand-offs cost, and how well that says what was measured."""
+    """A fitted cost of hand-offs; `mape` as in `IterationFit`."""
 
     cost: LinkCost
     handoffs: int
@@ -50,10 +46,10 @@ class LinkCostFit:
 
 
 def fit_iterations(times: Sequence[IterationTime]) -> IterationFit:
-    """Fit the parts of an iteration's time.
+    """Fit the cost of iterations.
 
     Raises:
-        ValueError: there was no prompt, or no decode, that took any time.
+        ValueError: no prompt, or no decode, was measured.
     """
     times = [time for time in times if time.seconds > 0]
     kinds = np.array([_kind(time.shape) for time in times])
@@ -83,7 +79,7 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkCostFit:
     """Fit latency and bandwidth of hand-offs, given as (bytes, seconds).
 
     Raises:
-        ValueError: nothing was measured that took any time.
+        ValueError: no hand-off was measured.
     """
     transfers = [(size, seconds) for size, seconds in transfers if size > 0 and seconds > 0]
     if not transfers:
@@ -91,7 +87,7 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkCostFit:
     by_size: dict[int, list[float]] = {}
     for size, taken in transfers:
         by_size.setdefault(size, []).append(taken)
-    # Of each size the usual one: now and then a worker sends a prompt the dearer way, to know what that costs.
+    # The median of each size: a worker sometimes probes the more expensive push mode.
     sizes = np.array(sorted(by_size), dtype=np.float64)
     seconds = np.array([np.median(by_size[size]) for size in sorted(by_size)])
     if len(sizes) == 1:
@@ -107,12 +103,11 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkCostFit:
 def least_share_error(
     terms: NDArray[np.float64], seconds: NDArray[np.float64], weights: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """Return what each term costs, `[terms]`, none below 0, for `terms [measured, terms]` that took `seconds [measured]`.
+    """Return non-negative costs `[terms]` for `terms [measured, terms]` that took `seconds [measured]`.
 
-    Each error counts as its weight `[measured]`, or all alike. The minimum is found as a linear program: the errors are
-    variables, each at least as large as the miss either way.
+    Minimizes the weighted mean of relative errors (`weights [measured]`; `None`: equal) as a linear program.
     """
-    # Imported here and not at the top: it takes half a second, which no other command should.
+    # Imported here: it takes half a second.
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
@@ -127,7 +122,7 @@ def least_share_error(
 
 
 def _fit_phase(measured: Sequence[tuple[int, float, float]]) -> tuple[PiecewiseLinear, float]:
-    """Fit seconds by size, and what each token of context costs, to (size, context, seconds) of iterations of one phase.
+    """Fit seconds by size, and the cost per token of context, to (size, context, seconds) of one phase's iterations.
 
     Raises:
         ValueError: there are none.
@@ -135,15 +130,15 @@ def _fit_phase(measured: Sequence[tuple[int, float, float]]) -> tuple[PiecewiseL
     if not measured:
         raise ValueError("no iteration was measured of one of the phases: the mesh must compute prompts and decode")
     sizes, contexts, seconds = (np.array(column, dtype=np.float64) for column in zip(*measured, strict=True))
-    # A bend for each doubling, where its usual size was: between bends that nothing was measured near, any line would do.
+    # A bend for each doubling, at its median size: a bend far from any measured size would be undetermined.
     _, doubling, iterations = np.unique(np.round(np.log2(sizes)), return_inverse=True, return_counts=True)
     at = [float(np.median(sizes[doubling == each])) for each in range(len(iterations))]
     if len(at) == 1:
         at.append(2 * at[0])
-    # From each bend to the next one the seconds rise by some slope of at least 0; the first and the last line go on.
+    # Between bends the seconds rise by a slope of at least 0; the first and the last line extend outwards.
     reach = [-np.inf, *at[1:-1], np.inf]
     rises = [np.clip(sizes, *ends) - bend for bend, ends in zip(at[:-1], pairwise(reach), strict=True)]
-    # All doublings count alike, however many iterations of them there were: a mixed worker cuts most prompts to one size.
+    # Each doubling weighs alike, however many iterations it has: a mixed worker cuts most prompts to one size.
     terms = np.stack([np.ones_like(sizes), *rises, contexts], axis=1)
     found = least_share_error(terms, seconds, 1.0 / iterations[doubling])
     steps = [slope * (high - low) for slope, (low, high) in zip(found[1:-1], pairwise(at), strict=True)]

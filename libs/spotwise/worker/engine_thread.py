@@ -1,8 +1,6 @@
-"""The one thread that runs torch, so that the event loop never waits for an iteration, and one that moves KV beside it.
+"""Runs an engine beside the event loop: one thread computes, another one swaps KV.
 
-Law: everything that touches the engine's sequences runs on the first, in the order in which it was asked for; moves of KV
-between the cache and the host's memory run on the second, also in order, and touch no sequence. What comes back arrives on the
-event loop.
+Each executes its calls in order; results arrive on the event loop. Swaps touch no sequence of the engine.
 """
 
 from __future__ import annotations
@@ -30,20 +28,19 @@ _log = structlog.get_logger(__name__)
 
 
 def _one_thread(name: str = "engine", niceness: int = 0) -> ThreadPoolExecutor:
-    # Other threads inherit it, so it comes before the first has any.
+    # Threads that it starts inherit the niceness, so it is set first.
     return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_step_back, initargs=(niceness,))
 
 
 def _step_back(niceness: int) -> None:
-    """Add to the calling thread's niceness, which on Linux is a thread's own, and set its session's.
+    """Add to the calling thread's niceness (on Linux, each thread has its own), and set its session's.
 
-    Where the kernel groups processes by session (sched_autogroup), niceness counts within a session alone: a worker that is a
-    session of its own must step back as a group, too.
+    Where the kernel groups processes by session (sched_autogroup), a thread's niceness counts within its session only.
     """
     if niceness == 0:
         return
     thread_id = threading.get_native_id()
-    # To what it has: nobody but root may become less nice than he was started.
+    # Added, since only root may lower a niceness.
     os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
     is_session_leader = os.getsid(0) == os.getpid()
     if is_session_leader:
@@ -52,13 +49,12 @@ def _step_back(niceness: int) -> None:
 
 
 class EngineThread:
-    """An engine, and the thread that owns it: a `WorkerEngine`.
+    """A `WorkerEngine`: an engine, and the thread that owns it.
 
     Args:
-        engine: that computes.
         executor: of its thread; by default a new one.
-        host: where its KV may go; `None` for nowhere.
-        niceness: as in `load`, of the thread that moves KV.
+        host: host memory for swapped KV, if any.
+        niceness: as in `load`, of the thread that swaps KV.
     """
 
     def __init__(
@@ -76,12 +72,12 @@ class EngineThread:
 
     @classmethod
     async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: int = 0) -> Self:
-        """Load an engine beside the event loop, so that heartbeats go on, on the thread that will own it.
+        """Load an engine on the thread that will own it; the event loop keeps running.
 
         Args:
             config: of the engine.
-            niceness: added for everything that computes, as by nice(2): the loop, whose messages are short, keeps its own.
-            kv_host_bytes: of the host's memory for KV that the device has no room for; 0 for none.
+            niceness: added to the threads that compute, as by nice(2); not to the event loop.
+            kv_host_bytes: host memory for swapped KV; 0: none.
 
         Raises:
             ModelError, ValueError: as `Engine.load`; or `kv_host_bytes` do not hold one block.
@@ -111,7 +107,7 @@ class EngineThread:
 
     @property
     def host_blocks(self) -> int:
-        """Blocks of the host's memory for KV that the device has no room for; 0 for none."""
+        """Blocks of host memory for swapped KV; 0: none."""
         return 0 if self._host is None else self._host.num_blocks
 
     @property
@@ -126,12 +122,12 @@ class EngineThread:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences known here."""
+        """Sequences in the engine."""
         return self.engine.num_sequences
 
     @property
     def computes_with(self) -> str:
-        """What it computes with: number format, device, kernels."""
+        """Number format, device and kernels, for people."""
         engine = self.engine
         words = [f"{engine.dtype} on {engine.device}", self.kernels]
         if engine.graphs is not None and not engine.graphs.off:
@@ -140,14 +136,14 @@ class EngineThread:
 
     @property
     def kernels(self) -> str:
-        """What computes its layers, which stays as it is."""
+        """What computes its layers."""
         engine = self.engine
         if engine.is_native:
             return f"native {variant_for_this_processor().name}, {engine.fused_layers} fused layers"
         return "no native kernels" if engine.device == "cpu" else engine.attention_name
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Give the engine a sequence.
+        """Add a sequence to the engine.
 
         Raises:
             ValueError: the engine refuses it.
@@ -155,11 +151,11 @@ class EngineThread:
         await self._loop.run_in_executor(self._executor, self.engine.add_sequence, record)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
-        """Tell the engine a token that another worker sampled."""
+        """Append a token that another worker sampled."""
         self._submit(self.engine.append_token, sequence_id, token_id)
 
     def drop_sequence(self, sequence_id: str) -> None:
-        """Let the engine forget a sequence."""
+        """Remove a sequence."""
         self._submit(self.engine.drop_sequence, sequence_id)
 
     def run_iteration(
@@ -169,7 +165,7 @@ class EngineThread:
         on_failed: Callable[[Exception], None],
         on_layers: LayersWritten | None = None,
     ) -> None:
-        """Run a batch; one of the first two is called on the event loop when it is done, `on_layers` on the engine's thread."""
+        """Run a batch; one of the first two is called on the event loop, `on_layers` on the engine's thread."""
 
         def done(future: Future[tuple[SampledToken, ...]]) -> None:
             if future.cancelled():
@@ -187,18 +183,18 @@ class EngineThread:
         self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
     ) -> None:
         """Copy blocks of the KV cache into as many of the host's; `on_ended` is called on the event loop."""
-        assert self._host is not None  # else nobody has blocks there
+        assert self._host is not None  # else there are no host blocks
         self._move(on_ended, self._host.swap_out, block_ids, host_block_ids)
 
     def swap_in(
         self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
     ) -> None:
         """Copy blocks of the host into as many of the KV cache; `on_ended` is called on the event loop."""
-        assert self._host is not None  # else nobody has blocks there
+        assert self._host is not None  # else there are no host blocks
         self._move(on_ended, self._host.swap_in, host_block_ids, block_ids)
 
     def close(self) -> None:
-        """Wait for what runs, forget what does not yet."""
+        """Wait for the calls that run, and drop the others."""
         for executor in (self._executor, self._mover):
             executor.shutdown(wait=True, cancel_futures=True)
 

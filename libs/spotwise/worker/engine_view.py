@@ -1,4 +1,4 @@
-"""What a process of workers answers to engine control."""
+"""Engine control's view of a process of workers."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from spotwise.worker.runtime import WorkerRuntime
 
 
 class RuntimeView:
-    """The runtimes of a process by member id; an `EngineView`. A member without one still loads, or has left."""
+    """An `EngineView` over the runtimes of a process by member id; a member without one still loads, or has left."""
 
     def __init__(self) -> None:
         self._runtimes: dict[str, WorkerRuntime] = {}
 
     def add(self, member_id: str, runtime: WorkerRuntime) -> None:
-        """Answer for a worker from now on."""
+        """Add a worker."""
         self._runtimes[member_id] = runtime
 
     def remove(self, member_id: str) -> None:
-        """Answer for it no more; idempotent."""
+        """Remove a worker; idempotent."""
         self._runtimes.pop(member_id, None)
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """Say what a worker holds."""
+        """Describe a worker."""
         runtime = self._find(member_id)
         return None if runtime is None else runtime.description()
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
-        """Say how long a worker's iterations behind number `after` took."""
+        """Return a worker's iterations after number `after`."""
         runtime = self._find(member_id)
         return None if runtime is None else runtime.times.since(after)
 

@@ -1,7 +1,7 @@
-"""How long a worker's iterations took: what a cost profile is made of.
+"""Times a worker's iterations, for cost profiles.
 
-Law: a time is that of the engine alone, from its order, or from the end of the one before it where that came later, to its end;
-an iteration that failed says nothing. The newest are kept, so many that a measurement can fetch them now and then.
+An iteration's time runs from its order, or from the previous one's end where that is later, to its end; failed ones do not
+count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import islice
 from spotwise.core.cost_model import BatchShape
 from spotwise.mesh.grpc_control import IterationTime, RecentIterations
 
-#: A minute of iterations as short as a few milliseconds.
+#: A minute of iterations of a few milliseconds.
 _KEPT = 8192
 
 
@@ -26,7 +26,7 @@ class IterationTimes:
         self._ended_s = 0.0
 
     def ordered(self, shape: BatchShape, now_s: float) -> None:
-        """Note an order, on any clock that runs evenly."""
+        """Note an order, on any monotonic clock, in seconds."""
         self._in_flight.append((shape, now_s))
 
     def ended(self, now_s: float, *, failed: bool = False) -> None:
@@ -38,6 +38,6 @@ class IterationTimes:
             self._kept.append(IterationTime(shape, now_s - began_s))
 
     def since(self, after: int) -> RecentIterations:
-        """Return those behind number `after` that are still kept, oldest first."""
+        """Return the kept iterations after number `after`, oldest first."""
         first_kept = self._last - len(self._kept)
         return RecentIterations(self._last, tuple(islice(self._kept, max(0, after - first_kept), None)))

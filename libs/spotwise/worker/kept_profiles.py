@@ -1,11 +1,9 @@
-"""Costs that a machine's workers measured of themselves, in files, so that the next start need not measure.
+"""Keeps cost profiles that a machine's workers measured, so that the next start need not measure.
 
-Law: a file is named after all that an iteration's seconds depend on, as far as anybody can say beforehand: model, number
-format, kernels, threads, machine. It is a cost profile as `spotwise profile` writes it, with what it was measured of beside,
-and believed only where that agrees to the letter and the format is today's; else costs are measured anew, as where it is
-damaged. It appears by a rename, whole. Who comes first measures, under a lock; whoever comes meanwhile waits, so that two
-starts at once do not disturb each other's figures, and reads. Where there can be no file or no lock each measures for itself,
-and the log says why.
+A file's name depends on all that an iteration's seconds depend on (`ProfiledEngine`). It holds a cost profile as `spotwise
+profile` writes it, and the engine measured; it is used only where engine and version are equal. The first worker measures under
+a lock, so that concurrent starts do not disturb its figures; the others wait and read. Without a file or a lock each measures
+for itself.
 """
 
 from __future__ import annotations
@@ -35,18 +33,17 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class ProfiledEngine:
-    """What a measured profile is of.
+    """The engine that a profile was measured on.
 
     Attributes:
         model: its folder's name.
-        weights: fingerprint of them, of the model's structure and of the kernels' sources.
-        dtype, device: of the engine.
+        weights: fingerprint of the weights, the model's structure and the kernels' sources.
         kernels: what computes its layers.
-        decode_graphs: whether decodes are recorded, where the device can.
+        decode_graphs: whether decodes are recorded as CUDA graphs, on a GPU.
         threads: that compute; `None` where the library chooses.
         block_size: tokens of a KV block.
         machine: cores and processor, or GPU.
-        versions: of what else computes.
+        versions: of the libraries.
     """
 
     model: str
@@ -62,18 +59,18 @@ class ProfiledEngine:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The engine, for people."""
         return f"{self.model} on {self.machine}"
 
 
 class KeptProfiles:
-    """The profiles of one folder, which is made where it does not exist; `None` keeps nothing."""
+    """The profiles of one folder, which is created; `None` keeps nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def path_of(self, engine: ProfiledEngine) -> Path | None:
-        """Return where an engine's profile is, or would be."""
+        """Return the path of an engine's profile."""
         if self._folder is None:
             return None
         digest = hashlib.sha256(json.dumps(asdict(engine), sort_keys=True).encode()).hexdigest()[:12]
@@ -81,7 +78,7 @@ class KeptProfiles:
         return self._folder / f"{stem}-{digest}{_SUFFIX}"
 
     def read(self, engine: ProfiledEngine) -> CostProfile | None:
-        """Return what was measured of such an engine; `None` where nothing was that holds today."""
+        """Return the profile of an engine; `None` where there is no valid one."""
         path = self.path_of(engine)
         if path is None:
             return None
@@ -102,7 +99,7 @@ class KeptProfiles:
     def write(
         self, engine: ProfiledEngine, profile: CostProfile, fit: dict[str, Any], measured: dict[str, Any]
     ) -> None:
-        """Keep a profile, with how well it fits and what else is to be said of its measurement."""
+        """Write a profile, with the errors of its fit and facts of its measurement."""
         path = self.path_of(engine)
         if path is None:
             return
@@ -125,7 +122,7 @@ class KeptProfiles:
 
     @contextlib.asynccontextmanager
     async def turn(self, engine: ProfiledEngine, patience_s: float) -> AsyncIterator[None]:
-        """Hold the lock of an engine's profile, or go on without it where it cannot be had within `patience_s`."""
+        """Hold the lock of an engine's profile; continue without it where it cannot be acquired within `patience_s`."""
         path = self.path_of(engine)
         lock: AsyncFileLock | None = None
         if path is not None:

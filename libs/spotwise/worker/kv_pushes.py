@@ -1,11 +1,8 @@
-"""The hand-offs that leave this worker, and what the engine tells them.
+"""Performs a worker's KV hand-offs, layer by layer as the engine computes them.
 
-Law: progress goes from the engine's thread straight to the pushes, past the role: the thread notes a number and wakes the
-loop, at most once until the loop has looked; the loop tells the pushes of the iteration's rows. A push hears of whole blocks
-only: a block that a prompt's next part goes on writing is not whole. When an iteration has ended, all its layers are written,
-told of or not, before the role hears of it.
-
-Each push's cost is noted by peer and mode, and the role is given what is known after every push.
+The engine's thread reports written layers directly to the pushes of an iteration's rows, by a number and at most one wake-up of
+the loop at a time. Only whole blocks count as written. At an iteration's end all its layers are written before the role handles
+it. After every push the role receives the fitted costs by peer and mode.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ from spotwise.core.worker.push_policy import WORKERS_REMEMBERED, PushCosts, Push
 from spotwise.mesh.link_fit import LinkFit
 from spotwise.mesh.ports import KvPush, KvTransferError, KvTransport
 
-#: Weight of the newest iteration in what its notices cost.
+#: Weight of the newest iteration in the mean time that layer notices take.
 _NEWEST = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt that leaves as it is computed."""
+    """A prompt that is being pushed."""
 
     push: KvPush
     num_tokens: int
@@ -37,7 +34,7 @@ class _Prompt:
 
 
 class LayerWatch:
-    """What one iteration tells the pushes of its rows."""
+    """Reports one iteration's written layers to the pushes of its rows."""
 
     def __init__(self, prompts: list[tuple[_Prompt, int]], num_layers: int) -> None:
         self.notices_s = 0.0
@@ -48,35 +45,35 @@ class LayerWatch:
         self._is_woken = False
 
     def layers_written(self, layers: int) -> None:
-        """On the engine's thread: note that the rows have their KV in so many layers."""
+        """On the engine's thread: note the number of layers that have written the rows' KV."""
         started_s = time.perf_counter()
         self._layers = layers
         if not self._is_woken:
             self._is_woken = True
-            self._loop.call_soon_threadsafe(self._tell)
+            self._loop.call_soon_threadsafe(self._report)
         self.notices_s += time.perf_counter() - started_s
 
     def ended(self) -> None:
-        """Note that the iteration did what it was to do."""
+        """Note that all layers are written."""
         self._layers = self._num_layers
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
-        self._is_woken = False  # before the number is read: who writes a later one wakes again
+    def _report(self) -> None:
+        self._is_woken = False  # before the number is read: a later one wakes the loop again
         layers = self._layers
         for prompt, blocks in self._prompts:
             prompt.push.wrote(layers, blocks)
 
 
 class KvPushes:
-    """Opens, commits and calls off pushes.
+    """Opens, commits and aborts pushes.
 
     Args:
-        transport: that they go through.
+        transport: the worker's.
         num_layers: of the model.
         block_size: tokens of a block.
-        spawn: runs a task until it ends.
-        feed: gives an event to the role.
+        spawn: runs a task in the background.
+        feed: feeds an event to the role.
     """
 
     def __init__(
@@ -96,10 +93,8 @@ class KvPushes:
         self._fits = LatestDict[tuple[str, PushMode], LinkFit](WORKERS_REMEMBERED * len(PushMode))
         self._notices_s = 0.0
 
-    # --- commands -------------------------------------------------------------------------------------------------
-
     def push(self, command: c.PushKv) -> None:
-        """Deliver a prompt that is computed."""
+        """Push a prompt that is computed."""
         handoff = command.handoff
         prompt = self._open(
             command.target,
@@ -114,7 +109,7 @@ class KvPushes:
             prompt.push.commit(handoff)
 
     def open(self, command: c.OpenPush) -> None:
-        """Begin to deliver a prompt that will be computed."""
+        """Open the push of a prompt that will be computed."""
         prompt = self._open(
             command.target,
             command.choice_id,
@@ -127,22 +122,20 @@ class KvPushes:
             prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, command.written_tokens))
 
     def commit(self, command: c.CommitPush) -> None:
-        """Deliver the rest of a prompt, which is computed now; nothing happens where its push has failed already."""
+        """Commit the push of a prompt, which is computed now; no effect where it has failed already."""
         handoff = command.handoff
         prompt = self._prompts.get(sequence_id(handoff.choice_id, handoff.epoch))
         if prompt is not None:
             prompt.push.commit(handoff)
 
     def abort(self, command: c.AbortPush) -> None:
-        """Call a push off."""
+        """Abort a push."""
         prompt = self._prompts.get(sequence_id(command.choice_id, command.epoch))
         if prompt is not None:
             prompt.push.abort()
 
-    # --- the engine -----------------------------------------------------------------------------------------------
-
     def watch(self, batch: Batch) -> LayerWatch | None:
-        """Return what an iteration has to tell of, where one of its rows belongs to a push."""
+        """Return the watch of an iteration; `None` where no row belongs to a push."""
         if not self._prompts:
             return None  # as on every worker that only decodes
         prompts = [
@@ -153,11 +146,9 @@ class KvPushes:
         return LayerWatch(prompts, self._num_layers) if prompts else None
 
     def watched(self, watch: LayerWatch) -> None:
-        """Take in that an iteration has ended, before its result is told to the role."""
+        """Note an iteration's end, before the role handles its result."""
         watch.ended()
         self._notices_s += _NEWEST * (watch.notices_s - self._notices_s)
-
-    # --- pushes ---------------------------------------------------------------------------------------------------
 
     def _whole_blocks(self, prompt: _Prompt, tokens: int) -> int:
         return prompt.num_blocks if tokens == prompt.num_tokens else tokens // self._block_size
@@ -174,7 +165,7 @@ class KvPushes:
         try:
             push = self._transport.open_push(target, choice_id, epoch, block_ids)
         except ValueError as error:
-            # Told later: commands of the event that is being answered come first.
+            # Later: the remaining commands of the current event come first.
             asyncio.get_running_loop().call_soon(self._feed, c.HandoffFailed(choice_id, epoch, str(error)))
             return None
         prompt = self._prompts[sequence_id(choice_id, epoch)] = _Prompt(push, num_tokens, len(block_ids))
@@ -189,7 +180,7 @@ class KvPushes:
             return
         finally:
             del self._prompts[sequence_id(choice_id, epoch)]
-        assert report.visible_s is not None  # only a receiver cannot know
+        assert report.visible_s is not None  # a sender knows it
         self._note(worker_id, mode, report.kv_bytes, report.visible_s)
         self._feed(
             c.HandoffDelivered(

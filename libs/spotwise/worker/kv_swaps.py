@@ -1,8 +1,4 @@
-"""Performs a worker role's moves of KV between the device and the host's memory.
-
-Law: each move is asked of the engine at once and told to the role when it has ended, well or not; what it means is the role's
-to say (`core.worker.swaps`).
-"""
+"""Performs a worker role's KV swaps between device and host memory, and feeds their ends to the role."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 
 class KvSwaps:
-    """The moves of one worker.
+    """The swaps of one worker.
 
     Args:
-        engine: it copies.
-        feed: takes what the role is told.
-        on_room: called when blocks of the device have come free by that.
+        engine: copies the blocks.
+        feed: feeds an event to the role.
+        on_room: called when a swap has freed blocks of the device.
     """
 
     def __init__(
@@ -29,22 +25,22 @@ class KvSwaps:
         self._on_room = on_room
 
     def swap_out(self, command: SwapOut) -> None:
-        """Let KV go to the host."""
+        """Copy KV to the host."""
 
         def ended(error: Exception | None) -> None:
-            self._tell(command.sequence_id, error)
+            self._ended(command.sequence_id, error)
             if error is None:
                 self._on_room()
 
         self._engine.swap_out(command.block_ids, command.host_block_ids, ended)
 
     def swap_in(self, command: SwapIn) -> None:
-        """Let KV come back."""
+        """Copy KV back to the device."""
         self._engine.swap_in(
-            command.host_block_ids, command.block_ids, lambda error: self._tell(command.sequence_id, error)
+            command.host_block_ids, command.block_ids, lambda error: self._ended(command.sequence_id, error)
         )
 
-    def _tell(self, sequence_id: str, error: Exception | None) -> None:
+    def _ended(self, sequence_id: str, error: Exception | None) -> None:
         if error is None:
             self._feed(Swapped(sequence_id))
         else:

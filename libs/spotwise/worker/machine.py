@@ -1,4 +1,4 @@
-"""The machine under a worker: what it is called, what memory it has left, and whether others had its cores."""
+"""Facts of a worker's machine: processor, free memory, and contention for its cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 
 def processor_name() -> str:
-    """Return what the processor calls itself."""
+    """Return the processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -23,12 +23,12 @@ def processor_name() -> str:
 
 
 def cores_name() -> str:
-    """Return how many cores this process may use, and of what."""
+    """Return the number of cores that this process may use, and the processor."""
     return f"{len(os.sched_getaffinity(0))} cores of {processor_name()}"
 
 
 def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory that this process may still take: the machine's, or what its container's limit leaves."""
+    """Return the memory that this process may still allocate: the machine's, or its container's."""
     free = psutil.virtual_memory().available
     try:
         limit, used = ((cgroup / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
@@ -39,11 +39,11 @@ def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CoreTime:
-    """What this process's threads have had of the cores, all together, as Linux counts it.
+    """CPU time of this process's threads, as Linux counts it.
 
     Attributes:
-        ran_s: on a core.
-        waited_s: ready to run, while others had the cores; another machine's work on the same host is not seen.
+        ran_s: running on a core.
+        waited_s: runnable, while others had the cores; steal time of a virtual machine is not counted.
     """
 
     ran_s: float
@@ -51,7 +51,7 @@ class CoreTime:
 
     @classmethod
     def so_far(cls, threads: Path = Path("/proc/self/task")) -> Self:
-        """Return the time of those threads that live, since their beginnings; none where the system does not count."""
+        """Return the time of the live threads since their start; zero where the system does not count it."""
         ran_ns = waited_ns = 0
         for thread in threads.glob("*/schedstat"):
             try:
@@ -62,6 +62,6 @@ class CoreTime:
         return cls(ran_ns / 1e9, waited_ns / 1e9)
 
     def waited_share_since(self, before: CoreTime) -> float:
-        """Return the share of waiting in the time in which threads wanted to run; 0 where none did."""
-        wanted_s = (self.ran_s - before.ran_s) + (self.waited_s - before.waited_s)
-        return (self.waited_s - before.waited_s) / wanted_s if wanted_s > 0.0 else 0.0
+        """Return the share of waiting in the time in which threads were runnable; 0 where none was."""
+        runnable_s = (self.ran_s - before.ran_s) + (self.waited_s - before.waited_s)
+        return (self.waited_s - before.waited_s) / runnable_s if runnable_s > 0.0 else 0.0

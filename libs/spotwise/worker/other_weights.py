@@ -1,4 +1,4 @@
-"""What a worker does about weights that are not the mesh's, or not those that a request was begun with."""
+"""Checks a worker's weights against the mesh's, and against those that a request began with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def warn_of_other_weights(host: ServiceHost) -> None:
-    """Say in the log of a worker that has loaded its model, and is to join, why it will get no work, where that is so.
+    """Log an error where a worker's weights differ from the mesh's, so that it will get no work.
 
-    It joins all the same: `spotwise status` shows it, and it may be there for the time when the mesh serves its model.
+    The worker joins nevertheless: `spotwise status` shows it, and the mesh may serve its model later.
 
     Raises:
         MeshError: the store does not answer.

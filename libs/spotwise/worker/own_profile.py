@@ -1,8 +1,7 @@
-"""What a worker knows of its own costs before its first request.
+"""A worker's own cost profile: kept from an earlier start (`kept_profiles.py`), or measured now (`start_profile.py`).
 
-Law: kept from an earlier start, or measured now (`start_profile.py`) and kept (`kept_profiles.py`). It is a cost profile as
-`spotwise profile` records it of a mesh, but for hand-offs and messages, which a worker alone has none of; so simulations take
-it as well as the worker's own scheduling does. The room for KV is this start's, which depends on the memory that is free.
+It has the format of `spotwise profile`, without hand-offs and messages, so that simulations can use it, too. Its KV capacity is
+this start's.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from spotwise.worker.start_profile import measure_iterations, profile_sections
 
 _log = structlog.get_logger(__name__)
 
-# Beside the time that measuring is allowed, of whoever has the lock: loading scipy, and a step that was longer than foreseen.
+# The lock's holder takes so much longer than measuring may: it loads scipy, and its last step may be longer than foreseen.
 _PATIENCE_S = 30.0
 
 
 async def own_profile(engine: EngineThread, settings: WorkerSettings) -> CostProfile:
-    """Return what an engine's iterations cost; the engine must not have begun to serve.
+    """Return an engine's cost profile.
 
     Args:
-        engine: with no sequences.
-        settings: that it was loaded by; they say where profiles are kept and how long measuring may take.
+        engine: without sequences.
+        settings: that it was loaded with.
 
     Raises:
-        ValueError: it could not be measured; says why.
+        ValueError: it could not be measured.
         OSError: the model's folder cannot be read.
     """
     about = profiled_engine(engine, settings)
@@ -80,7 +79,7 @@ async def _measured(
     before = CoreTime.so_far()
     found = await measure_iterations(engine, inner.vocab_size, sections, settings.profile_seconds)
     waited_share = CoreTime.so_far().waited_share_since(before)
-    # Not on the event loop: heartbeats go on. Nor on the engine's thread, which may have stepped back.
+    # Not on the event loop, which sends heartbeats; nor on the engine's thread, which may have a niceness.
     fitted = await asyncio.to_thread(fit_iterations, found.times)
     profile = CostProfile(about.name, fitted.cost, None, engine.kv_bytes_per_token, _kv_tokens(engine))
     fit: dict[str, Any] = {"iterations": fitted.iterations, "mape": fitted.mape, "mape_of": fitted.mape_of}

@@ -1,4 +1,4 @@
-"""Performs a worker role's commands: engine, transfer plane, store, bus."""
+"""Performs a worker role's commands: engine, KV transport, store, bus."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ from spotwise.worker.kv_swaps import KvSwaps
 from spotwise.worker.other_weights import require_same_weights
 from spotwise.worker.worker_engine import WorkerEngine
 
-#: How often the role looks at its deadlines (leases, drains).
+#: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2
 
 
 class WorkerRuntime:
-    """One worker at work.
+    """One running worker.
 
     Args:
         host: this member.
-        engine: its engine.
-        transport: its KV listener, not started yet.
-        policy: how it batches and gives memory.
+        transport: started.
+        policy: how it batches and allocates memory.
     """
 
     def __init__(self, host: ServiceHost, engine: WorkerEngine, transport: KvTransport, policy: WorkerPolicy) -> None:
@@ -55,7 +54,7 @@ class WorkerRuntime:
         self._pushes = KvPushes(
             transport, engine.num_layers, engine.block_size, host.spawn, lambda event: self._loop.feed(event)
         )
-        # Whoever asked for room in vain waits for a heartbeat that says there is some.
+        # A scheduler whose reservation was refused waits for a heartbeat with free blocks.
         swaps = KvSwaps(engine, lambda event: self._loop.feed(event), host.beat_soon)
         self._loop = RoleLoop(
             self.role,
@@ -82,7 +81,7 @@ class WorkerRuntime:
         )
 
     async def start(self) -> None:
-        """Hear orders and notices, and keep time."""
+        """Subscribe to orders and notices, and start the ticks."""
         self._host.describe_with(self._describe)
         await self._host.listen(subjects.inbox(self._host.id), self._on_message)
         await self._host.listen(subjects.NOTICES, self._on_message)
@@ -95,7 +94,7 @@ class WorkerRuntime:
         return replace(member, state=self.role.state, load=self.role.load())
 
     def handoff_arrived(self, handoff: KvHandoff, report: TransferReport) -> None:
-        """Take in a hand-off that the transport has verified and stored."""
+        """Feed the role a hand-off that the transport has verified and stored."""
         self._loop.feed(c.KvArrived(handoff, report.kv_bytes, report.seconds, report.transport))
 
     def _send(self, command: Send) -> None:
@@ -141,7 +140,7 @@ class WorkerRuntime:
         self._loop.feed(c.IterationFailed(f"{type(error).__name__}: {error}"))
 
     def description(self) -> EngineDescription:
-        """Say what this worker holds, for engine control."""
+        """Describe this worker, for engine control."""
         return EngineDescription(
             member=self._host.member,
             engine_sequences=self._engine.num_sequences,
@@ -153,7 +152,7 @@ class WorkerRuntime:
 
 
 def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:
-    """End the streams whose prompt scores made a batch too large to send; the others lose nothing."""
+    """End the attempts whose prompt log-probabilities made a batch too large to send; the others lose nothing."""
     ended = [
         TokenDelta(
             delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"too many log-probabilities: {reason}"

@@ -1,4 +1,4 @@
-"""A worker's life, from settings to the last goodbye."""
+"""Runs a worker: loads the model, joins the mesh, serves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spotwise.worker.transfer_memory import transfer_memory
 
 
 async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Pool) -> None:
-    """Load the model, join the mesh in `home_pool` (or the pool that the settings name), and serve until told to stop."""
+    """Load the model, join the mesh in `home_pool` (or the settings' pool), and serve until a stop signal or a drain's end."""
     if settings.core_ids:
         os.sched_setaffinity(0, settings.core_ids)
     runtime: WorkerRuntime | None = None
@@ -75,7 +75,7 @@ async def _load(settings: WorkerSettings) -> EngineThread:
 
 
 async def _iteration_cost(engine: EngineThread, settings: WorkerSettings) -> Cost | None:
-    """Return what the worker's iterations cost, where its policy charges service by it: from a file, or its own.
+    """Return the cost of the worker's iterations where its policy needs it: from a file, or measured.
 
     Raises:
         MeshError: it could not be measured.

@@ -1,4 +1,4 @@
-"""Settings of a worker, beside those of every service."""
+"""Settings of a worker, in addition to every service's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spotwise.wire.cost_profile import profile_from_json
 #: Of a worker's iterations.
 Cost = LinearIterationCost | TableIterationCost
 
-#: Of the memory that is free, what a worker takes for swapped KV where it is not told: several workers share a machine.
+#: Default share of the free memory for swapped KV: several workers share a machine.
 _HOST_SHARE = 1 / 8
 
 
@@ -47,22 +47,20 @@ class WorkerSettings(ModelServiceSettings):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int | None = Field(None, ge=1, description="compute threads; the library's choice where unset")
     cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores to stay on, e.g. 0,1")
-    niceness: int = Field(
-        0, ge=0, le=19, description="how far its computing steps back for others on its cores, as in nice(1)"
-    )
+    niceness: int = Field(0, ge=0, le=19, description="niceness of its compute threads, as in nice(1)")
     decode_graphs: bool = Field(True, description="decodes are recorded as CUDA graphs and replayed, on a GPU")
     shared_weights: Path | None = Field(
         None, description="folder where a machine's workers keep packed weights once; where unset each has its own copy"
     )
     cost_profiles: Path | None = Field(
         None,
-        description="folder where a machine's workers keep what their iterations cost, once it was measured at a start; "
-        "where unset each start measures it that needs it",
+        description="folder where a machine's workers keep the measured costs of their iterations; where unset each start "
+        "that needs them measures them",
     )
     profile_seconds: float = Field(
-        10.0, gt=0, description="about how long measuring what iterations cost may take, at a start that needs it"
+        10.0, gt=0, description="about how long measuring the costs of iterations may take, at a start that needs it"
     )
-    profile_anew: bool = Field(False, description="what iterations cost is measured although it is kept")
+    profile_anew: bool = Field(False, description="costs of iterations are measured although they are kept")
     kv_cache_bytes: int = Field(1 << 30, gt=0)
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
@@ -96,18 +94,18 @@ class WorkerSettings(ModelServiceSettings):
     max_stall_ms: float = Field(
         60.0,
         ge=0,
-        description="about how long a prompt may hold up those that decode beside it: it is cut accordingly; 0 for no bound",
+        description="about how long a prompt may delay the decodes of its iteration: it is cut accordingly; 0 for no bound",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Discipline.FCFS.value,
-        description="whose turn it is: fcfs (first come, first served), priority (that clients give), or mlfq "
-        "(queues by service had, so that no short request waits behind a long one)",
+        description="scheduling policy: fcfs (first come, first served), priority (the clients'), or mlfq "
+        "(multi-level feedback queue, so that no short request waits behind a long one)",
     )
     starve_limit_ms: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="with mlfq: whoever waits so long comes first; where unset 1,500 times a decode that is alone",
+        description="with mlfq: a request that waits so long is promoted; where unset 1,500 times a decode that is alone",
     )
     quantum_ratio: float = Field(
         2.0, gt=1, allow_inf_nan=False, description="with mlfq: each queue's quantum to that of the queue above"
@@ -119,8 +117,8 @@ class WorkerSettings(ModelServiceSettings):
     )
     when_full: WhenFull | None = Field(
         None,
-        description="where KV has no room: recompute (who runs last is computed again), defer (newcomers wait), "
-        "reactive (who runs last is swapped to the host) or proactive (before it must be); where unset proactive with mlfq, "
+        description="when no KV block is free: recompute (the lowest-ranked sequence is computed again), defer (newcomers "
+        "wait), reactive (it is swapped to the host) or proactive (swapped ahead of need); where unset proactive with mlfq, "
         "else recompute",
     )
     kv_host_bytes: int | None = Field(
@@ -167,13 +165,13 @@ class WorkerSettings(ModelServiceSettings):
 
     @property
     def swaps(self) -> bool:
-        """Whether KV goes to the host's memory."""
+        """Whether KV is swapped to host memory."""
         return self._when_full.swaps
 
     def host_bytes(self, free_bytes: int) -> int:
-        """Return the host memory for KV, where so much is free; 0 where none is swapped.
+        """Return the host memory for swapped KV where `free_bytes` are free; 0 where none is swapped.
 
-        Whoever finds no room there is computed again, which is work thrown away; and it is committed as it is written.
+        Generous, since a sequence without room there is recomputed, and pages are committed only as they are written.
         """
         if not self.swaps:
             return 0
@@ -182,7 +180,7 @@ class WorkerSettings(ModelServiceSettings):
         return self.kv_host_bytes
 
     def cost_profile(self) -> CostProfile | None:
-        """Return what the worker costs, where a file says it.
+        """Return the configured cost profile, if any.
 
         Raises:
             ValueError: the file cannot be read, or is no profile.
@@ -195,7 +193,7 @@ class WorkerSettings(ModelServiceSettings):
             raise ValueError(f"SPOTWISE_PROFILE: {self.profile} is no cost profile: {error}") from error
 
     def worker_policy(self, context_parity: float = math.inf, cost: Cost | None = None) -> WorkerPolicy:
-        """Return how the worker batches and gives memory.
+        """Return how the worker batches and allocates memory.
 
         Args:
             context_parity: of the model.
@@ -230,5 +228,5 @@ class WorkerSettings(ModelServiceSettings):
 
     @property
     def core_ids(self) -> frozenset[int]:
-        """Cores to stay on; empty for no preference."""
+        """Cores to run on; empty: all."""
         return frozenset(int(core) for core in self.cores.split(",") if core)

@@ -1,18 +1,13 @@
-"""What iterations cost on a worker's own engine, measured before it joins: prompts and decodes of doubling size.
+"""Measures the iteration costs of a worker's engine before it joins, over prompts and decodes of doubling size.
 
-Law: in turn prompts alone, parts of a prompt behind what was computed before, decodes over short and long contexts, and both
-together; each kind from small to large, until its share of the time allowed would not hold the next step. A fast machine is so
-measured up to long prompts and wide batches, a slow one as far as it comes: beyond, a cost goes on as its last line. The
-smallest prompt and the smallest decode are measured whatever time they take. A step is run several times, and the first run
-does not count where there was time for another: it pays for pages, caches and recordings. An iteration is timed as that of a
-worker at work (`iteration_times.py`), from its order to its end as the event loop hears of it.
+Four sections: prompts, prompt chunks after a computed prefix, decodes over short and long contexts, and mixed batches; each
+from small to large within its share of the time allowed, so that a slow machine measures fewer steps. The smallest prompt and
+decode are always measured. A step runs several times, and its first run, which warms up, counts only where there was no other.
+Decodes attend to blocks that prompts have written, since unwritten pages would be read for free. All sequences are removed
+afterwards.
 
-Which steps come in which order depends on the engine's sizes alone; how many of them, and how often, on time. Decodes attend
-to blocks in which prompts were computed, whoever's they were: reading pages that nobody has written would cost nothing. Nothing
-stays behind: the engine forgets the sequences, blocks have no owner yet, and no prefix cache hears of them.
-
-Source: FastServe (Wu et al., 2023), section 4.1, has the first iteration's time profiled by prompt length; steps and fit are
-this project's (`cost_fit.py`).
+Source: FastServe (Wu et al., 2023), section 4.1, profiles the first iteration's time by prompt length; steps and fit are this
+project's (`cost_fit.py`).
 """
 
 from __future__ import annotations
@@ -38,23 +33,23 @@ _log = structlog.get_logger(__name__)
 _SHORTEST_PROMPT, _LONGEST_PROMPT = 16, 2048
 _SHORT_CONTEXT, _LONG_CONTEXT = 32, 1024
 _WIDEST = 32
-#: Of prompts beside or behind others: about what fits beside decodes.
+#: Tokens of a prompt chunk: about what fits beside decodes.
 _LONGEST_PART = 256
-#: Of one step. A decode's sequences grow by a token with each.
+#: Of one step; each run adds a token to a decode's sequences.
 _MOST_RUNS = 6
-#: A step is run again until it has had this share of the time allowed, but twice at least.
+#: A step is repeated until it has taken this share of the time allowed, at least twice.
 _STEP_SHARE = 1 / 80
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileStep:
-    """What one iteration is to compute.
+    """The work of one iteration.
 
     Attributes:
-        prompt_tokens: of one prompt; 0 for none.
+        prompt_tokens: of one prompt; 0: none.
         position: of the first of them.
         decodes: sequences that decode.
-        context: tokens that each of these attends to at first.
+        context: tokens that each decode attends to at first.
     """
 
     prompt_tokens: int = 0
@@ -68,9 +63,9 @@ class ProfileSection:
     """Steps of one kind, from small to large.
 
     Attributes:
-        until: share of the time allowed that is over when they are.
+        until: share of the time allowed at which the section ends.
         steps: in order, each of at most about twice as much work as the one before.
-        is_needed: the first of them is run however long the sections before took.
+        is_needed: the first step runs also after `until`.
     """
 
     until: float
@@ -80,11 +75,11 @@ class ProfileSection:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredIterations:
-    """What was measured.
+    """The measured iterations.
 
     Attributes:
         times: of all runs that count.
-        seconds: that all of it took.
+        seconds: of the whole measurement.
     """
 
     times: tuple[IterationTime, ...]
@@ -104,10 +99,10 @@ class MeasuredIterations:
 def profile_sections(
     num_blocks: int, block_size: int, context_length: int, max_num_seqs: int
 ) -> tuple[ProfileSection, ...]:
-    """Return what there is to measure on an engine of these sizes, all of which fits into its blocks and its context.
+    """Return the sections for an engine of these sizes, all of which fit into its blocks and its context.
 
     Raises:
-        ValueError: there is no room for a prompt and the decodes behind it.
+        ValueError: a prompt and its decodes do not fit.
     """
     room = min(num_blocks * block_size, context_length)
     if room < 2 * _MOST_RUNS:
@@ -118,7 +113,7 @@ def profile_sections(
     contexts = sorted({min(context, far) for context in (_SHORT_CONTEXT, _LONG_CONTEXT // 4, _LONG_CONTEXT)})
     own_blocks = max(_own_blocks(context, block_size) for context in contexts)
     widths = _doubling(1, max(1, min(_WIDEST, max_num_seqs, num_blocks // own_blocks)))
-    # As many decodes as are like it beside a prompt, and one alone: how the two add up depends on both.
+    # Beside a prompt, a typical number of decodes and a single one: the sum of both costs depends on both.
     beside = [
         ProfileStep(size, 0, width, contexts[len(contexts) // 2])
         for size, widest in zip(parts, widths, strict=False)
@@ -145,21 +140,21 @@ async def measure_iterations(
     allowed_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> MeasuredIterations:
-    """Run the sections' steps on an engine that has nothing else to do, and time them.
+    """Run and time the sections' steps on an idle engine.
 
     Args:
-        engine: all of whose blocks are free; it knows no more sequences afterwards than before.
+        engine: all of whose blocks are free.
         vocab_size: token ids are below this.
         sections: from `profile_sections` for this engine.
         allowed_s: about how long it may take.
-        clock: seconds, running evenly.
+        clock: monotonic, in seconds.
     """
     bench = _Bench(engine, vocab_size, clock)
     started_s = clock()
     times: list[IterationTime] = []
     for section in sections:
         ends_s = started_s + section.until * allowed_s
-        run_s = 0.0  # of the step before, of which nobody knows at first
+        run_s = 0.0  # of the step before
         for index, step in enumerate(section.steps):
             if not (section.is_needed and index == 0) and clock() + 2 * run_s > ends_s:
                 break
@@ -184,7 +179,7 @@ class _Bench:
         self._names = 0
 
     async def run(self, step: ProfileStep, ends_s: float, enough_s: float) -> list[IterationTime]:
-        """Run a step until it has taken `enough_s`, or another run would end too late; none where the engine cannot."""
+        """Run a step until it has taken `enough_s`, or another run would end after `ends_s`; none where the engine fails."""
         runs: list[IterationTime] = []
         decoding: list[BatchRow] = []
         try:
@@ -206,7 +201,7 @@ class _Bench:
     async def _run_once(self, step: ProfileStep, rows: list[BatchRow]) -> IterationTime:
         if not step.prompt_tokens:
             return await self._timed(Batch(tuple(rows)))
-        # A new one each time: what has been computed to its end is longer by a token.
+        # A new one each time: a prompt computed to its end has grown by a token.
         tokens = step.position + step.prompt_tokens
         prompt = await self._sequence(tokens, step.position, self._prompt_blocks(step))
         try:
@@ -230,7 +225,7 @@ class _Bench:
         return IterationTime(BatchShape.of(batch), await ended - ordered_s)
 
     async def _sequence(self, tokens: int, position: int, block_ids: tuple[int, ...]) -> BatchRow:
-        """Give the engine a sequence of so many tokens, and return the row that computes those from `position` on."""
+        """Add a sequence of `tokens` tokens, and return the row that computes those from `position` on."""
         self._names += 1
         start = self._names % _LONGEST_PROMPT
         record = RequestRecord(
@@ -249,7 +244,7 @@ class _Bench:
         return BatchRow(record.sequence_id, position, tokens - position, block_ids)
 
     def _prompt_blocks(self, step: ProfileStep) -> tuple[int, ...]:
-        """Return blocks for a prompt: in turn all of the cache's, behind some in which others were computed."""
+        """Return blocks for a prompt: written ones for its prefix, then the cache's in turn."""
         total, size = self._engine.num_blocks, self._engine.block_size
         before = step.position // size
         own = -(-(step.position + step.prompt_tokens) // size) - before
@@ -260,14 +255,14 @@ class _Bench:
         return (*shared, *blocks)
 
     def _decode_blocks(self, step: ProfileStep, index: int) -> tuple[int, ...]:
-        """Return blocks for a sequence that decodes: of its own, from the cache's end, those that it will write."""
+        """Return blocks for a sequence that decodes: written ones, then its own from the cache's end."""
         total, size = self._engine.num_blocks, self._engine.block_size
         own = _own_blocks(step.context, size)
         first = total - (index + 1) * own
         return (*self._written_blocks((step.context - 1) // size), *range(first, first + own))
 
     def _written_blocks(self, count: int) -> tuple[int, ...]:
-        """Return so many blocks in which prompts were computed, in turn; again from the first where there are fewer."""
+        """Return `count` blocks that prompts have written, in turn, repeated where there are fewer."""
         among = max(1, self._written)
         blocks = tuple((self._next_written + index) % among for index in range(count))
         self._next_written = (self._next_written + count) % among
@@ -275,7 +270,7 @@ class _Bench:
 
 
 def _own_blocks(context: int, block_size: int) -> int:
-    """Return how many blocks hold what a decode writes in all its runs; at most two where blocks hold as many tokens."""
+    """Return the number of blocks that a decode writes in all its runs."""
     return (context - 1 + _MOST_RUNS - 1) // block_size - (context - 1) // block_size + 1
 
 

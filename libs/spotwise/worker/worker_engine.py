@@ -1,8 +1,4 @@
-"""What a worker's process needs of an engine.
-
-Law: the runtime knows no other side of an engine than this. The one with torch (`engine_thread.py`) and the simulated one
-(`simulated/engine.py`) both have it, and a process loads the libraries of its own kind only.
-"""
+"""The interface of a worker's engine, with torch (`engine_thread.py`) or simulated (`simulated/engine.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from spotwise.core.sampling import SampledToken
 
 
 class WorkerEngine(Protocol):
-    """Computes batches; all calls come from the event loop, and none of them holds it up."""
+    """Computes batches; all calls come from the event loop, and none blocks it."""
 
     @property
     def num_blocks(self) -> int:
@@ -27,7 +23,7 @@ class WorkerEngine(Protocol):
 
     @property
     def host_blocks(self) -> int:
-        """Blocks of the host's memory for KV that the device has no room for; 0 for none."""
+        """Blocks of host memory for swapped KV; 0: none."""
 
     @property
     def num_layers(self) -> int:
@@ -39,24 +35,24 @@ class WorkerEngine(Protocol):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences known here."""
+        """Sequences in the engine."""
 
     @property
     def computes_with(self) -> str:
-        """What it computes with, for people."""
+        """Number format, device and kernels, for people."""
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Learn a sequence: its prompt and the output tokens committed so far.
+        """Add a sequence: its prompt and the output tokens committed so far.
 
         Raises:
-            ValueError: the engine refuses it; says why.
+            ValueError: the engine refuses it.
         """
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
-        """Learn a token that another worker sampled."""
+        """Append a token that another worker sampled."""
 
     def drop_sequence(self, sequence_id: str) -> None:
-        """Forget a sequence, known or not."""
+        """Remove a sequence, known or not."""
 
     def run_iteration(
         self,
@@ -67,8 +63,7 @@ class WorkerEngine(Protocol):
     ) -> None:
         """Run a batch; one of the first two is called on the event loop when it is done, in the order of the calls.
 
-        `on_layers` may be called meanwhile, on any thread, with the number of layers, from the first on, that have written
-        their KV; an engine that calls nobody leaves all of them for the end.
+        `on_layers` may be called meanwhile, on any thread, with the number of layers that have written their KV.
         """
 
     def swap_out(
@@ -76,11 +71,11 @@ class WorkerEngine(Protocol):
     ) -> None:
         """Copy blocks of the KV cache into as many of the host's, beside the iterations.
 
-        `on_ended` is called on the event loop, with what went wrong where something did. What is copied was written by
-        iterations that have ended; until then nobody writes it.
+        The blocks were written by iterations that have ended, and are not written until the copy ends. `on_ended` is called on
+        the event loop, with the error, if any.
         """
 
     def swap_in(
         self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
     ) -> None:
-        """Copy blocks of the host into as many of the KV cache; otherwise as `swap_out`."""
+        """Copy blocks of the host into as many of the KV cache, as `swap_out`."""

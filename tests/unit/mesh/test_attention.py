@@ -30,14 +30,14 @@ class TestAttention:
         """A little late is in time."""
         for _ in range(20):
             clock.now += 0.6
-            attention.heard_itself()
+            attention.received_own_heartbeat()
             assert attention.away_s() == 0.0
 
     def test_a_process_that_stood_still_was_away(self, clock: Clock, attention: Attention) -> None:
         """For all of it, and not for what follows."""
         clock.now += 3.0
         assert attention.away_s() == pytest.approx(3.0)
-        attention.heard_itself()
+        attention.received_own_heartbeat()
         clock.now += 0.2
         assert attention.away_s() == 0.0
 
@@ -48,6 +48,6 @@ class TestAttention:
             clock.now += 0.2
             away_s += attention.away_s()
         assert away_s == pytest.approx(3.0 - 0.6)
-        attention.heard_itself()
+        attention.received_own_heartbeat()
         clock.now += 0.2
         assert attention.away_s() == 0.0

@@ -1,4 +1,1 @@
-"""Workers without a model: real roles and real planes, iterations that only last, tokens that are drawn from a hat.
-
-Nothing here imports torch or transformers, so that a process of fifty workers is small.
-"""
+"""Simulated workers: real roles, bus and store, timed iterations, random tokens; without torch and transformers."""

@@ -1,12 +1,7 @@
-"""An engine that computes nothing and takes the time that computing would.
+"""A simulated engine: iterations and KV swaps last as long as a cost model says, and nothing is computed.
 
-Law: an iteration ends when its cost says; one is under way at a time, as on a real worker's engine
-thread, and those that are ordered meanwhile follow. A move of KV between device and host ends when the cost of their link says,
-beside the iterations; one is under way at a time each way. What a sequence answers is a function of its seed and the token's
-index alone, so that a request that goes on elsewhere after its worker was lost gets the tokens it would have had.
-
-Invariants: no token is one of the sequence's stop tokens; every token is a word of the vocabulary; iterations end in the order
-in which they were ordered.
+One iteration runs at a time, and one swap each way beside it, in order. A token is a function of the sequence's seed and the
+token's index alone, so that a request that continues on another worker gets the same tokens; it is never a stop token.
 """
 
 from __future__ import annotations
@@ -25,16 +20,16 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
 from spotwise.worker.simulated.kv import NUM_LAYERS
 
-#: The loop's timers know milliseconds. What one came early or late is made good by the next iteration, up to this much: a
-#: process that has fallen behind further is too slow for what it simulates, and shall not catch up in a burst.
+#: The next iteration compensates for a timer that fired early or late, up to this much: a process that is too slow for what it
+#: simulates must not catch up in a burst.
 _TIMER_S = 0.002
-#: The one token that could have come.
+#: Log-probability of a token without alternatives.
 _CERTAIN = TokenLogprobs(0.0)
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the engine keeps of a sequence."""
+    """One sequence's state."""
 
     seed: int
     words: Sequence[int]
@@ -44,7 +39,7 @@ class _Sequence:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
 
     def next_token(self) -> int:
-        """Return the token that comes at the sequence's end, and append it."""
+        """Append the next token and return it."""
         index = self.length - self.prompt_length
         self.length += 1
         return self.words[int(counter_uniform(self.seed, index) * len(self.words))]
@@ -58,12 +53,12 @@ class SimulatedEngine:
 
     Args:
         cost: seconds of an iteration.
-        words: ids to answer with; shared by all engines of a process.
-        num_blocks, block_size: its KV cache, of which nothing exists.
-        kv_bytes_per_token: what that would weigh.
+        words: token ids to sample from.
+        num_blocks, block_size: of the simulated KV cache.
+        kv_bytes_per_token: of the simulated model.
         name: of what it simulates, for people.
-        host_blocks: blocks of the host's memory, of which nothing exists either.
-        host_link: seconds of a move of KV there or back.
+        host_blocks: of the simulated host memory.
+        host_link: seconds of a swap.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class SimulatedEngine:
         self._sequences: dict[str, _Sequence] = {}
         self._waiting: deque[_Work] = deque()
         self._due_s: float | None = None  # of the iteration under way
-        self._carried_s = 0.0  # what the last timer came too late, or too early where below 0
+        self._carried_s = 0.0  # lateness of the last timer; negative: it was early
         self._timer: asyncio.TimerHandle | None = None
         self._host_link = host_link
         self._out_ends_s = self._in_ends_s = 0.0  # of the last move each way
@@ -97,14 +92,14 @@ class SimulatedEngine:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences known here."""
+        """Sequences in the engine."""
         return len(self._sequences)
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Learn a sequence.
+        """Add a sequence.
 
         Raises:
-            ValueError: it is known, has no prompt, or may answer with nothing: all words are stop tokens.
+            ValueError: it exists already, has no prompt, or all words are its stop tokens.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
@@ -117,7 +112,7 @@ class SimulatedEngine:
             if not words:
                 raise ValueError("every token of the simulated vocabulary is a stop token of this request")
         prompt_length = len(record.prompt_token_ids)
-        # As the real engine: an attempt that goes on after committed outputs has reported its prompt already.
+        # As the real engine: an attempt that resumes after committed outputs has reported its prompt already.
         scores_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
         self._sequences[record.sequence_id] = _Sequence(
             seed=record.sampling.seed,
@@ -129,14 +124,14 @@ class SimulatedEngine:
         )
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
-        """Learn a token that another worker drew; which one is no news, since it had no choice."""
+        """Count a token that another worker sampled; which one follows from the seed."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             sequence.length += 1
             sequence.prompt_logprobs = None
 
     def drop_sequence(self, sequence_id: str) -> None:
-        """Forget a sequence, known or not."""
+        """Remove a sequence, known or not."""
         self._sequences.pop(sequence_id, None)
 
     def run_iteration(
@@ -146,7 +141,7 @@ class SimulatedEngine:
         on_failed: Callable[[Exception], None],
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Let a batch take its time behind those ordered before; of its layers it tells nothing before they are all done."""
+        """Run a batch after those ordered before; `on_layers` is not called."""
         self._waiting.append((batch, on_finished, on_failed))
         if self._due_s is None:
             self._begin(time.monotonic())
@@ -154,17 +149,17 @@ class SimulatedEngine:
     def swap_out(
         self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
     ) -> None:
-        """Let as many bytes take their time to the host."""
+        """End after the time that the blocks take to the host."""
         self._out_ends_s = self._move(self._out_ends_s, len(block_ids), on_ended)
 
     def swap_in(
         self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
     ) -> None:
-        """Let as many bytes take their time back."""
+        """End after the time that the blocks take from the host."""
         self._in_ends_s = self._move(self._in_ends_s, len(block_ids), on_ended)
 
     def _move(self, begins_s: float, blocks: int, on_ended: Callable[[Exception | None], None]) -> float:
-        """Begin a move when the one before it has ended, and return when it ends."""
+        """Begin a swap when the one before it has ended, and return when it ends."""
         num_bytes = blocks * self.block_size * self.kv_bytes_per_token
         ends_s = max(begins_s, self._loop.time()) + self._host_link.transfer_s(num_bytes)
 
@@ -176,7 +171,7 @@ class SimulatedEngine:
         return ends_s
 
     def close(self) -> None:
-        """End nothing that has begun: nobody waits for it any more."""
+        """Drop all iterations and swaps."""
         self._is_closed = True
         self._waiting.clear()
         if self._timer is not None:
@@ -216,7 +211,7 @@ class SimulatedEngine:
                 raise ValueError(f"row {row.sequence_id}: {end} tokens of a sequence of {sequence.length}")
             if end == sequence.length:
                 ending.append((row.sequence_id, sequence))
-        sampled = []  # from here on nothing fails: a batch that did is tried again
+        sampled = []  # from here on nothing fails: a failed batch is retried, and must not have sampled
         for sequence_id, sequence in ending:
             scores, sequence.prompt_logprobs = sequence.prompt_logprobs, None
             sampled.append(SampledToken(sequence_id, sequence.next_token(), sequence.logprobs, scores))

@@ -1,8 +1,7 @@
-"""KV hand-offs of workers that have no KV: by the clock, or with real bytes of no meaning.
+"""KV hand-offs of simulated workers: timed, or of real bytes without meaning.
 
-Law: by the clock, a hand-off takes as long as its link's cost says and one message each way over the bus: the COMMIT frame of
-the real protocol, answered by its ACK or NACK, for the reasons for which the real inbox refuses one. A worker's pushes share
-its link, one after the other. With real bytes the transport is the real one, and `NoKv` the memory behind it.
+A timed hand-off lasts as long as its link's cost says, plus one message each way over the bus: COMMIT, answered by ACK or NACK
+for the reasons of `ucx_inbox`. A worker's pushes share its link in turn. Real bytes go over UCX, with `NoKv` as the memory.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ NUM_LAYERS = 32
 
 
 class NoKv:
-    """A `KvMemory` of which nothing is kept: what is exported is new, what is imported is dropped.
+    """A `KvMemory` that stores nothing: exports are made up, imports are dropped.
 
     Args:
         block_bytes: of one block, all layers.
@@ -64,7 +63,7 @@ class NoKv:
     def export_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
-        """Return as many bytes as the blocks have, the first block's number in each; `into` is used where given."""
+        """Return the blocks' size in bytes, each of them the first block's number; `into` is used where given."""
         size = num_layers * len(block_ids) * self.layer_block_bytes
         payload = np.empty(size, dtype=np.uint8) if into is None else into
         payload.fill(block_ids[0] % 256 if block_ids else 0)
@@ -73,10 +72,10 @@ class NoKv:
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Take blocks in and forget them.
+        """Drop the blocks.
 
         Raises:
-            ValueError: `data` has not the size that the arguments say.
+            ValueError: the size of `data` differs.
         """
         size = num_layers * len(block_ids) * self.layer_block_bytes
         if data.nbytes != size:
@@ -120,23 +119,23 @@ class TimedKvTransport:
 
     @property
     def address(self) -> str:
-        """What peers put behind the scheme: this worker's id."""
+        """The scheme and this worker's id."""
         return f"{_SCHEME}{self._worker_id}"
 
     async def start(self) -> None:
-        """Hear pushes."""
+        """Subscribe to pushes."""
         self._subscription = await self._bus.subscribe(subjects.simulated_kv(self._worker_id), self._on_push)
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """Accept that attempt's hand-off; replaces an earlier attempt's window."""
+        """Accept this attempt's hand-off; replaces an earlier attempt's window."""
         self._windows[choice_id] = epoch
 
     def forget(self, choice_id: str) -> None:
-        """Refuse what still comes for the request. Idempotent."""
+        """Refuse further hand-offs of the choice. Idempotent."""
         self._windows.pop(choice_id, None)
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
-        """Begin a hand-off, which will take its time once it is committed.
+        """Begin a hand-off, which is timed from its commit.
 
         Raises:
             ValueError: no blocks, or more than the target reserved.
@@ -149,10 +148,10 @@ class TimedKvTransport:
         return WholePush(target, choice_id, epoch, NUM_LAYERS, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """Let the bytes take their time, then hand the request over.
+        """Wait as long as the bytes take, then hand the request over.
 
         Raises:
-            KvTransferError: unreachable, refused or timed out; the text says which and why.
+            KvTransferError: unreachable, refused or timed out.
             ValueError: no blocks, or more than the target reserved.
         """
         push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
@@ -184,7 +183,7 @@ class TimedKvTransport:
         return kv_bytes
 
     async def close(self) -> None:
-        """Hear no more; idempotent."""
+        """Unsubscribe; idempotent."""
         self._closed = True
         self._windows.clear()
         subscription, self._subscription = self._subscription, None
@@ -192,10 +191,10 @@ class TimedKvTransport:
             await subscription.unsubscribe()
 
     async def _take_time(self, kv_bytes: int) -> None:
-        """Wait for the link, then as long as the bytes need."""
+        """Wait for the link, then as long as the bytes take."""
         now_s = time.monotonic()
         begins_s = max(now_s, self._free_s)
-        # The latency of one push does not keep the next one from the link.
+        # A push's latency does not occupy the link.
         self._free_s = begins_s + kv_bytes / self._link.bytes_per_s
         await asyncio.sleep(begins_s - now_s + self._link.transfer_s(kv_bytes))
 
@@ -224,7 +223,7 @@ class TimedKvTransport:
             await message.respond(encode_frame(answer))
 
     def _take(self, frame: KvFrame, handoff: KvHandoff) -> NackReason | None:
-        """Check a push against its window and announce it; `None` where it was taken."""
+        """Check a push against its window and announce it; return the reason to refuse it."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
         epoch = self._windows.get(frame.choice_id)
@@ -237,7 +236,7 @@ class TimedKvTransport:
         try:
             self._on_handoff(handoff, report)
         except Exception as error:
-            # The edge, as in the real inbox: the sender must learn that nobody took its hand-off.
+            # As in `ucx_inbox`: whatever the handler raises, the sender must receive an answer.
             context = {"message": "a hand-off was not taken", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
             return NackReason.REFUSED

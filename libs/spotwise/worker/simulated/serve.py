@@ -1,4 +1,4 @@
-"""The life of a process of simulated workers, from settings to the last goodbye."""
+"""Runs a process of simulated workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from spotwise.worker.simulated.vocabulary import read_words
 
 
 async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
-    """Join the mesh as every worker that the settings name, and serve until told to stop or all have been drained."""
+    """Join the mesh as every worker of the settings, and serve until a stop signal, or until all have been drained."""
     try:
         words = read_words(settings.model_dir)
     except ValueError as error:
-        raise MeshError(f"the model's words cannot be had: {error}") from error
+        raise MeshError(f"the model's tokenizer cannot be read: {error}") from error
     pool = settings.pool or Pool.MIXED
     kind = MemberKind.PROMPT_WORKER if pool is Pool.PROMPT else MemberKind.TOKEN_WORKER
     costs = settings.costs()
@@ -41,7 +41,7 @@ async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
             settings.num_blocks(costs),
             settings.kv_block_size,
             costs.kv_bytes_per_token,
-            _words(costs, settings),
+            _name(costs, settings),
             settings.num_host_blocks(costs),
             settings.host_link(costs),
         )
@@ -91,6 +91,6 @@ def _transport(
     )
 
 
-def _words(costs: CostProfile, settings: SimulatedWorkerSettings) -> str:
-    pace = "" if settings.speed == 1.0 else f" at {settings.speed:g}x speed"
-    return f"{costs.name}{pace}, {settings.simulated_kv} KV"
+def _name(costs: CostProfile, settings: SimulatedWorkerSettings) -> str:
+    speed = "" if settings.speed == 1.0 else f" at {settings.speed:g}x speed"
+    return f"{costs.name}{speed}, {settings.simulated_kv} KV"

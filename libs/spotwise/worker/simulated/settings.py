@@ -1,4 +1,4 @@
-"""Settings of a process of simulated workers, beside those of every worker."""
+"""Settings of a process of simulated workers, in addition to every worker's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST_TO_DEVICE = 4
 
 
 class SimulatedWorkerSettings(WorkerSettings):
-    """Some workers of one pool: who they are, and what they cost."""
+    """Ids and costs of simulated workers, all in one pool."""
 
     members: str = Field(
         "",
@@ -44,7 +44,7 @@ class SimulatedWorkerSettings(WorkerSettings):
         return tuple(dict.fromkeys(self.members.split(","))) if self.members else (self.service_id,)
 
     def costs(self) -> CostProfile:
-        """Return what each worker costs, at speed 1: the profile's, or a built-in one's.
+        """Return each worker's cost profile at speed 1: the configured one, or the built-in one.
 
         Raises:
             ValueError: the file cannot be read, or is no profile.
@@ -52,14 +52,14 @@ class SimulatedWorkerSettings(WorkerSettings):
         return self.cost_profile() or BUILT_IN
 
     def num_blocks(self, costs: CostProfile) -> int:
-        """Return the KV blocks of a worker: the profile's, or as many as were asked for in bytes."""
+        """Return the KV blocks of a worker: the profile's, or those of `kv_cache_bytes` where it is set."""
         tokens = costs.kv_tokens
         if "kv_cache_bytes" in self.model_fields_set:
             tokens = self.kv_cache_bytes // costs.kv_bytes_per_token
         return max(1, tokens // self.kv_block_size)
 
     def num_host_blocks(self, costs: CostProfile) -> int:
-        """Return the blocks of the host's memory of a worker: four times those of its KV cache, or as asked for in bytes."""
+        """Return the host blocks of a worker: four times its KV blocks, or those of `kv_host_bytes` where it is set."""
         if not self.swaps:
             return 0
         if self.kv_host_bytes is None:
@@ -70,7 +70,7 @@ class SimulatedWorkerSettings(WorkerSettings):
         """Return the link's cost at this speed; a mixed worker needs none.
 
         Raises:
-            ValueError: the profile does not say it.
+            ValueError: the profile has none.
         """
         is_mixed = self.pool in (None, Pool.MIXED)
         return self._at_speed(NO_LINK if costs.link is None and is_mixed else costs.known_link)
@@ -83,7 +83,7 @@ class SimulatedWorkerSettings(WorkerSettings):
         return LinkCost(link.latency_s / self.speed, link.bytes_per_s * self.speed)
 
     def worker_policy(self, context_parity: float = math.inf, cost: Cost | None = None) -> WorkerPolicy:
-        """Return how each worker batches and gives memory; seconds in it are of the simulation's speed, as all others."""
+        """Return how each worker batches and allocates memory, in seconds at the simulation's speed."""
         starve_limit_ms = None if self.starve_limit_ms is None else self.starve_limit_ms / self.speed
         scaled = self.model_copy(
             update={

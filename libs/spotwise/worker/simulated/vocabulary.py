@@ -1,8 +1,7 @@
-"""Which tokens a simulated worker may answer with.
+"""The vocabulary of a simulated worker: words with a leading blank, from the served model's tokenizer.
 
-Law: words with a blank before them, of the served model's own tokenizer: whatever order they come in, the gateway makes
-readable text of them, and each is text of its own, so that every token streams at once. A tokenizer that has none such gives
-all its ids but the special ones. Of all files of the model only `tokenizer.json` and `config.json` are read.
+In any order they are readable text, and each streams at once. A tokenizer without such words gives all ids that are not
+special. Reads `tokenizer.json` and `config.json` only.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-#: A blank is spelled so by byte-level and by sentencepiece tokenizers.
+#: The blank in byte-level and in sentencepiece tokenizers.
 _WORD = re.compile(r"[Ġ▁][a-z]{2,12}")
-#: As many as make an answer look like one; of a tokenizer the first are the commonest.
+#: Enough for varied text; a tokenizer's first tokens are the most frequent.
 _MOST = 4096
 
 
 def read_words(model_dir: Path) -> tuple[int, ...]:
-    """Return the ids to answer with, ascending; at least one.
+    """Return the ids to sample from, ascending; at least one.
 
     Raises:
         ValueError: the folder's tokenizer has no vocabulary.

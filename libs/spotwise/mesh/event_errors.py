@@ -1,4 +1,4 @@
-"""The outer edge of the event loop: where an unexpected error stops."""
+"""Logs unexpected errors of event handling, so that one bad message does not stop a service."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import structlog
 _log = structlog.get_logger(__name__)
 
 
-class EventEdge:
-    """Logs what handling one event raised, and lets the next one come: one bad message must not stop a service.
+class LoggedErrors:
+    """A context that logs and drops an exception of one event; expected failures are events and replies, and never reach it.
 
-    This is the only broad `except` of the mesh. Expected failures never get here: they are events and answers.
-    A class and no generator: it stands around every event and every command.
+    A class and not a generator, for speed: it wraps every event and every command.
     """
 
     __slots__ = ("_event",)

@@ -1,7 +1,4 @@
-"""The doors of a service's process: broker and store, and the endpoint for health and engine control.
-
-Law: a door is open as long as its block lasts, and closes whatever happens inside.
-"""
+"""Opens a service's connections, each for the length of a block: broker and store, and the gRPC endpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[Messag
 
 @contextlib.asynccontextmanager
 async def control_server(settings: ServiceSettings, engines: EngineView | None) -> AsyncIterator[ControlServer]:
-    """Listen for health checks, and for what is asked of engines where there are any.
+    """Listen for health checks, and for engine control where there are engines.
 
     Raises:
         MeshError: the port is taken.
