@@ -1,11 +1,7 @@
-"""What one worker costs, as a document: the profile that a live mesh records and a simulated one runs by.
+"""A worker's cost profile, as a JSON document that live meshes record and simulated ones run by.
 
-Law: a profile says all that a simulated worker knows of its machine and its model: the seconds of an iteration, the seconds of
-a hand-off, what a token's KV weighs and how many tokens of it there is room for. It is plain data (JSON), written by
-`spotwise profile`, or by a worker that measured itself, and read by whoever simulates or schedules; what is wrong with one is
-said by the name of its field.
-
-Invariants: `profile_from_dict(profile_as_dict(p)) == p`; a profile without KV, or with less than no time, does not exist.
+It holds what a simulated worker knows of its machine and model: seconds of an iteration and a hand-off, bytes of a token's KV,
+tokens of the KV cache. `spotwise profile` or a worker that measures itself writes it.
 """
 
 from __future__ import annotations
@@ -25,11 +21,11 @@ from spotwise.core.cost_model import (
     TableIterationCost,
 )
 
-#: Of the documents written now; one of another format is refused.
+#: Format of the documents written now; others are refused.
 FORMAT = "spotwise-cost-profile/1"
-#: Of a message, where nobody measured it: a broker on the same machine or network.
+#: Seconds of a message where none was measured: a broker on the same machine or network.
 USUAL_MESSAGE_S = 0.0005
-#: Between device and host, each way, where nobody measured it: PCIe 4.0 with 16 lanes.
+#: Between device and host, each way, where it was not measured: PCIe 4.0 with 16 lanes.
 USUAL_HOST_LINK = LinkCost(latency_s=1e-5, bytes_per_s=25e9)
 
 
@@ -39,12 +35,11 @@ class CostProfile:
 
     Attributes:
         name: of machine and model, for people.
-        iteration: seconds of an iteration.
-        link: seconds of a hand-off; `None` where none was made, in a mesh of mixed workers or by a worker alone.
-        kv_bytes_per_token: bytes of one token's KV, all layers.
-        kv_tokens: tokens that a worker's KV cache holds.
+        link: of hand-offs; `None` where none was measured (mixed workers, or a worker alone).
+        kv_bytes_per_token: all layers.
+        kv_tokens: that a worker's KV cache holds.
         message_s: seconds from one member's decision to the next one's, over bus and store.
-        host_link: seconds of a move of KV between device and host's memory, either way; `None` where nobody measured it.
+        host_link: between device and host memory, either way; `None` where not measured.
     """
 
     name: str
@@ -63,10 +58,10 @@ class CostProfile:
 
     @property
     def known_link(self) -> LinkCost:
-        """Seconds of a hand-off.
+        """The link of hand-offs.
 
         Raises:
-            ValueError: nobody knows.
+            ValueError: none was measured.
         """
         if self.link is None:
             raise ValueError(
@@ -77,7 +72,7 @@ class CostProfile:
 
     @property
     def context_parity(self) -> float:
-        """Tokens of context that cost a prompt token as much as all else; infinite where they cost nothing, or no one knows."""
+        """Tokens of context that cost a prompt token as much as all else; infinite where context costs nothing."""
         cost = self.iteration
         if isinstance(cost, LinearIterationCost):
             token_s = cost.prompt_token_s
@@ -87,8 +82,8 @@ class CostProfile:
 
 
 #: About a DGX-H100 that serves Llama2-70B: TTFT 95 ms at 1,500 tokens, TBT 31 ms (Splitwise, table IV), an InfiniBand link of
-#: 400 Gb/s, KV of 80 layers with 8 heads of 128 in 16 bits. The KV room is less than the machine's, to spare the simulator's
-#: memory: more than what a few hundred sequences need.
+#: 400 Gb/s, KV of 80 layers with 8 heads of 128 in 16 bits. The KV cache is smaller than the machine's, to save
+#: memory in the simulator, and holds more than a few hundred sequences need.
 BUILT_IN = CostProfile(
     name="about Llama2-70B on a DGX-H100",
     iteration=LinearIterationCost(
@@ -101,14 +96,10 @@ BUILT_IN = CostProfile(
 
 
 def at_speed(cost: LinearIterationCost | TableIterationCost, speed: float) -> LinearIterationCost | TableIterationCost:
-    """Return an iteration's cost at another speed: a simulation need not last as long as what it simulates.
-
-    Args:
-        cost: at speed 1.
-        speed: how many times as fast, above 0.
+    """Return an iteration's cost at `speed` times the speed, for simulated workers faster than real time.
 
     Raises:
-        ValueError: it is no speed.
+        ValueError: `speed` is not above 0 and finite.
     """
     if not 0.0 < speed < math.inf:
         raise ValueError(f"speed is {speed}; it must be above 0 and finite")
@@ -122,7 +113,7 @@ def at_speed(cost: LinearIterationCost | TableIterationCost, speed: float) -> Li
 
 
 def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
-    """Return the profile as what JSON can hold."""
+    """Return the profile as a JSON object."""
     kind = "linear" if isinstance(profile.iteration, LinearIterationCost) else "table"
     return {
         "format": FORMAT,
@@ -137,16 +128,16 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
 
 
 def profile_from_json(text: bytes) -> CostProfile:
-    """Return the profile that a file of `spotwise profile` holds.
+    """Parse the profile in a file of `spotwise profile`.
 
     Raises:
-        ValueError: it holds none; names the field, or the place where it is no JSON.
+        ValueError: it is none; names the field, or the place where it is no JSON.
     """
     return profile_from_dict(json.loads(text))
 
 
 def profile_from_dict(document: Any) -> CostProfile:
-    """Return the profile that a document describes; what else it holds (how well it fits, where it was taken) is passed over.
+    """Return the profile in a document; other fields (quality of the fit, origin) are ignored.
 
     Raises:
         ValueError: it is none; names the field.
@@ -196,7 +187,7 @@ def _table(value: object, where: str) -> PiecewiseLinear:
 
 
 def _numbers(fields: Mapping[str, Any], where: str, made: type, without: tuple[str, ...] = ()) -> dict[str, float]:
-    """Return the float fields of a cost, all of them and nothing else."""
+    """Return the float fields of a cost; no other fields are allowed."""
     names = [field.name for field in dataclasses.fields(made) if field.name not in without]
     if unknown := sorted(set(fields) - set(names)):
         raise ValueError(f"{where} has no field {unknown[0]!r}")

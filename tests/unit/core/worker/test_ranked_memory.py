@@ -14,7 +14,7 @@ from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import WorkerBench, rows
+from tests.unit.core.worker.bench import HERE, WorkerBench, rows
 
 #: A decode takes 1 s, a prompt token a tenth more; quanta are 1, 2, 4, 8 s.
 POLICY = WorkerPolicy(
@@ -83,7 +83,7 @@ class TestReactive:
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
-        bench.start("o", prompt=60, target=m.KvTarget("w", 9, "w:2", ()))
+        bench.start("o", prompt=60, target=HERE)
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == ([], ["a@1", "b@1"])
 
