@@ -50,39 +50,3 @@ class SwapPolicy:
     def slots_to_keep(self, jobs_by_queue: Iterable[int]) -> int:
         """Return how many slots to keep free; `jobs_by_queue` has each job's queue, 1 the top."""
         return max(self.spare_slots, sum(queue <= self.burst_queues for queue in jobs_by_queue))
-
-
-@dataclass(frozen=True, slots=True)
-class HeldKv:
-    """The KV of an idle job: blocks that it would free or take, and its expected seconds until it runs (ENST)."""
-
-    job_id: str
-    blocks: int
-    next_run_s: float
-
-
-def choose_to_leave(idle: Iterable[HeldKv], lacking_blocks: int) -> list[HeldKv]:
-    """Return what to swap out, the last to run first, until so many blocks come free, or all.
-
-    Of equals the last in `idle` comes first; jobs whose blocks are all shared are skipped.
-    """
-    chosen: list[HeldKv] = []
-    in_order = sorted(enumerate(idle), key=lambda entry: (entry[1].next_run_s, entry[0]), reverse=True)
-    for _, held in in_order:
-        if lacking_blocks <= 0:
-            break
-        if held.blocks:
-            chosen.append(held)
-            lacking_blocks -= held.blocks
-    return chosen
-
-
-def choose_to_return(away: Iterable[HeldKv], spare_blocks: int) -> list[HeldKv]:
-    """Return what to swap in, the first to run first, up to the first that does not fit."""
-    chosen: list[HeldKv] = []
-    for held in sorted(away, key=lambda held: held.next_run_s):
-        spare_blocks -= held.blocks
-        if spare_blocks < 0:
-            break
-        chosen.append(held)
-    return chosen
