@@ -32,11 +32,7 @@ class Place:
 
 
 def interruption_chance(place: Place, remaining_s: Sequence[float]) -> float:
-    """Return the chance that a request is interrupted on an instance.
-
-    Args:
-        place: the instance.
-        remaining_s: possible remaining seconds of the request, equally likely.
+    """Return the chance of an interruption, for equally likely remaining seconds of a request.
 
     Raises:
         ValueError: `remaining_s` is empty.

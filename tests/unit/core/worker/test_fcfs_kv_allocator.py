@@ -1,4 +1,4 @@
-"""Blocks on demand: who grows, who loses its blocks, who comes back."""
+"""Blocks on demand, first come, first served: growth, preemption, and return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks where the order of those that run changes: who gives its own up, when, and which way."""
+"""Blocks where the scheduling order changes: which sequence gives its own up, when, and which way."""
 
 from __future__ import annotations
 
