@@ -1,15 +1,10 @@
-"""How many seconds an iteration takes, and how many a transfer.
+"""How many seconds an iteration takes, and a transfer.
 
-Law: an iteration's time follows from its shape alone: how many prompt tokens it computes and what these attend to, how many
-sequences decode and how much context these attend to. Which model of machine, and which language model, is in the numbers
-that a cost is made of; nothing else in here knows them.
+Law: an iteration's time depends on its shape only: prompt tokens and what they attend to, decodes and their context.
+No cost falls when tokens, context or decodes are added; an empty iteration takes no time.
 
-Sources: prompt time is piecewise linear in the prompt tokens of a batch, decode time in its sequences (Splitwise, sections
-3.3 and 5.2: figures 5 and 6, performance model). Its published code lets decode time hardly depend on anything; here a decode
-costs what its batch size costs and what reading its context costs, as the same measurements show.
-
-Invariants: no cost falls when tokens, context or decodes are added, a prompt to a batch of decodes included; an empty
-iteration takes no time; the answer depends on the arguments only.
+Source: prompt time is piecewise linear in a batch's prompt tokens, decode time in its sequences (Splitwise, sections 3.3 and
+5.2, figures 5 and 6). Its published code hardly varies decode time; here reading the context costs time, as measured.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from typing import Protocol
 
 from spotwise.core.batching import Batch
 
-#: Of a link on which no size takes longer; finite, since infinity is no number of JSON, which journals and profiles are.
+#: Bandwidth of a link without a limit; finite, since JSON has no infinity.
 FLAT_BYTES_PER_S = 1e18
 
 
@@ -32,10 +27,9 @@ class BatchShape:
 
     Attributes:
         prompt_tokens: prompt tokens computed.
-        prompt_context: pairs of a prompt token and a token that it attends to: over the prompt rows, the sum of tokens x
-            mean context.
+        prompt_context: pairs of a prompt token and a token that it attends to.
         decodes: sequences that compute one token each.
-        decode_context: tokens that these attend to, all together.
+        decode_context: tokens that all of these attend to.
     """
 
     prompt_tokens: int = 0
@@ -59,12 +53,12 @@ class BatchShape:
 
 
 def pairs(first_position: int, tokens: int) -> float:
-    """Return how many tokens a part of a prompt attends to in all: each token to those before it."""
+    """Return the pairs of a chunk's tokens and the tokens that these attend to."""
     return tokens * (first_position + tokens / 2)
 
 
 class IterationCost(Protocol):
-    """Knows how long an iteration takes on one machine."""
+    """The cost of iterations on one machine."""
 
     def iteration_s(self, shape: BatchShape) -> float:
         """Return the seconds of one iteration."""
@@ -72,15 +66,7 @@ class IterationCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearIterationCost:
-    """Every token and every pair costs the same: what a few measurements of a live worker allow to say.
-
-    Attributes:
-        fixed_s: of an iteration, whatever is in it.
-        prompt_token_s: of a prompt token.
-        prompt_context_s: of each token that a prompt token attends to.
-        decode_s: of a sequence that decodes.
-        decode_context_s: of each token that it attends to.
-    """
+    """A linear model, for a few measurements of a live worker: seconds per iteration, token and context token."""
 
     fixed_s: float
     prompt_token_s: float
@@ -107,11 +93,11 @@ class LinearIterationCost:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseLinear:
-    """A function that rises, or stays, by straight lines between points, and goes on as its first and last line.
+    """A non-decreasing piecewise-linear function, extrapolated by its first and last pieces.
 
     Attributes:
-        at: arguments, ascending; two at least.
-        seconds: values there, none less than the one before.
+        at: arguments, ascending, two at least.
+        seconds: values there, non-decreasing.
     """
 
     at: tuple[float, ...]
@@ -126,7 +112,7 @@ class PiecewiseLinear:
             raise ValueError(f"a table's seconds must be positive and not fall: {self.seconds}")
 
     def __call__(self, argument: float) -> float:
-        """Return the seconds at `argument`; not below 0, where the first line is followed to the left."""
+        """Return the seconds at `argument`, at least 0."""
         right = min(max(bisect_right(self.at, argument), 1), len(self.at) - 1)
         x0, x1 = self.at[right - 1], self.at[right]
         y0, y1 = self.seconds[right - 1], self.seconds[right]
@@ -135,17 +121,15 @@ class PiecewiseLinear:
 
 @dataclass(frozen=True, slots=True)
 class TableIterationCost:
-    """What a profile of a machine says: prompt seconds by prompt tokens, decode seconds by sequences and context.
+    """A measured profile: prompt seconds by prompt tokens, decode seconds by sequences, and context on top.
 
     Attributes:
-        prompt: seconds of a batch's linear layers by its prompt tokens, without the attention that `prompt_context_s` counts.
-        decode: seconds of an iteration that only decodes by its sequences, without the context that `decode_context_s` counts.
-        prompt_context_s: of each token that a prompt token attends to.
-        decode_context_s: of each token that a decode attends to.
-        mixed_factor: how prompts and decodes that share an iteration add up. `None`: the linear layers compute all tokens at
-            once, but take no less than the decodes alone would, and attention comes on top for each; so a decode beside a
-            long prompt is nearly free, and a short prompt beside many decodes costs little. A number: that many times the
-            prompt seconds of all tokens together (the published simulator: 1.1); again no less than the decodes alone.
+        prompt: seconds of a batch's linear layers by its prompt tokens.
+        decode: seconds of a decode-only iteration by its sequences, without context.
+        prompt_context_s, decode_context_s: seconds of each token that a prompt token, or a decode, attends to.
+        mixed_factor: of an iteration with both. `None`: the linear layers compute all tokens at once, in no less time than the
+            decodes alone. A number: that many times the prompt seconds of all tokens (the published simulator: 1.1), again no
+            less than the decodes alone.
     """
 
     prompt: PiecewiseLinear
@@ -174,12 +158,7 @@ class TableIterationCost:
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """How long bytes take from one machine to another.
-
-    Attributes:
-        latency_s: before the first byte arrives.
-        bytes_per_s: from then on.
-    """
+    """Latency and bandwidth between two machines."""
 
     latency_s: float
     bytes_per_s: float
@@ -189,11 +168,11 @@ class LinkCost:
             raise ValueError("a link has a latency of at least 0 s and carries something")
 
     def transfer_s(self, num_bytes: int) -> float:
-        """Return the seconds of one transfer that has the link for itself; nothing takes no time."""
+        """Return the seconds of a lone transfer; 0 for 0 bytes."""
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
 
 
-#: Of mixed machines alone, which hand nothing over.
+#: For mixed machines only, without hand-offs.
 NO_LINK = LinkCost(0.0, FLAT_BYTES_PER_S)
 
 

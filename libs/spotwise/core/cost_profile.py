@@ -28,10 +28,9 @@ class CostProfile:
 
     Attributes:
         name: of machine and model, for people.
-        iteration: seconds of an iteration.
-        link: seconds of a hand-off; `None` where none was made, in a mesh of mixed workers or by a worker alone.
-        kv_bytes_per_token: bytes of one token's KV, all layers.
-        kv_tokens: tokens that a worker's KV cache holds.
+        link: of hand-offs; `None` where none was measured (mixed workers, or a worker alone).
+        kv_bytes_per_token: all layers.
+        kv_tokens: that a worker's KV cache holds.
         message_s: seconds from one member's decision to the next one's, over bus and store.
         host_link: seconds of a move of KV between device and host's memory, either way; `None` where unmeasured.
     """
@@ -52,7 +51,7 @@ class CostProfile:
 
     @property
     def known_link(self) -> LinkCost:
-        """Seconds of a hand-off.
+        """The link of hand-offs.
 
         Raises:
             ValueError: no hand-off was measured.
@@ -76,8 +75,8 @@ class CostProfile:
 
 
 #: About a DGX-H100 that serves Llama2-70B: TTFT 95 ms at 1,500 tokens, TBT 31 ms (Splitwise, table IV), an InfiniBand link of
-#: 400 Gb/s, KV of 80 layers with 8 heads of 128 in 16 bits. The KV room is less than the machine's, to spare the simulator's
-#: memory: more than what a few hundred sequences need.
+#: 400 Gb/s, KV of 80 layers with 8 heads of 128 in 16 bits. The KV cache is smaller than the machine's, to save
+#: memory in the simulator, and holds more than a few hundred sequences need.
 BUILT_IN = CostProfile(
     name="about Llama2-70B on a DGX-H100",
     iteration=LinearIterationCost(
@@ -90,14 +89,10 @@ BUILT_IN = CostProfile(
 
 
 def at_speed(cost: LinearIterationCost | TableIterationCost, speed: float) -> LinearIterationCost | TableIterationCost:
-    """Return an iteration's cost at another speed: a simulation need not last as long as what it simulates.
-
-    Args:
-        cost: at speed 1.
-        speed: how many times as fast, above 0.
+    """Return an iteration's cost at `speed` times the speed, for simulated workers faster than real time.
 
     Raises:
-        ValueError: it is no speed.
+        ValueError: `speed` is not above 0 and finite.
     """
     if not 0.0 < speed < math.inf:
         raise ValueError(f"speed is {speed}; it must be above 0 and finite")

@@ -84,7 +84,7 @@ class CountedBlockPool(BlockPool):
 
     def _give(self, owner: str, blocks: int) -> tuple[int, ...]:
         if blocks > self._free_count:
-            raise KvBlocksError(f"{blocks} blocks asked, {self._free_count} free")
+            raise KvBlocksError(f"{blocks} blocks needed, {self._free_count} free")
         self._free_count -= blocks
         owned = self._count[owner] = self._count.get(owner, 0) + blocks
         return _table(owned)

@@ -1,16 +1,11 @@
-"""Whose turn it is among tenants: whoever was served least.
+"""Fairness among tenants: virtual token counters.
 
-Law: every tenant has a counter of the tokens that it was served, weighted by what they cost; rows of an iteration go, one by
-one, to the tenant whose counter is the least, and within it to whoever comes first there. A tenant that was idle does not save
-its turns up: when it comes back, its counter is lifted to the least of those that have work, or, where nobody has, to that of
-the last who had.
+Law: each tenant's counter sums the weighted tokens that it was served; rows go to the least counter among tenants with work.
+Within a tenant the given order stays. A tenant that was idle is lifted to the least counter of busy tenants, or to the last
+busy one's: idle time earns no credit. Tenants with work are always served; no capacity is kept back.
 
-Source: virtual token counter, Sheng et al., OSDI 2024 ("Fairness in Serving Large Language Models"), section 4.1, with its
-weights of 1 for a prompt token and 2 for an output token. There it chooses newcomers; here rows, since a row can be taken
-away at every iteration.
-
-Invariants: a counter never falls; as long as two tenants both have work that can run, their counters differ by no more than
-what the rows of one iteration are worth and what they differed by before; who has work is served (no capacity is kept back).
+Source: virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), section 4.1, with its
+weights; there it chooses newcomers, here the rows of each iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ _Job = TypeVar("_Job")
 
 
 class VirtualTokenCounters:
-    """Counters by tenant; of tenants that are idle only those that still have more than others are kept."""
+    """Counters by tenant; of idle tenants only those above the floor are kept."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
@@ -41,17 +36,12 @@ class VirtualTokenCounters:
         return self._served.get(tenant, 0.0)
 
     def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Count what a tenant was served."""
+        """Count tokens that a tenant was served."""
         worth = PROMPT_TOKEN_WEIGHT * prompt_tokens + OUTPUT_TOKEN_WEIGHT * output_tokens
         self._served[tenant] = self.served(tenant) + worth
 
     def note_busy(self, tenants: Collection[str], before: Collection[str]) -> None:
-        """Note which tenants have work, and which had; whoever is new among them is lifted.
-
-        Args:
-            tenants: in any order.
-            before: of the last time.
-        """
+        """Note which tenants have work now, and had it `before`; new ones are lifted."""
         stayed = [self.served(tenant) for tenant in tenants if tenant in before]
         floor = min(stayed) if stayed else self._last_busy_served
         for tenant in tenants:
@@ -66,12 +56,12 @@ class VirtualTokenCounters:
     def in_turn(
         self, jobs: Sequence[_Job], tenant_of: Callable[[_Job], str], worth_of: Callable[[_Job], float]
     ) -> list[_Job]:
-        """Return jobs in the order in which their tenants have rows.
+        """Return jobs in the order in which they get rows.
 
         Args:
-            jobs: of each tenant in their order.
-            tenant_of: whose a job is.
-            worth_of: what its next iteration will be charged.
+            jobs: in order within each tenant.
+            tenant_of: a job's tenant.
+            worth_of: weighted tokens of its next iteration.
         """
         queues: dict[str, deque[_Job]] = {}
         for job in jobs:

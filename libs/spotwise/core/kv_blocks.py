@@ -118,7 +118,7 @@ class BlockPool:
         if owner in self._owned:
             raise KvBlocksError(f"{owner} owns blocks already")
         if not self.can_allocate(tokens, reused):
-            raise KvBlocksError(f"{self.blocks_for(tokens)} blocks asked, {self.free_blocks} free")
+            raise KvBlocksError(f"{self.blocks_for(tokens)} blocks needed, {self.free_blocks} free")
         self._share(reused)
         self._owned[owner] = reused + self._take(self.blocks_for(tokens) - len(reused))
         return self._owned[owner]

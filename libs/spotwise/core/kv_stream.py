@@ -1,15 +1,10 @@
-"""Which KV of a prompt has been written, and which of it may leave next.
+"""Which KV of a prompt is written, and which of it is sent next (layer-wise hand-off).
 
-Law: a hand-off is a grid of cells, one for each layer and block. A cell is cut into a chunk after it was written, and never a
-second time. A chunk is a rectangle: the same blocks of layers that follow one another, earlier layers first. It has about
-`chunk_bytes` at most; where the next layer of the same blocks is still being computed it waits for that one until it has
-`least_bytes`, because a message that is too small costs more than it carries.
+Law: a hand-off is a grid of cells, a layer and a block each; each cell is sent once, after it was written.
+A chunk has the same blocks of consecutive layers, at most `chunk_bytes` unless it is a single cell.
+A chunk below `least_bytes` waits for the next layer where that is still being computed.
 
-Source: layer-wise transfer, Splitwise section 4.3; blocks that earlier parts of a prompt filled leave while later parts are
-computed.
-
-Invariants: whatever is written in which order, the chunks never overlap, never hold what was not written, and hold everything
-once all is written; a chunk larger than `chunk_bytes` is a single cell.
+Source: layer-wise transfer, Splitwise, section 4.3; here blocks of earlier prompt chunks leave while later ones are computed.
 """
 
 from __future__ import annotations
@@ -19,14 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KvChunk:
-    """A rectangle of cells.
-
-    Attributes:
-        first_layer: its first layer.
-        num_layers: how many it has.
-        first_block: its first block, counted from the prompt's first.
-        num_blocks: how many it has.
-    """
+    """A rectangle of cells; blocks are counted from the prompt's first."""
 
     first_layer: int
     num_layers: int
@@ -35,7 +23,7 @@ class KvChunk:
 
     @property
     def cells(self) -> int:
-        """How many cells it has."""
+        """Layers times blocks."""
         return self.num_layers * self.num_blocks
 
 
@@ -47,7 +35,7 @@ class KvStream:
         num_blocks: of the prompt.
         cell_bytes: of one block in one layer.
         chunk_bytes: of a chunk at most, unless one cell is larger.
-        least_bytes: for which a chunk waits while it may still grow; 0 waits for nothing.
+        least_bytes: that a chunk waits for while it may still grow; 0 never waits.
     """
 
     def __init__(
@@ -64,19 +52,19 @@ class KvStream:
 
     @property
     def is_written(self) -> bool:
-        """Whether every cell is."""
+        """Whether every cell is written."""
         return min(self._written) == self._num_blocks
 
     @property
     def has_chunk(self) -> bool:
-        """Whether something may leave now."""
+        """Whether a chunk can be sent now."""
         return self._next() is not None
 
     def wrote(self, layers: int, blocks: int) -> None:
-        """Note that the first `blocks` blocks are written in the first `layers` layers, as may have been said before.
+        """Note that the first `blocks` blocks are written in the first `layers` layers; repetition is harmless.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: the hand-off has fewer.
         """
         if not (0 <= layers <= len(self._written) and 0 <= blocks <= self._num_blocks):
             raise ValueError(f"{layers} layers of {blocks} blocks, of {len(self._written)} and {self._num_blocks}")
@@ -84,7 +72,7 @@ class KvStream:
             self._written[layer] = max(self._written[layer], blocks)
 
     def next_chunk(self) -> KvChunk | None:
-        """Cut the next chunk; `None` where nothing may leave now."""
+        """Cut the next chunk; `None` where none can be sent now."""
         chunk = self._next()
         if chunk is not None:
             for layer in range(chunk.first_layer, chunk.first_layer + chunk.num_layers):
@@ -107,7 +95,7 @@ class KvStream:
         return None
 
     def _end_of_group(self, layer: int) -> int:
-        """Return the first layer behind `layer` that does not lack the same blocks."""
+        """Return the first layer after `layer` that lacks other blocks."""
         lacks = self._cut[layer], self._written[layer]
         after = layer + 1
         while after < len(self._written) and (self._cut[after], self._written[after]) == lacks:
@@ -115,5 +103,5 @@ class KvStream:
         return after
 
     def _grows(self, layer: int, start: int, end: int) -> bool:
-        """Tell whether a layer is yet to bring the blocks that a chunk up to it has."""
+        """Tell whether a layer is still to be written with the blocks of a chunk before it."""
         return layer < len(self._written) and self._cut[layer] == start and self._written[layer] < end

@@ -1,14 +1,10 @@
-"""Where a request is placed if instances go: how long it will run against how long each will live.
+"""Ranks spot instances for a request by load and by the chance of an interruption.
 
-Law: a request costs its user the wait that the load of an instance makes, and, with the chance that the instance goes before
-the request has ended, the cost of an interruption. The chance follows from the instance's age and the hazard of its kind
-(`survival.py`), averaged over the lengths that the request may have: with heavy tails the mean length says too little. An
-instance that the cloud does not take (on-demand) has no hazard.
+Law: an instance costs its load's wait, plus the cost of an interruption times its chance before the request ends.
+The chance follows from the instance's age and its kind's hazard (`survival.py`), averaged over the possible lengths.
+On-demand instances have no hazard; ties go to the earlier.
 
-Source: ours, on top of SpotServe, which places without regard to age. Worth something only where kinds or ages differ in their
-hazard: if all go alike, this is the order by load.
-
-Invariants: the chance rises with the remaining seconds; with equal chances the order is that by load; ties go to the earlier.
+Source: ours, on top of SpotServe, which ignores age. It helps only where kinds or ages differ in their hazard.
 """
 
 from __future__ import annotations
@@ -24,10 +20,9 @@ class Place:
     """An instance that may take a request.
 
     Attributes:
-        instance: its id.
         age_s: since it was acquired.
-        hazard: of its kind; `None` where the cloud does not take it.
-        load_s: seconds that its load would cost the request.
+        hazard: of its kind; `None` for on-demand.
+        load_s: seconds that its load costs the request.
     """
 
     instance: str
@@ -37,14 +32,10 @@ class Place:
 
 
 def interruption_chance(place: Place, remaining_s: Sequence[float]) -> float:
-    """Return the chance that a request is interrupted on an instance.
-
-    Args:
-        place: the instance.
-        remaining_s: seconds that the request may still run, each as likely; one, where it is known.
+    """Return the chance of an interruption, for equally likely remaining seconds of a request.
 
     Raises:
-        ValueError: no length is given.
+        ValueError: `remaining_s` is empty.
     """
     if not remaining_s:
         raise ValueError("give at least one length that the request may have")
@@ -54,13 +45,7 @@ def interruption_chance(place: Place, remaining_s: Sequence[float]) -> float:
 
 
 def expected_cost_s(place: Place, remaining_s: Sequence[float], interruption_s: float) -> float:
-    """Return the seconds that placing a request on an instance is expected to cost its user.
-
-    Args:
-        place: the instance.
-        remaining_s: seconds that the request may still run, each as likely.
-        interruption_s: what an interruption costs: the pause, and what is computed again.
-    """
+    """Return the expected seconds that an instance costs a request; `interruption_s` are the pause and the recomputation."""
     return interruption_chance(place, remaining_s) * interruption_s + place.load_s
 
 

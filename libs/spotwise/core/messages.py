@@ -26,6 +26,7 @@ from spotwise.core.worker_messages import Drain as Drain
 from spotwise.core.worker_messages import ForgetGateway as ForgetGateway
 from spotwise.core.worker_messages import KvRefused as KvRefused
 from spotwise.core.worker_messages import KvReserved as KvReserved
+from spotwise.core.worker_messages import OfAttempt as OfAttempt
 from spotwise.core.worker_messages import PrefillAccepted as PrefillAccepted
 from spotwise.core.worker_messages import RenewLeases as RenewLeases
 from spotwise.core.worker_messages import ReserveKv as ReserveKv
@@ -40,7 +41,7 @@ Suspects = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitRequest:
+class SubmitRequest(OfAttempt):
     """Route a sequence, whose record is in the store.
 
     Attributes:
@@ -51,8 +52,6 @@ class SubmitRequest:
         avoid: suspects of its earlier attempts, the latest last.
     """
 
-    choice_id: str
-    epoch: int
     stream: StreamRef
     prompt_tokens: int
     max_new_tokens: int
@@ -62,20 +61,15 @@ class SubmitRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseRequest:
+class CloseRequest(OfAttempt):
     """End all attempts of a sequence up to `epoch`; unless it finished, workers must drop it."""
 
-    choice_id: str
-    epoch: int
     finished: bool
 
 
 @dataclass(frozen=True, slots=True)
-class RequestAccepted:
+class RequestAccepted(OfAttempt):
     """The scheduler will assign the sequence, or reject it later."""
-
-    choice_id: str
-    epoch: int
 
 
 class RejectCode(StrEnum):
@@ -88,22 +82,18 @@ class RejectCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRejected:
+class RequestRejected(OfAttempt):
     """The sequence will not be served; `None` for `retry_after_s` where retrying makes no sense."""
 
-    choice_id: str
-    epoch: int
     code: RejectCode
     message: str
     retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RequestAssigned:
+class RequestAssigned(OfAttempt):
     """Both phases have a worker, and these have taken the request."""
 
-    choice_id: str
-    epoch: int
     prompt_worker: str
     token_worker: str
 
@@ -255,7 +245,7 @@ def to_gateway(stream: StreamRef, message: Message) -> Send:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(OfAttempt):
     """One line of a request's ledger: what a member did for it.
 
     Attributes:
@@ -265,8 +255,6 @@ class LedgerEntry:
         facts: (name, value) pairs; names carry their unit.
     """
 
-    choice_id: str
-    epoch: int
     stage: str
     member_id: str
     at_s: float

@@ -1,24 +1,15 @@
-"""Skip-join multi-level feedback queue: who has had least goes first, though nobody knows how long an answer will be.
+"""Skip-join multi-level feedback queue: least attained service first, without knowing output lengths.
 
-Law: queues Q1 (the top) to Qn have quanta that grow by a ratio, the first as long as the shortest iteration. A job joins the
-highest queue whose quantum is as long as its first iteration, which follows from its prompt; what it has had is charged to it
-iteration by iteration, each with what that iteration costs for the job alone; when the quantum of its queue is used up it is
-demoted to the next queue whose quantum is as long as its next iteration, to the back. A job that has waited for
-`starve_limit_s` is promoted to Q1, with as much on top of the quantum as its next iteration takes, where that is longer than
-the quantum: else the promotion would be used up in the middle of it. Who runs is whoever comes first in this order.
+Law: queues Q1 (the top) to Qn have quanta that grow by a ratio; Q1's is about the shortest iteration.
+A job joins the highest queue whose quantum covers its first iteration, and is charged what its iterations cost alone.
+A used-up quantum demotes it to the back of the next queue that covers its next iteration.
+A job that waits `starve_limit_s` is promoted to Q1, with extra quantum where its next iteration exceeds Q1's.
+A job that moves keeps its level; one that is restarted joins no higher than its attained service allows.
 
-A job that moves to another machine takes its level along; one that is begun anew there, because its machine was lost, joins no
-higher than where what it had before would have brought it: to be interrupted is no way to the front.
-
-Source: FastServe (Wu et al., 2023), section 4.1 and algorithm 1, with these errata: a quantum that is just as long as an
-iteration is long enough (">=", the text has "larger"); extra quantum goes to those whose next iteration is longer than Q1's
-(one edition has shorter); `r` in line 20 is the job. ENST, section 4.2: the sum is over those that come first, from their queue
-down to the job's own, over the width of a batch, without what they have had of their quantum already; the paper's formula has
-the queue numbers the wrong way round and lacks the width.
-
-Invariants: within a queue jobs stand in the order in which they came to it; a job's queue number falls only by promotion and
-rises only when its quantum is used up; nobody waits `starve_limit_s` without being in Q1; the order depends on what was told
-and when, and on nothing else.
+Source: FastServe (Wu et al., 2023), section 4.1 and algorithm 1, with errata: a quantum equal to the iteration suffices (the
+text has "larger"); extra quantum goes to iterations longer than Q1's (one edition has shorter); `r` in line 20 is the job.
+ENST, section 4.2: the sum is over jobs that come first, from their queue down to this job's, less their used quanta, over the
+batch width (the paper's formula has the queue numbers reversed and lacks the width).
 """
 
 from __future__ import annotations
@@ -33,11 +24,11 @@ class MlfqPolicy:
     """The queues.
 
     Attributes:
-        first_quantum_s: of Q1: about the shortest iteration there is.
+        first_quantum_s: of Q1: about the shortest iteration.
         quantum_ratio: of each queue's quantum to that of the queue above.
-        queues: how many. In the last one, a job that has used its quantum up goes to the back.
-        starve_limit_s: how long a job waits below Q1 at most; infinite, nobody is promoted.
-        skips: without, every job joins Q1, whatever its first iteration takes: a plain MLFQ, to compare with (section 6.3).
+        queues: their number. In the last one, a used-up quantum sends a job to the back.
+        starve_limit_s: seconds that a job waits below Q1 at most; infinite promotes none.
+        skips: if not, every job joins Q1: plain MLFQ, a baseline (section 6.3).
     """
 
     first_quantum_s: float
@@ -54,28 +45,25 @@ class MlfqPolicy:
         if self.queues < 1:
             raise ValueError("queues must be at least 1")
         if not self.starve_limit_s > 0.0:
-            raise ValueError("starve_limit_s must be above 0; inf promotes nobody")
+            raise ValueError("starve_limit_s must be above 0; inf promotes none")
 
     def quantum_s(self, queue: int) -> float:
         """Return the quantum of a queue, 1 the top."""
         return float(self.first_quantum_s * self.quantum_ratio ** (queue - 1))
 
     def level_of(self, queue_state: QueueState) -> QueueLevel:
-        """Return what a job that stands so takes along; what it was given on top of a quantum is used first."""
+        """Return the level that moves with a job; extra quantum counts as used first."""
         used_s = max(0.0, queue_state.used_s - queue_state.extra_s)
         return QueueLevel(queue_state.queue, min(1.0, used_s / self.quantum_s(queue_state.queue)))
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """What a job takes along to another machine, in terms that mean the same on a faster one, whose quanta are shorter.
+    """A job's place in the queues in machine-independent terms, for a job that moves to another machine.
 
     Attributes:
-        queue: where it stands, 1 the top.
-        used: how much of that queue's quantum, 0 to 1.
-
-    Raises:
-        ValueError: there is no such queue, or no such part.
+        queue: its number, 1 the top.
+        used: share of that queue's quantum, 0 to 1.
     """
 
     queue: int
@@ -88,13 +76,13 @@ class QueueLevel:
 
 @dataclass(slots=True)
 class QueueState:
-    """Where a job stands.
+    """A job's place in the queues.
 
     Attributes:
         queue: its number, 1 the top.
-        place: in its queue; whoever came earlier has a lower one.
+        place: in its queue; earlier jobs have a lower one.
         used_s: service since it came to its queue, or to its back.
-        extra_s: what it may use beyond the queue's quantum.
+        extra_s: allowed beyond the queue's quantum.
         waits_since_s: when it joined, or when its last iteration ended.
     """
 
@@ -106,16 +94,12 @@ class QueueState:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """What jobs are ordered by: whoever has the lowest runs first."""
+        """The key of the order: the lowest runs first."""
         return self.queue, self.place
 
 
 class SkipJoinMLFQ:
-    """The rules; where a job stands is kept with the job, so nothing is left of those that have ended.
-
-    Args:
-        policy: the queues.
-    """
+    """The rules; a job's `QueueState` is kept with the job."""
 
     def __init__(self, policy: MlfqPolicy) -> None:
         self.policy = policy
@@ -127,79 +111,68 @@ class SkipJoinMLFQ:
         self._places = 0
 
     def joined(self, first_iteration_s: float, now: float, attained_s: float = 0.0) -> QueueState:
-        """Return where a new job stands, by what its first iteration takes and by the service that it had before, if any."""
+        """Return the state of a new job, by its first iteration and by the service it attained before."""
         first = self._queue_for(first_iteration_s, above=0) if self.policy.skips else 1
         queue = max(first, self.queue_after(attained_s))
         return QueueState(queue, self._next_place(), now)
 
     def moved_in(self, level: QueueLevel, now: float) -> QueueState:
-        """Return where a job stands that comes from another machine: in the queue where it arrived_level, at the back.
-
-        Of that queue's quantum it has had as much, as a part, as of the quantum there; where there is no such queue it stands
-        in the last.
-        """
+        """Return the state of a job from another machine: at the back of its queue, or of the last, with its share used."""
         queue = min(level.queue, self.policy.queues)
         return QueueState(queue, self._next_place(), now, level.used * self._quanta_s[queue - 1])
 
     def queue_after(self, attained_s: float) -> int:
-        """Return in which queue a job stands that has had so much service since it joined Q1."""
+        """Return the queue of a job with so much service since it joined Q1."""
         queue = 1
         while queue < self.policy.queues and attained_s >= self._above_s[queue]:
             queue += 1
         return queue
 
     def charge(self, queue_state: QueueState, service_s: float, next_iteration_s: float, now: float) -> None:
-        """Note that an iteration of a job ended.
-
-        Args:
-            queue_state: the job's.
-            service_s: what the iteration costs for this job alone.
-            next_iteration_s: what its next one takes.
-            now: Unix time.
-        """
+        """Charge a job `service_s`, the cost of an ended iteration for it alone; demote it if its quantum is used up."""
         queue_state.used_s += service_s
         queue_state.waits_since_s = now
         if queue_state.used_s >= self._quanta_s[queue_state.queue - 1] + queue_state.extra_s:
             self._move(queue_state, self._queue_for(next_iteration_s, above=queue_state.queue), 0.0)
 
     def is_starving(self, queue_state: QueueState, now: float) -> bool:
-        """Tell whether a job that waits is to be promoted."""
+        """Tell whether a waiting job is to be promoted."""
         return queue_state.queue > 1 and now - queue_state.waits_since_s >= self.policy.starve_limit_s
 
     def promote(self, queue_state: QueueState, next_iteration_s: float) -> None:
-        """Put a starving job into Q1, with what its next iteration takes beyond the quantum where that is too long for it."""
+        """Promote a starving job to Q1, with extra quantum where its next iteration exceeds Q1's."""
         self._move(queue_state, 1, next_iteration_s if next_iteration_s > self._quanta_s[0] else 0.0)
 
     def next_runs_s(self, ordered: Sequence[QueueState], width: int, now: float) -> list[float]:
         """Return in how many seconds each of these jobs is expected to run (ENST).
 
         Args:
-            ordered: where all jobs stand, by `rank`.
-            width: how many run at once.
+            ordered: the states of all jobs, by `rank`.
+            width: jobs that run at once.
             now: Unix time.
         """
         runs_s = []
-        ahead_above = 0  # jobs in queues above, of those that come first
-        had_s = had_above_s = 0.0  # service that all who come first have had since Q1's front, and that those have
+        ahead_above = 0  # jobs in higher queues
+        had_s = had_above_s = 0.0  # attained service of all earlier jobs, and of those in higher queues
         queue = 0
         for ahead, queue_state in enumerate(ordered):
             if queue_state.queue != queue:
                 queue, ahead_above, had_above_s = queue_state.queue, ahead, had_s
             above_s, quantum_s = self._above_s[queue - 1], self._quanta_s[queue - 1]
-            # Those above go on until they are demoted to this queue, behind the job; those ahead in it until they leave it.
-            waited_for_s = ahead_above * above_s - had_above_s
-            waited_for_s += (ahead - ahead_above) * (above_s + quantum_s) - (had_s - had_above_s)
+            # Jobs above run until they are demoted to this queue, behind the job; jobs ahead in it until they leave it.
+            ahead_s = ahead_above * above_s - had_above_s
+            ahead_s += (ahead - ahead_above) * (above_s + quantum_s) - (had_s - had_above_s)
             starves_s = max(0.0, self.policy.starve_limit_s - (now - queue_state.waits_since_s))
-            runs_s.append(min(max(0.0, waited_for_s) / width, starves_s))
+            runs_s.append(min(max(0.0, ahead_s) / width, starves_s))
             had_s += above_s + min(queue_state.used_s, quantum_s)
         return runs_s
 
     def quanta_left_s(self, queue_states: Sequence[QueueState]) -> float:
-        """Return how long these jobs may run before all of them are demoted."""
+        """Return the seconds of service until all these jobs are demoted."""
         return sum(max(0.0, self._quanta_s[each.queue - 1] - each.used_s) for each in queue_states)
 
     def _queue_for(self, iteration_s: float, above: int) -> int:
-        """Return the highest queue below `above` whose quantum is as long as an iteration; the last where there is none."""
+        """Return the highest queue below `above` whose quantum covers an iteration, else the last."""
         for queue in range(above + 1, self.policy.queues):
             if self._quanta_s[queue - 1] >= iteration_s:
                 return queue

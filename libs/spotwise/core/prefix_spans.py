@@ -1,11 +1,8 @@
-"""The beginnings of a prompt, named so that whoever has not seen it can tell whether two prompts begin alike.
+"""Names of a prompt's prefixes, by which schedulers tell whether two prompts begin alike.
 
-Law: a span runs from the prompt's first token to a fixed end, and is named by 64 bits of a hash over the model's name and all
-tokens of the span. Its ends lie 64 tokens apart at first and twice as far after every eight: a prompt of n tokens has about
-8 log2(n / 512) + 8 of them, and its longest known beginning is told to an eighth. Two prompts of one name in common are taken
-for alike; an error costs computing, never a token, because a worker finds its blocks by hashes of its own.
-
-Source: prefix caching by chained hashes, as the workers have it (`worker/prefix_cache.py`), with spans in place of blocks.
+Law: a span runs from the first token to a fixed end, named by 64 bits of a hash over the model's name and the span's tokens.
+Ends are 64 tokens apart at first and twice as far after every eight: about 8 log2(n / 512) + 8 spans for n tokens.
+A collision costs computation, never a wrong token: workers find blocks by their own hashes (`worker/prefix_cache.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +14,14 @@ from collections.abc import Iterator, Sequence
 
 #: Tokens of the first span.
 FIRST_SPAN_TOKENS = 64
-#: Spans after which they grow twice as fast.
+#: Spans after which their distance doubles.
 SPANS_A_STEP = 8
-#: Bytes of a hash that name a span.
+#: Bytes of a span's name.
 NAME_BYTES = 8
 
 
 def span_ends() -> Iterator[int]:
-    """Yield where spans end, in tokens: 64, 128, …, 512, 640, …, 1536, 1792, …."""
+    """Yield the ends of spans in tokens: 64, 128, …, 512, 640, …, 1536, 1792, …."""
     end = 0
     for step in itertools.count():
         for _ in range(SPANS_A_STEP):

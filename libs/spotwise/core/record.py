@@ -1,7 +1,7 @@
 """What the mesh must know of a request to serve it from any worker, at any token.
 
-Law: a request's record holds its inputs and the tokens already committed to the client; with the stateless sampler
-(`sampling.py`) that is enough to go on anywhere. The gateway writes it; workers only read it.
+A record holds a request's inputs and the tokens committed to the client; the sampler is stateless (`sampling.py`), so any
+worker can continue from it. The gateway writes it; workers only read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spotwise.core.sampling import SamplingParams
 
 
 def sequence_id(choice_id: str, epoch: int) -> str:
-    """Return the id of one attempt at a request: what an engine and a block pool know it by."""
+    """Return the id of one attempt, for engines and block pools."""
     return f"{choice_id}@{epoch}"
 
 
@@ -25,18 +25,15 @@ class RequestRecord:
     Attributes:
         choice_id: the sequence's id; the choices of one API request share the part before `#`.
         epoch: attempt number, from 1; a higher one fences all lower ones.
-        gateway_id: who streams it.
-        attempt_id: the attempt's number at that gateway; token messages carry it instead of the id.
-        model: name the client asked for.
-        prompt_token_ids: the prompt.
-        output_token_ids: output tokens committed before this attempt; they are computed again, not counted again.
-        sampling: how tokens are drawn.
-        stop: when it ends; `max_new_tokens` counts `output_token_ids` too.
-        arrival_unix_s: when the gateway received it.
-        priority: the lower, the earlier its turn, wherever there are turns; the client's, 0 unless it says another.
-        tenant: whose it is, for turns among tenants; empty where nobody said.
-        model_digest: digest of the weights that `output_token_ids` were computed with; another worker may not go on with
-            others. `None` where there are none yet, or a worker without weights drew them.
+        attempt_id: the attempt's number at its gateway; token messages carry it.
+        model: the requested name.
+        output_token_ids: committed before this attempt; their KV is computed again.
+        stop: `max_new_tokens` counts `output_token_ids` too.
+        arrival_unix_s: at the gateway.
+        priority: the client's, the lower the earlier; 0 by default.
+        tenant: for fairness among tenants; empty by default.
+        model_digest: digest of the weights that `output_token_ids` were computed with, which other workers must have. `None`
+            without output tokens, or from workers without weights.
     """
 
     choice_id: str
@@ -64,11 +61,9 @@ class KvHandoff:
     """The end of a prompt phase: what the token worker needs besides the KV bytes.
 
     Attributes:
-        choice_id: the sequence.
-        epoch: its attempt.
-        num_tokens: tokens whose KV travels (the prompt and outputs committed before, not the first new token).
-        first_token_id: the token the prefill produced; its KV is not computed yet.
-        level: where it stood in the queues of the prompt worker; `None` where that has no queues.
+        num_tokens: tokens whose KV is sent: the prompt and outputs committed before.
+        first_token_id: the prefill's token; its KV is not computed yet.
+        level: in the queues of the prompt worker; `None` without queues.
     """
 
     choice_id: str
@@ -80,13 +75,13 @@ class KvHandoff:
 
 @dataclass(frozen=True, slots=True)
 class KvTarget:
-    """Where a sequence's token phase is to be, with the blocks reserved there for the KV of its prompt.
+    """The worker of a sequence's token phase, and the blocks reserved there for its prompt's KV.
 
     Attributes:
-        worker_id: who serves the token phase; the worker of the prompt itself, where both phases are in place.
-        incarnation: of that worker; a restarted one refuses what was meant for its predecessor.
+        worker_id: the prompt's worker itself where both phases are in place.
+        incarnation: of that worker; a restarted one refuses its predecessor's hand-offs.
         address: its transfer listener, `host:port`.
-        block_ids: the reserved blocks, in position order; in place none.
+        block_ids: in position order; none in place.
     """
 
     worker_id: str

@@ -1,13 +1,10 @@
 """The life of a request, as one transition table.
 
-Law: a request (more exactly one *sequence*: one prompt, one choice) is in exactly one state wherever it is held, and moves
-only along `TRANSITIONS`. The gateway, the scheduler and both workers advance their own copy through the same table; an
-illegal move raises, because it is a bug and never an expected failure.
+Law: a sequence (one prompt, one choice) is in one state wherever it is held, and moves along `TRANSITIONS` only.
+Gateway, scheduler and workers advance their own copies through the same table; an illegal move is a bug and raises.
+FINISHED states and HANDED_OFF are final; every live state can be aborted and can fail.
 
-Sources: states after the vocabulary of continuous batching (Orca, section 4) and of phase splitting (Splitwise, section 4.2:
-a prompt machine, a KV cache transfer, a token machine).
-
-Invariants: a FINISHED state or HANDED_OFF has no way out; every live state can be aborted and can fail.
+Source: continuous batching (Orca, section 4) and phase splitting (Splitwise, section 4.2).
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from types import MappingProxyType
 
 
 class RequestState(StrEnum):
-    """Where a request stands in the hands of one holder."""
+    """The state of a request at one holder."""
 
     WAITING = "waiting"  #: accepted; none of its iterations has run here
     WAITING_FOR_KV = "waiting_for_kv"  #: blocks are reserved here under a lease; its KV is computed elsewhere
@@ -34,7 +31,7 @@ class RequestState(StrEnum):
 
 
 class RequestEvent(StrEnum):
-    """What happened to a request; each is the past tense of something real."""
+    """What happened to a request."""
 
     PREFILL_STARTED = "prefill_started"
     HANDOFF_STARTED = "handoff_started"
@@ -49,7 +46,7 @@ class RequestEvent(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended, as the worker tells the gateway."""
+    """Why a sequence ended, as workers report it."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -94,7 +91,7 @@ FINISH_EVENT: Mapping[FinishReason, RequestEvent] = MappingProxyType(
 
 
 class IllegalTransitionError(RuntimeError):
-    """A request was asked to do what its state does not allow: a bug in the caller."""
+    """A move that the table does not have: a bug in the caller."""
 
 
 def advance(state: RequestState, event: RequestEvent) -> RequestState:
@@ -110,18 +107,18 @@ def advance(state: RequestState, event: RequestEvent) -> RequestState:
 
 
 def is_terminal(state: RequestState) -> bool:
-    """Tell whether nothing more happens to the request in this holder's hands."""
+    """Tell whether the state is final."""
     return not TRANSITIONS[state]
 
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """When a sequence ends, as far as token ids can tell; stop *strings* are the gateway's, which has the text.
+    """When a sequence ends by its token ids; stop strings are up to the gateway, which has the text.
 
     Attributes:
-        max_new_tokens: upper bound of output tokens, at least 1.
-        stop_token_ids: sorted ids that end the sequence, end-of-sequence ids included unless the client ignores them.
-        min_new_tokens: no stop token is sampled before this many output tokens.
+        max_new_tokens: output tokens at most, at least 1.
+        stop_token_ids: sorted, end-of-sequence ids included unless the client ignores them.
+        min_new_tokens: no stop token is sampled before.
     """
 
     max_new_tokens: int
@@ -129,7 +126,7 @@ class StopCriteria:
     min_new_tokens: int = 0
 
     def finish_reason(self, token_id: int, output_tokens: int) -> FinishReason | None:
-        """Decide after a token was sampled; `output_tokens` counts it."""
+        """Return why the sequence ends with this token, which `output_tokens` counts; `None` if it continues."""
         if token_id in self.stop_token_ids and output_tokens >= self.min_new_tokens:
             return FinishReason.STOP
         if output_tokens >= self.max_new_tokens:

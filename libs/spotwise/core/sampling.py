@@ -1,10 +1,7 @@
-"""How the next token is drawn, as data, and the one source of randomness.
+"""Sampling parameters, and the sampler's only source of randomness.
 
-Law: the token at output index `i` of a sequence depends on the logits, the sampling parameters, the tokens so far and
-`counter_uniform(seed, i)`, and on nothing else. The sampler therefore has no state that a move to another worker could lose:
-whoever holds the tokens can go on.
-
-Invariants: `counter_uniform` is a pure function, in [0, 1), the same on every machine.
+Law: the token at output index `i` depends on the logits, the parameters, the tokens so far and `counter_uniform(seed, i)` only.
+So the sampler has no state, and any worker that holds the tokens can continue.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: Below it a temperature is 0: the division by it would leave the range of float32, or leave the likeliest token alone anyway.
+#: Temperatures below it count as 0: dividing by them leaves the range of float32, or only the likeliest token.
 GREEDY_BELOW = 1e-5
 
 _MASK = (1 << 64) - 1
@@ -27,7 +24,7 @@ def _mix(value: int) -> int:
 
 
 def counter_uniform(seed: int, index: int) -> float:
-    """Return the uniform number in [0, 1) that belongs to output token `index` of a sequence seeded with `seed`."""
+    """Return the uniform number in [0, 1) of output token `index`; the same on every machine."""
     stream = _mix((seed + _GOLDEN) & _MASK)
     bits = _mix((stream + (index + 1) * _GOLDEN) & _MASK)
     return (bits >> 11) / float(1 << 53)
@@ -42,7 +39,7 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1].
         top_k: keep the k likeliest tokens; `None` keeps all.
         min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1].
-        seed: seed of the sequence; the gateway draws one where the client gave none.
+        seed: the client's, or drawn by the gateway.
         presence_penalty: subtracted once from the logit of every token already in the output.
         frequency_penalty: subtracted from a logit once per occurrence in the output.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
@@ -79,9 +76,9 @@ class TokenLogprobs:
     """Log-probabilities at one position, natural logarithm, of the model's own distribution (before any parameter).
 
     Attributes:
-        logprob: of the token that stands there.
+        logprob: of the actual token.
         top_token_ids: the likeliest alternatives, likeliest first.
-        top_logprobs: theirs, same order.
+        top_logprobs: theirs, in the same order.
     """
 
     logprob: float
@@ -90,13 +87,11 @@ class TokenLogprobs:
 
 
 class SampledToken(NamedTuple):
-    """What an iteration produced for one sequence; a tuple, since one is made for every token.
+    """An iteration's token for one sequence; a tuple, since one is made for every token.
 
     Attributes:
-        sequence_id: the attempt.
-        token_id: the token drawn.
-        logprobs: filled where the sequence asked for it.
-        prompt_logprobs: with the first token, one entry a prompt token (the first has none), where asked for.
+        logprobs: where requested.
+        prompt_logprobs: with the first token, where requested: one entry a prompt token, `None` for the first.
     """
 
     sequence_id: str

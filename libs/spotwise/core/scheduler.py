@@ -1,16 +1,11 @@
-"""The cluster scheduler: every request gets both its workers, or a clear no.
+"""The cluster scheduler's state machine: every request gets its workers, or a rejection.
 
-Law: a request is accepted, and then assigned, rejected or closed. What finds no room waits here, upstream of the workers, in a
-queue of bounded length and bounded time, in order of priority and of arrival among equals. Which workers there are is what
-they say themselves: a scheduler that starts anew knows after one heartbeat of each what its predecessor knew, and gateways
-submit again what waited.
+Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
+Requests without room wait here, bounded in number and time, by priority and then arrival.
+Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
+`cluster/` decides the rest: `placement.py` which workers, `assigner.py` how, `repurposing.py` whose home pool changes.
 
-The rooms below `cluster/` decide the rest: `placement.py` which workers, `assigner.py` how a request gets them,
-`repurposing.py` which worker changes its home.
-
-Source: cluster-level scheduling, Splitwise section 4.2.
-
-Invariants: every accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
+Source: cluster-level scheduling, Splitwise, section 4.2.
 """
 
 from __future__ import annotations
@@ -50,14 +45,13 @@ class SchedulerLimits:
     """Bounds of waiting.
 
     Attributes:
-        max_queued: requests that wait for room at most; one more is told that the mesh is full.
+        max_queued: requests that wait for room at most; one more is rejected.
         max_queue_s: seconds that one waits at most.
-        reservation_timeout_s: a reservation, or an order for both phases, that was not answered by then is given up.
+        reservation_timeout_s: after which an unanswered reservation, or order for both phases, is given up.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
-        gateway_timeout_s: the same for a gateway: what it asked for is computed for nobody until then, and would be computed
-            again if it were only slow.
-        confirm_every_s: seconds between two questions to a gateway about its requests; `None` where none answers.
+        gateway_timeout_s: the same for a gateway; longer, since dropped requests of a slow one are computed again.
+        confirm_every_s: seconds between two confirmations with gateways; `None` where these do not answer.
     """
 
     max_queued: int = 1024
@@ -75,12 +69,11 @@ class SchedulerRole:
     Args:
         scheduler_id: this member's id.
         limits: bounds of waiting.
-        first_assignment: assignments are numbered from here; above all that an earlier incarnation gave, because workers
-            echo the last number they saw.
-        policy: how workers are chosen, and when one changes its home.
+        first_assignment: the first assignment number, above all of earlier incarnations, because workers echo the last one.
+        policy: how workers are chosen, and when one changes its home pool.
 
     Attributes:
-        pools: the workers as it sees them.
+        pools: the workers as their heartbeats describe them.
     """
 
     def __init__(
@@ -92,9 +85,9 @@ class SchedulerRole:
     ) -> None:
         self.scheduler_id = scheduler_id
         self.limits = limits or SchedulerLimits()
-        patience_s = max(self.limits.gateway_timeout_s, self.limits.member_timeout_s)
-        self.membership = Membership(self.limits.member_timeout_s, {MemberKind.GATEWAY: patience_s})
-        self._gone_gateways = GoneGateways(self.membership, patience_s)
+        gateway_timeout_s = max(self.limits.gateway_timeout_s, self.limits.member_timeout_s)
+        self.membership = Membership(self.limits.member_timeout_s, {MemberKind.GATEWAY: gateway_timeout_s})
+        self._gone_gateways = GoneGateways(self.membership, gateway_timeout_s)
         policy = policy or PoolPolicy()
         self.pools = Pools(policy.decode_queue)
         self._requests = Requests()
@@ -132,22 +125,22 @@ class SchedulerRole:
         return len(self._requests)
 
     def quarantined(self, now: float) -> tuple[m.QuarantinedPair, ...]:
-        """Pairs of workers that get no hand-offs at Unix time `now` (seconds)."""
+        """Return the pairs of workers that get no hand-offs at Unix time `now` (seconds)."""
         return self._assigner.quarantine.shown(now)
 
     def handle(self, event: SchedulerEvent, now: float) -> list[SchedulerCommand]:
-        """Take in one event at Unix time `now` (seconds) and return what to do about it, in order."""
+        """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""
         self._handlers[type(event)](event, now)
         commands, self._commands = self._commands, []
         return commands
 
-    # --- the gateway's side -------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
             return  # sent before that gateway was replaced
         if self._tombstones.cover(order.choice_id, order.epoch, now):
-            return  # its closing came first, and its gateway waits for no answer
+            return  # its closing came first
         known = self._requests.get(order.choice_id)
         if known is not None:
             if known.order.epoch >= order.epoch:
@@ -163,7 +156,7 @@ class SchedulerRole:
         self._assigner.assign_waiting(now)
 
     def _note_failures(self, order: m.SubmitRequest, before: tuple[m.Suspects, ...], now: float) -> None:
-        """Learn of hand-offs that failed: those that the request's last attempt did not have to avoid yet."""
+        """Enter failed hand-offs that the request's attempt before did not report."""
         for suspects in order.avoid:
             if suspects not in before and len(suspects) > 1 and all(id_ in self.pools for id_ in suspects):
                 self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
@@ -200,7 +193,7 @@ class SchedulerRole:
             self._assigner.drop(entry, cancel=not order.finished)
             self._assigner.assign_waiting(now)
         elif entry is None and not order.finished:
-            # accepted by a scheduler that is no more: whoever holds it must hear of it
+            # accepted by an earlier scheduler: cancel it at any worker that may hold it
             for worker in self.pools:
                 self._assigner.cancel(worker.id, order.choice_id, order.epoch)
 
@@ -222,7 +215,7 @@ class SchedulerRole:
     def _heartbeat(self, member: m.Member, now: float) -> None:
         for event in self.membership.observe(member, now):
             self._member_changed(event)
-        is_present = self.membership.get(member.id) is member  # and no late word of an earlier incarnation
+        is_present = self.membership.get(member.id) is member  # and no late heartbeat of an earlier incarnation
         if is_present and member.id in self.pools:
             self.pools.reported(member, self.scheduler_id, now)
             self._assigner.room_reported(member.id, now)
@@ -241,7 +234,7 @@ class SchedulerRole:
         elif member.kind is MemberKind.GATEWAY:
             for entry in [entry for entry in self._requests if entry.order.stream.gateway_id == member.id]:
                 self._assigner.drop(entry, cancel=True)
-                if self.membership.get(member.id) is None:  # else it has restarted, and its streams are others
+                if self.membership.get(member.id) is None:  # else it has restarted, with other streams
                     error = f"the scheduler gave the gateway up: {event.reason}"
                     self._assigner.report_dropped(entry.order.stream, error)
 
@@ -270,7 +263,7 @@ class SchedulerRole:
             self._commands.append(m.Send(order.worker_id, order))
 
     def _drop_orphans(self, now: float) -> None:
-        """Drop requests whose gateway was never heard of, or was replaced before anybody heard that it went."""
+        """Drop requests whose gateway never sent a heartbeat, or was replaced before its loss was noticed."""
         gateways = {(entry.order.stream.gateway_id, entry.order.stream.incarnation): None for entry in self._requests}
         gone = [gateway for gateway in gateways if self._gone_gateways.is_gone(*gateway, now)]
         for entry in list(self._requests) if gone else ():

@@ -1,13 +1,7 @@
-"""How long instances live, from lives of which some had not ended when they were last seen.
+"""How long spot instances live: a hazard by age, fitted to censored lives.
 
-Law: a life that has not ended says that it is longer than what was seen of it (right censoring); one that was first seen at
-some age says nothing of lives that ended before that age (left truncation). Leaving either out makes lives look shorter or
-longer than they are. Two estimates: the product limit (Kaplan and Meier, 1958), which assumes nothing and ends with the last
-life seen; and a hazard that is constant between bounds, which goes on beyond them, and is drawn to the mean hazard where few
-lives ended.
-
-Invariants: survival begins at 1 and never rises; a hazard is never below 0; without censoring the product limit is the share of
-lives that are longer.
+Law: a life that has not ended says only that it is longer (right censoring); one first seen at an age says nothing about lives
+that ended before that age (left truncation). The hazard is constant between bounds and drawn to the mean where few lives ended.
 """
 
 from __future__ import annotations
@@ -21,11 +15,11 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What was seen of one instance.
+    """The observed life of one instance.
 
     Attributes:
-        age_s: when it ended, or was last seen.
-        ended: whether the cloud took it; one that was given back, or lives on, has not ended.
+        age_s: at its end, or when last seen.
+        ended: the cloud took it; an instance that was given back, or still runs, has not ended.
         first_seen_s: its age when watching began.
     """
 
@@ -40,11 +34,11 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseHazard:
-    """Ends per second of age, constant from each bound to the next, and from the last one on.
+    """Ends per second, constant between bounds of age and after the last one.
 
     Attributes:
-        from_s: ages from which on, ascending, the first 0.
-        per_s: the hazards.
+        from_s: the bounds, ascending, the first 0.
+        per_s: the hazard from each bound on.
     """
 
     from_s: tuple[float, ...]
@@ -57,15 +51,15 @@ class PiecewiseHazard:
             raise ValueError(f"bounds must ascend and no hazard be below 0: {self}")
 
     def survives(self, age_s: float, seconds: float) -> float:
-        """Return the chance that an instance of an age lives on for so many seconds."""
+        """Return the chance that an instance of that age survives so many seconds."""
         return math.exp(-self._expected_ends(age_s, seconds))
 
     def ends(self, age_s: float, seconds: float) -> float:
-        """Return the chance that it ends within so many seconds."""
+        """Return the chance that an instance of that age ends within so many seconds."""
         return -math.expm1(-self._expected_ends(age_s, seconds))
 
     def expected_s(self, age_s: float) -> float:
-        """Return the seconds that an instance of an age is expected to live on; infinite where the last hazard is 0."""
+        """Return the expected remaining seconds at an age; infinite where the last hazard is 0."""
         if self.per_s[-1] == 0:
             return math.inf
         expected_s, alive, at_s = 0.0, 1.0, age_s
@@ -93,16 +87,15 @@ class PiecewiseHazard:
 
 
 def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) -> PiecewiseHazard:
-    """Return the hazard by age that explains lives best, drawn to the mean hazard.
+    """Return the hazard by age, drawn to the mean hazard.
 
     Args:
-        lives: what was seen. Where none ended, the hazard is 0.
-        pieces: at most; about as many ends fall into each.
-        prior_ends: each piece counts as if so many more ends had been seen there at the mean hazard; more of them trust age
-            less.
+        lives: observed. Where none ended, the hazard is 0.
+        pieces: at most, with about as many ends in each.
+        prior_ends: ends at the mean hazard added to each piece; more of them trust age less.
 
     Raises:
-        ValueError: there is nothing to fit, or a number makes no sense.
+        ValueError: no life was observed for any time, or an argument is out of range.
     """
     if pieces < 1 or prior_ends < 0:
         raise ValueError(f"pieces ({pieces}) must be at least 1 and prior_ends ({prior_ends}) at least 0")
@@ -113,7 +106,7 @@ def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) 
     if not ends:
         return PiecewiseHazard((0.0,), (0.0,))
     quantiles = {ends[max(0, len(ends) * piece // pieces - 1)] for piece in range(1, pieces)}
-    oldest_s = max(life.age_s for life in lives)  # beyond that nobody was watched
+    oldest_s = max(life.age_s for life in lives)  # no life was watched beyond that
     bounds = [0.0, *sorted(bound for bound in quantiles if 0.0 < bound < oldest_s)]
     mean = len(ends) / exposure_s
     rates = []

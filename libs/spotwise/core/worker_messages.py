@@ -12,6 +12,14 @@ Attempt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class OfAttempt:
+    """What is about one attempt at a choice."""
+
+    choice_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRef:
     """Where a sequence's tokens go: a gateway's incarnation, which numbers its attempts from 1, and the attempt there."""
 
@@ -21,7 +29,7 @@ class StreamRef:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveKv:
+class ReserveKv(OfAttempt):
     """Reserve blocks for a sequence whose prompt another worker will compute; `KvReserved` or `KvRefused` answers.
 
     Attributes:
@@ -31,8 +39,6 @@ class ReserveKv:
         lease_s: seconds after its last renewal at which the reservation expires.
     """
 
-    choice_id: str
-    epoch: int
     stream: StreamRef
     scheduler_id: str
     assignment: int
@@ -42,7 +48,7 @@ class ReserveKv:
 
 
 @dataclass(frozen=True, slots=True)
-class StartPrefill:
+class StartPrefill(OfAttempt):
     """Compute the prompt, sample one token, deliver the KV to `target`.
 
     Attributes:
@@ -51,8 +57,6 @@ class StartPrefill:
         max_new_tokens: new tokens at most.
     """
 
-    choice_id: str
-    epoch: int
     stream: StreamRef
     scheduler_id: str
     assignment: int
@@ -63,11 +67,8 @@ class StartPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRequest:
+class CancelRequest(OfAttempt):
     """Drop all attempts of the sequence up to `epoch`, without an answer."""
-
-    choice_id: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +97,25 @@ class ForgetGateway:
 
 
 @dataclass(frozen=True, slots=True)
-class KvReserved:
+class KvReserved(OfAttempt):
     """The reservation of order `assignment` is made."""
 
-    choice_id: str
-    epoch: int
     assignment: int
     target: KvTarget
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillAccepted:
+class PrefillAccepted(OfAttempt):
     """The request of order `assignment` is queued here for both its phases."""
 
-    choice_id: str
-    epoch: int
     assignment: int
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class KvRefused:
+class KvRefused(OfAttempt):
     """Order `assignment` finds no room, or the worker takes nothing new."""
 
-    choice_id: str
-    epoch: int
     assignment: int
     worker_id: str
     reason: str

@@ -47,7 +47,7 @@ def test_misuse_raises_and_changes_nothing() -> None:
     pool.allocate("a", 32)
     with pytest.raises(KvBlocksError, match="a owns blocks already"):
         pool.allocate("a", 1)
-    with pytest.raises(KvBlocksError, match="3 blocks asked, 2 free"):
+    with pytest.raises(KvBlocksError, match="3 blocks needed, 2 free"):
         pool.allocate("b", 33)
     with pytest.raises(KvBlocksError, match="b owns no blocks"):
         pool.free("b")

@@ -48,12 +48,7 @@ class TokenCost:
 
 
 class IterationPrefillBudget:
-    """What prompts may take of one iteration.
-
-    Args:
-        cost: of a token; `None` before any is known.
-        seconds: left for prompts; not above 0 where decodes take all.
-    """
+    """What prompts may take of one iteration: seconds, by the cost of a token, which is `None` before any is known."""
 
     def __init__(self, cost: TokenCost | None, seconds: float) -> None:
         self._cost = cost

@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core import messages as m
 from spotwise.core.batching import Batch
-from spotwise.core.messages import (
-    AttemptsConfirmed,
-    CancelRequest,
-    ChangeHomePool,
-    Drain,
-    ForgetGateway,
-    Pool,
-    RecordLedger,
-    RenewLeases,
-    ReserveKv,
-    Send,
-    StartPrefill,
-    Tick,
-)
 from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker.push_policy import PushCosts, PushMode
@@ -32,11 +19,9 @@ class RecordLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordUnavailable:
+class RecordUnavailable(m.OfAttempt):
     """The record could not be read (retryable: the next attempt writes it anew), or the engine refused it."""
 
-    choice_id: str
-    epoch: int
     reason: str
     retryable: bool
 
@@ -81,7 +66,7 @@ class KvArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class HandoffDelivered:
+class HandoffDelivered(m.OfAttempt):
     """The token worker has acknowledged the KV.
 
     Attributes:
@@ -89,8 +74,6 @@ class HandoffDelivered:
         visible_s: from the end of the prompt phase to the acknowledgement.
     """
 
-    choice_id: str
-    epoch: int
     kv_bytes: int
     transfer_s: float
     transport: str
@@ -99,11 +82,9 @@ class HandoffDelivered:
 
 
 @dataclass(frozen=True, slots=True)
-class HandoffFailed:
+class HandoffFailed(m.OfAttempt):
     """A push failed or was aborted; its source blocks are not read any more."""
 
-    choice_id: str
-    epoch: int
     reason: str
 
 
@@ -131,14 +112,14 @@ class SwapFailed:
 
 
 WorkerEvent = (
-    ReserveKv
-    | StartPrefill
-    | CancelRequest
-    | AttemptsConfirmed
-    | RenewLeases
-    | ChangeHomePool
-    | ForgetGateway
-    | Drain
+    m.ReserveKv
+    | m.StartPrefill
+    | m.CancelRequest
+    | m.AttemptsConfirmed
+    | m.RenewLeases
+    | m.ChangeHomePool
+    | m.ForgetGateway
+    | m.Drain
     | RecordLoaded
     | RecordUnavailable
     | IterationFinished
@@ -150,16 +131,13 @@ WorkerEvent = (
     | PushesMeasured
     | Swapped
     | SwapFailed
-    | Tick
+    | m.Tick
 )
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRecord:
+class LoadRecord(m.OfAttempt):
     """Read the record and give it to the engine."""
-
-    choice_id: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +174,9 @@ class EndRun:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectKv:
+class ExpectKv(m.OfAttempt):
     """Open these blocks to a hand-off."""
 
-    choice_id: str
-    epoch: int
     block_ids: tuple[int, ...]
 
 
@@ -224,11 +200,11 @@ class PushKv:
 class TakeHomePool:
     """Report this home pool from now on."""
 
-    pool: Pool
+    pool: m.Pool
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPush:
+class OpenPush(m.OfAttempt):
     """Open a layer-wise push of a prompt that is about to be computed; `CommitPush` or `AbortPush` follows.
 
     Attributes:
@@ -236,8 +212,6 @@ class OpenPush:
         written_tokens: tokens whose KV is in the source blocks already.
     """
 
-    choice_id: str
-    epoch: int
     target: KvTarget
     source_block_ids: tuple[int, ...]
     num_tokens: int
@@ -252,11 +226,8 @@ class CommitPush:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortPush:
+class AbortPush(m.OfAttempt):
     """Abort a push, opened or on its way; `HandoffFailed` or `HandoffDelivered` still follows."""
-
-    choice_id: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +260,8 @@ class Leave:
 
 
 WorkerCommand = (
-    Send
-    | RecordLedger
+    m.Send
+    | m.RecordLedger
     | LoadRecord
     | DropSequence
     | AppendToken

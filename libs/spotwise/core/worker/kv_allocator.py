@@ -51,7 +51,7 @@ class KvAllocator(abc.ABC):
             return reason
         requested, kept = pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens)), self.kept_blocks()
         if requested + kept > pool.free_blocks:
-            return f"{requested} blocks asked, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
+            return f"{requested} blocks needed, {pool.free_blocks} free" + (f", {kept} of them kept" if kept else "")
         return None
 
     def kept_blocks(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from spotwise.core.kv_swap import HeldKv, choose_to_leave, choose_to_return
 from spotwise.core.worker.scheduling_policy import SchedulingPolicy
 from spotwise.core.worker.sequence import Sequence
 
@@ -39,26 +38,38 @@ class SchedulingStep:
     def last_to_run(
         self, idle: Iterable[Sequence], blocks_of: Callable[[Sequence], int], lacking: int
     ) -> tuple[list[Sequence], int]:
-        """Return the last to run that together free the lacking blocks, or all; and how many they free."""
-        chosen = choose_to_leave(self._held(idle, blocks_of), lacking)
-        return self._sequences_of(chosen), sum(held.blocks for held in chosen)
+        """Return the last to run that together free the lacking blocks, or all, and how many they free.
+
+        Of equals the last in `idle` comes first; sequences that free nothing, since all their blocks are shared, are skipped.
+        """
+        chosen: list[Sequence] = []
+        freed = 0
+        for _, sequence in sorted(
+            enumerate(idle), key=lambda entry: (self._next_run_s(entry[1]), entry[0]), reverse=True
+        ):
+            if freed >= lacking:
+                break
+            if blocks := blocks_of(sequence):
+                chosen.append(sequence)
+                freed += blocks
+        return chosen, freed
 
     def first_to_run(
         self, away: Iterable[Sequence], blocks_of: Callable[[Sequence], int], spare: int
     ) -> list[Sequence]:
-        """Return the first to run whose KV fits into so many blocks."""
-        return self._sequences_of(choose_to_return(self._held(away, blocks_of), spare))
+        """Return the first to run whose KV fits into so many blocks, up to the first that does not fit."""
+        chosen: list[Sequence] = []
+        for sequence in sorted(away, key=self._next_run_s):
+            spare -= blocks_of(sequence)
+            if spare < 0:
+                break
+            chosen.append(sequence)
+        return chosen
 
-    def _held(self, sequences: Iterable[Sequence], blocks_of: Callable[[Sequence], int]) -> list[HeldKv]:
+    def _next_run_s(self, sequence: Sequence) -> float:
         if not self._next_runs_s:
             self._next_runs_s = self._order.next_runs_s(self.sequences, self.now)
-        return [
-            HeldKv(sequence.sequence_id, blocks_of(sequence), self._next_runs_s[self._place_of(sequence)])
-            for sequence in sequences
-        ]
-
-    def _sequences_of(self, chosen: list[HeldKv]) -> list[Sequence]:
-        return [self.sequences[self._places[held.job_id]] for held in chosen]
+        return self._next_runs_s[self._place_of(sequence)]
 
     def _place_of(self, sequence: Sequence) -> int:
         if not self._places:

@@ -77,15 +77,7 @@ class Swaps:
     def fetch(
         self, sequence: Sequence, tokens: int, reused: tuple[int, ...], fetched: tuple[int, ...], now: float
     ) -> None:
-        """Fetch a cached prefix from the host; ask the pool first.
-
-        Args:
-            sequence: with nothing computed yet.
-            tokens: for which it gets blocks.
-            reused: the first of these, which are on the device.
-            fetched: host blocks that follow them.
-            now: Unix time.
-        """
+        """Allocate for `tokens` tokens and fetch host blocks that follow the `reused` device blocks; ask the pool first."""
         self._table.allocate(sequence, tokens, reused)
         size = self._host.block_size
         sequence.host_block_ids = self._host.allocate(sequence.sequence_id, len(fetched) * size, fetched)

@@ -1,8 +1,7 @@
-"""A scheduling policy of one's own, as docs/tour.md shows it: the shortest prompt runs first."""
+"""A scheduling policy of one's own, as the tour shows it: the shortest prompt runs first."""
 
 from __future__ import annotations
 
-from spotwise.core.worker.policy_registry import RegisteredPolicy
 from spotwise.core.worker.scheduling_policy import KeyedPolicy
 from spotwise.core.worker.sequence import Sequence
 
@@ -12,4 +11,6 @@ def by_prompt_tokens(sequence: Sequence) -> int:
     return sequence.known_tokens - sequence.output_tokens
 
 
-SHORTEST_PROMPT_FIRST = RegisteredPolicy(lambda policy, table, prefixes: KeyedPolicy(by_prompt_tokens))
+def shortest_prompt_first(*_: object) -> KeyedPolicy:
+    """Return the scheduling policy of a worker; it needs neither its configuration nor its tables."""
+    return KeyedPolicy(by_prompt_tokens)

@@ -9,11 +9,11 @@ import pytest
 from spotwise.cli.options import policy_name
 from spotwise.core.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES
+from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, RegisteredPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.core.worker.bench import WorkerBench, rows
-from tests.unit.core.worker.shortest_prompt_first import SHORTEST_PROMPT_FIRST
+from tests.unit.core.worker.shortest_prompt_first import shortest_prompt_first
 from tests.unit.simulator.worlds import machines, serve, settings
 
 NAME = "shortest_prompt"
@@ -22,7 +22,7 @@ POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, discipl
 
 @pytest.fixture(autouse=True)
 def added_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEDULING_POLICIES, NAME, SHORTEST_PROMPT_FIRST)
+    monkeypatch.setitem(SCHEDULING_POLICIES, NAME, RegisteredPolicy(shortest_prompt_first))
 
 
 def test_a_live_worker_runs_the_shortest_prompt_first(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.record import KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from tests.unit.core.builders import ledger, only
-from tests.unit.core.worker.bench import WorkerBench, deltas, row_of, rows
+from tests.unit.core.worker.bench import HERE, WorkerBench, deltas, row_of, rows
 
 POLICY = WorkerPolicy(
     BatchLimits(max_num_seqs=1),
@@ -145,7 +144,7 @@ class TestFetching:
 
     def ask_alike(self, bench: WorkerBench) -> list[c.WorkerCommand]:
         """A newcomer p has the prompt of a, and more: it comes last but for a."""
-        bench.start("p", prompt=41, new=2, target=KvTarget("w", 9, "w:2", ()))
+        bench.start("p", prompt=41, new=2, target=HERE)
         return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2)
 
     def test_they_are_copied_before_the_rest_is_computed(self) -> None:

@@ -33,7 +33,7 @@ class TestReservation:
         assert bench.reserve("r", tokens=40, number=4) == [m.Send("s", refusal)]
         bench.assert_empty()
         bench.reserve("small", tokens=10)
-        refusal = m.KvRefused("r", 1, 5, "w", "2 blocks asked, 1 free")
+        refusal = m.KvRefused("r", 1, 5, "w", "2 blocks needed, 1 free")
         assert bench.reserve("r", tokens=30, number=5) == [m.Send("s", refusal)]
 
     def test_what_is_reserved_already_is_refused(self) -> None:

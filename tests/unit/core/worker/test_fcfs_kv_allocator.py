@@ -1,4 +1,4 @@
-"""Blocks on demand: who grows, who loses its blocks, who comes back."""
+"""Blocks on demand, first come, first served: growth, preemption, and return."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestReservation:
         load = bench.role.load()
         assert (load.kv_blocks_free, load.kv_blocks_kept, load.reserved_new_tokens) == (2, 1, 1)
         (refused,) = only(bench.reserve("b", tokens=30, new=10), m.KvRefused)
-        assert refused.reason == "2 blocks asked, 2 free, 1 of them kept"
+        assert refused.reason == "2 blocks needed, 2 free, 1 of them kept"
         assert only(bench.reserve("c", tokens=20, new=10), m.KvReserved) != []
 
     def test_a_newcomer_leaves_what_a_preempted_one_waits_for(self) -> None:
@@ -66,7 +66,7 @@ class TestReservation:
         bench, _ = preempted()
         assert bench.role.load().kv_blocks_kept == 2
         (refused,) = only(bench.reserve("new", tokens=11, new=10), m.KvRefused)
-        assert refused.reason == "1 blocks asked, 1 free, 2 of them kept"
+        assert refused.reason == "1 blocks needed, 1 free, 2 of them kept"
 
 
 class TestPreemption:

@@ -1,4 +1,4 @@
-"""A worker's home is what it says of itself, and no restriction."""
+"""A worker's home pool is what it reports, and no restriction."""
 
 from __future__ import annotations
 

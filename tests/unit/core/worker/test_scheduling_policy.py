@@ -1,4 +1,4 @@
-"""Whose turn it is: by priority, by what is left, and by queues with turns of tenants."""
+"""Scheduling policies: by priority, by remaining tokens, and by queues with tenants' turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks where the order of those that run changes: who gives its own up, when, and which way."""
+"""Blocks where the scheduling order changes: which sequence gives its own up, when, and which way."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
 from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.record import KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import WorkerBench, rows
+from tests.unit.core.worker.bench import HERE, WorkerBench, rows
 
 #: A decode takes 1 s, a prompt token a tenth more; quanta are 1, 2, 4, 8 s.
 POLICY = WorkerPolicy(
@@ -84,7 +83,7 @@ class TestReactive:
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
-        bench.start("o", prompt=60, target=KvTarget("w", 9, "w:2", ()))
+        bench.start("o", prompt=60, target=HERE)
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == ([], ["a@1", "b@1"])
 

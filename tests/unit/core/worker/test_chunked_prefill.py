@@ -1,4 +1,4 @@
-"""How many prompt tokens may join those that decode."""
+"""How many prompt tokens may join an iteration with decodes."""
 
 from __future__ import annotations
 
