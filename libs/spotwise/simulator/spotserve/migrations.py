@@ -25,9 +25,9 @@ from spotwise.core.migration.interruption.just_in_time import LinearExecution, S
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.planning.planner import MigrationPlan, paper_migration_s
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
 from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
+from spotwise.simulator.spotserve.pipelines import Job, ServingPipeline
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import Planned, ServingState, lacking
@@ -67,7 +67,7 @@ class Migrating:
                 self._hear(e.InstanceLost(machine.id))
                 self._lose(machine.id)  # one that nothing could be had without is settled, and has pipelines
 
-    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ServingPipeline, batch: list[Job]) -> bool:
         """Return whether a batch pays before its pipeline has to stop."""
         planned, deadline_s = self._planned, self._serving_state.deadlines_s.get(pipeline.number)
         stops = planned is not None and pipeline.number not in planned.runs_on
@@ -117,13 +117,13 @@ class Migrating:
 
     def _lose(self, instance: str) -> None:
         """Take down the pipelines that an instance has devices of, or still sends to."""
-        standing, floor = self._serving_state, self._world.floor
+        standing, dispatcher = self._serving_state, self._world.dispatcher
         hit = standing.lose(instance)
         if self._plan is not None:
             hit += standing.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
         for number in sorted(hit):
-            if pipeline := floor.pipelines.get(number):
-                floor.lose(floor.halt(pipeline), keep_answer=self._recovers)
+            if dispatcher.pipeline(number) is not None:
+                dispatcher.recompute(dispatcher.stop(number), keep_answer=self._recovers)
         self._plan_again()
 
     def _plan_again(self) -> None:
@@ -154,7 +154,7 @@ class Migrating:
             return
         self._serving_state.start(config, tuple(self._members))
         for number in range(config.pipelines):
-            world.floor.stand(number, config, world.now, [])
+            world.dispatcher.start(number, config, world.now, [])
         world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
 
     def _prepare(self, change: e.BeginChange) -> None:
@@ -219,26 +219,23 @@ class Migrating:
 
     def _put_up(self, device_map: DeviceMap, plan: MigrationPlan) -> None:
         """Let a new configuration stand; requests go where their KV goes, or wait."""
-        floor, now, config = self._world.floor, self._world.now, plan.config
-        stays = {old: new for new, old in device_map.running_on.items()}
-        standing = [pipeline for pipeline in floor.standing() if pipeline.number in stays]
+        dispatcher, now, config = self._world.dispatcher, self._world.now, plan.config
+        runs_on = {old: new for new, old in device_map.running_on.items()}
         jobs: dict[str, Job] = {}
-        for pipeline in [pipeline for pipeline in floor.standing() if pipeline.number not in stays]:
-            jobs |= {str(job.number): job for job in floor.halt(pipeline)}
-        floor.pipelines.clear()
+        for pipeline in dispatcher.pipelines:
+            if pipeline.number not in runs_on:
+                jobs |= {str(job.number): job for job in dispatcher.stop(pipeline.number)}
         self._serving_state.take(config, dict(device_map.positions))
-        for pipeline in standing:
-            pipeline.number, pipeline.config = stays[pipeline.number], config
-            floor.pipelines[pipeline.number] = pipeline
+        dispatcher.renumber(runs_on, config)
         recomputed = {request.id for request in plan.recomputed}
         for number in range(config.pipelines):
             if number in device_map.running_on:
                 continue
-            goes_on = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
-            floor.lose([job for job in goes_on if str(job.number) in recomputed], keep_answer=True)
-            kept = [job for job in goes_on if str(job.number) not in recomputed]
-            floor.stand(number, config, now + plan.pause_s[number], kept)
-        floor.lose(list(jobs.values()), keep_answer=self._recovers)
+            resumed = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
+            dispatcher.recompute([job for job in resumed if str(job.number) in recomputed], keep_answer=True)
+            kept = [job for job in resumed if str(job.number) not in recomputed]
+            dispatcher.start(number, config, now + plan.pause_s[number], kept)
+        dispatcher.recompute(list(jobs.values()), keep_answer=self._recovers)
 
     def _moved(self, _: object) -> None:
         self._end(done=self._serving_state.is_whole)

@@ -19,9 +19,9 @@ from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.planner import PlanPolicy, plan_migration
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
 from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
+from spotwise.simulator.spotserve.pipelines import Job, ServingPipeline
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import links_of
@@ -36,7 +36,7 @@ class _Reloading:
         self._devices: dict[int, tuple[Device, ...]] = {}
         self._load_s: dict[tuple[ParallelConfig, int], tuple[float, int]] = {}
 
-    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ServingPipeline, batch: list[Job]) -> bool:
         """Return whether a batch ends before its pipeline does."""
         deadline_s = self._deadline_s([pipeline.number])
         fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
@@ -50,8 +50,9 @@ class _Reloading:
 
     def _lose(self, number: int) -> None:
         self._devices.pop(number, None)
-        if pipeline := self._world.floor.pipelines.get(number):
-            self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=False)
+        dispatcher = self._world.dispatcher
+        if dispatcher.pipeline(number) is not None:
+            dispatcher.recompute(dispatcher.stop(number), keep_answer=False)
 
     def _hit(self, event: InstanceEvent) -> list[int]:
         """Return the pipelines that an event takes devices from."""
@@ -99,8 +100,8 @@ class Restarting(_Reloading):
     def _restart(self, config: ParallelConfig, now: float) -> None:
         world = self._world
         first = now <= 0.0
-        for number in list(world.floor.pipelines):
-            self._lose(number)
+        for pipeline in world.dispatcher.pipelines:
+            self._lose(pipeline.number)
         instances = tuple(instance for instance in world.fleet.instances() if not instance.is_leaving)
         positions = Deployment.in_order(config, instances).positions
         load_s, loaded_bytes = (0.0, 0) if first else self._loading(config, len(instances))
@@ -110,7 +111,7 @@ class Restarting(_Reloading):
             for number in range(config.pipelines)
         }
         for number in range(config.pipelines):
-            world.floor.stand(number, config, now + load_s, [])
+            world.dispatcher.start(number, config, now + load_s, [])
         world.changes.append(
             ConfigChange(now, config, len(instances), load_s, storage_bytes=loaded_bytes, migration_s=load_s)
         )
@@ -147,7 +148,7 @@ class Rerouting(_Reloading):
             devices, idle = tuple(idle[: shape.pipeline_devices]), idle[shape.pipeline_devices :]
             number, self._next_number = self._next_number, self._next_number + 1
             self._devices[number] = devices
-            world.floor.stand(number, shape, world.now + load_s, [])
+            world.dispatcher.start(number, shape, world.now + load_s, [])
             made += 1
         if made:
             self._note(load_s, made * loaded_bytes)

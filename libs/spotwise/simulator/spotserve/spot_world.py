@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from spotwise.core.parallel.arrivals import ArrivalWindow
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
-from spotwise.simulator.spotserve.dispatch import Dispatcher
+from spotwise.simulator.spotserve.dispatch import ArtifactDispatcher
 from spotwise.simulator.spotserve.fleet import Fleet, InstanceEvent, fleet_events
+from spotwise.simulator.spotserve.pipelines import Dispatcher, Job, ServingPipeline
+from spotwise.simulator.spotserve.role_dispatch import RoleDispatcher
 from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
 from spotwise.simulator.world.events import EventQueue
 
@@ -32,7 +33,7 @@ class ServingSystem(Protocol):
     def decide(self) -> None:
         """Look whether something has to change, after all that happened at this moment."""
 
-    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ServingPipeline, batch: list[Job]) -> bool:
         """Return whether a pipeline without a batch is to begin this one now."""
 
 
@@ -43,7 +44,7 @@ class SpotWorld:
         run_: what it is a run of.
         events: the clock.
         fleet: who is there.
-        floor: the queue and the pipelines.
+        dispatcher: the queue and the pipelines.
         changes: of configurations so far.
         system: who decides what stands.
     """
@@ -52,14 +53,16 @@ class SpotWorld:
         self.run_ = run
         self.events = EventQueue()
         self.fleet = Fleet(run.model.devices)
-        self.floor = Dispatcher(run, self.events)
+        artifact = None if run.system.uses_roles else ArtifactDispatcher(run, self.events)
+        self.dispatcher: Dispatcher = artifact or RoleDispatcher(run, self.events)
         self.changes: list[ConfigChange] = []
         self._jobs = [Job(number, at_s) for number, at_s in enumerate(run.arrivals.times_s)]
         self._rate = run.required_rate
         self._window = ArrivalWindow(run.surroundings.window_s)
         self._will_decide = False
         self.system = system(self)
-        self.floor.judge = self.system
+        if artifact is not None:
+            artifact.judge = self.system
 
     @property
     def now(self) -> float:
@@ -86,9 +89,9 @@ class SpotWorld:
         if run.required_rate is None and not any(said.required_rate for said in run.trace.events):
             self.events.at(surroundings.window_s, self._load_measured)
         self.events.run()
-        if self.floor.unanswered:
+        if self.dispatcher.unanswered:
             raise ValueError(
-                f"{run.trace.name}: {self.floor.unanswered} requests of {len(self._jobs)} stay unanswered, since the last "
+                f"{run.trace.name}: {self.dispatcher.unanswered} requests of {len(self._jobs)} stay unanswered, since the last "
                 f"{len(self.fleet.here())} instances cannot serve {run.model.shape.name}; use a trace with more of them, "
                 "or a smaller model"
             )
@@ -120,12 +123,12 @@ class SpotWorld:
         self.fleet.apply(event)
         self.system.fleet_changed(event)
         self.decide_soon()
-        self.floor.look()
+        self.dispatcher.look()
 
     def _decide(self, _: object) -> None:
         self._will_decide = False
         self.system.decide()
-        self.floor.look()
+        self.dispatcher.look()
 
     def _load_said(self, rate: float) -> None:
         self._rate = rate
@@ -133,10 +136,9 @@ class SpotWorld:
 
     def _load_measured(self, _: object) -> None:
         self.decide_soon()
-        if self.floor.unanswered:
+        if self.dispatcher.unanswered:
             self.events.at(self.now + self.run_.surroundings.window_s, self._load_measured)
 
     def _arrived(self, job: Job) -> None:
         self._window.add(self.now)
-        self.floor.queue([job])
-        self.floor.look()
+        self.dispatcher.arrive(job)

@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.interruption.just_in_time import LinearExecution, before_acquisition
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.planner import MigrationPlan, PlanPolicy, paper_migration_s, plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
-from spotwise.simulator.spotserve.batches import ArtifactPipeline
+from spotwise.simulator.spotserve.pipelines import ServingPipeline
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
@@ -134,7 +133,7 @@ class ServingState:
         now = self._world.now
         device_map = self._map(config, self._before(config, staying, self._running()))
         runs_on = tuple(sorted(device_map.running_on.values()))
-        stopping = [pipeline for pipeline in self._world.floor.standing() if pipeline.number not in runs_on]
+        stopping = [pipeline for pipeline in self._world.dispatcher.pipelines if pipeline.number not in runs_on]
         migration_s = 0.0
         if not self.is_whole or not self._system.recovers:
             begins_s = now  # nothing is gained by waiting, or nobody knows how
@@ -153,17 +152,14 @@ class ServingState:
     def _running(self) -> dict[int, tuple[RunningRequest, ...]]:
         if not self._system.recovers:
             return {}
-        return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.floor.standing()}
+        return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.dispatcher.pipelines}
 
-    def _boundary_s(self, pipeline: ArtifactPipeline) -> float:
-        """Return when a pipeline stops for an instance that is there: after the fewest steps, which is its iteration's end."""
+    def _boundary_s(self, pipeline: ServingPipeline) -> float:
+        """Return when a pipeline stops for an instance that is there: after the fewest steps, at its iteration's end."""
         now = self._world.now
-        if not pipeline.is_busy or pipeline.serves_from_s > now:
+        if not pipeline.batch or pipeline.serves_from_s > now:
             return now
-        boundary_s = max(now, pipeline.boundary_s(now))
-        left = max(0, round((pipeline.ends_s - boundary_s) / pipeline.step_s))
-        stop = before_acquisition(LinearExecution(boundary_s - now, pipeline.step_s), left, 0.0, 0.0)
-        return now + stop.execution_s
+        return now + (max(now, pipeline.boundary_s(now)) - now)
 
     def _migration_s(
         self, config: ParallelConfig, staying: tuple[str, ...], running: dict[int, tuple[RunningRequest, ...]]
@@ -171,24 +167,23 @@ class ServingState:
         plan = self._plan(self._map(config, self._before(config, staying, running)))
         return max(plan.done_s, paper_migration_s(plan))
 
-    def _most(self, stopping: list[ArtifactPipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
+    def _most(self, stopping: list[ServingPipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
         """Return what may run when these stop, as it takes longest: all are full; or those are that lose a device, and what
         they have finds room where nothing runs."""
         found = [self._running() | self._largest(stopping)]
         dying = [pipeline for pipeline in stopping if pipeline.number in self.deadlines_s]
-        if len(dying) < len(self._world.floor.pipelines):
+        if len(dying) < len(self._world.dispatcher.pipelines):
             found.append(self._largest(dying))
         return found
 
-    def _largest(self, stopping: list[ArtifactPipeline]) -> dict[int, tuple[RunningRequest, ...]]:
+    def _largest(self, stopping: list[ServingPipeline]) -> dict[int, tuple[RunningRequest, ...]]:
         """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
         arrivals = self._run.arrivals
         tokens = arrivals.input_tokens + arrivals.output_tokens
         found = {}
         for pipeline in stopping:
-            jobs = pipeline.jobs + pipeline.held
-            room = pipeline.config.max_batch * (1 if pipeline.decodes else 2) - len(jobs)
-            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in jobs]
+            room = pipeline.config.max_batch - len(pipeline.batch)
+            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in pipeline.batch]
             requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(room)]
             found[pipeline.number] = tuple(requests)
         return found
@@ -215,9 +210,9 @@ class ServingState:
 
     def _plan(self, device_map: DeviceMap) -> MigrationPlan:
         progressive = self._system.progressive
-        surroundings, pace = self._run.surroundings, self._world.floor.pace
+        surroundings, times = self._run.surroundings, self._world.dispatcher.times
         config = device_map.config
-        stage_s = pace.prompt_s(config, 1, pace.input_tokens) / config.pipeline if progressive else 0.0
+        stage_s = times.prompt_s(config, 1, times.input_tokens) / config.pipeline if progressive else 0.0
         policy = PlanPolicy(
             progressive=progressive,
             buffer_bytes=surroundings.buffer_bytes if progressive else None,

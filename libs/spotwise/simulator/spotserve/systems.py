@@ -64,6 +64,11 @@ class SpotSystem:
     latency: Latency = Latency.EXECUTION
     batching: BatchFormation = BatchFormation.BOUND
 
+    @property
+    def uses_roles(self) -> bool:
+        """Whether the mesh's roles make its batches; the artifact knows neither batches made anew nor phases apart."""
+        return self.batching is BatchFormation.ITERATION or self.phases is not Phases.TOGETHER
+
 
 SPOTSERVE = SpotSystem("SpotServe")
 REPARALLELIZATION = SpotSystem("Reparallelization", Reaction.RESTART, recovers=False)

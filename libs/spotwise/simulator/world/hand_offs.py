@@ -115,6 +115,9 @@ class HandOffs:
             return  # called off while its last bytes were on the way
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
+        if target.has_left:
+            self._receive(c.HandoffFailed(handoff.choice_id, handoff.epoch, "its token worker has left"))
+            return
         self.sent += 1
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
         visible_s = now - push.committed_s

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
@@ -21,6 +22,7 @@ from spotwise.core.counted_blocks import CountedBlockPool
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
+from spotwise.core.worker.sequence import Sequence
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.host_link import HostLink
 from spotwise.simulator.world.network import Link
@@ -70,11 +72,12 @@ class Machine:
         self._peak_blocks = 0
         self._hand_offs = HandOffs(self.send_link, self.receive, around)
         self._host_link = HostLink(machine_type.host_bytes_per_s, block_bytes, self._queue, self.receive)
-        self._told: tuple[m.Pool, m.WorkerLoad] | None = None
+        self._reported: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._news_is_planned = False
         self._sequence_left = False
         self._beaten_s = -math.inf
+        self.has_left = False
         self._performers: dict[type, Callable[[Any], None]] = {
             m.Send: lambda command: around.control.send(command.recipient_id, command.message),
             m.RecordLedger: _nothing,
@@ -95,11 +98,36 @@ class Machine:
 
     def receive(self, event: Any) -> None:
         """Take in a message, or what the machine's own engine and links have to say."""
+        if self.has_left:
+            return
         self._count_ended()
         if isinstance(event, m.StartPrefill) and event.target.worker_id != self.id:
             self._hand_offs.ordered(event)
         self._tell_role(event)
         self._plan_beat()
+
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Return the sequences here, as they are at the end of the last whole iteration."""
+        self._count_ended()
+        return self.role.sequences
+
+    @property
+    def boundary_s(self) -> float:
+        """When the iteration that runs now ends; now, where none does."""
+        self._count_ended()
+        return self._orders[0].next_end_s if self._orders else self._queue.now
+
+    def leave(self) -> tuple[Sequence, ...]:
+        """Stop at once; return the sequences that were here."""
+        sequences = self.sequences()
+        self.has_left = True
+        self._orders.clear()
+        for sequence in sequences:
+            self._hand_offs.drop(sequence.sequence_id)
+        around = self._around
+        around.control.close_inbox(self.id)
+        around.control.send(around.scheduler_id, replace(self._member(), state=m.MemberState.LEFT))
+        return sequences
 
     def finish(self) -> MachineResult:
         """Return what the machine did."""
@@ -127,15 +155,19 @@ class Machine:
 
     def beat(self) -> None:
         """Tell the scheduler how the machine is doing, unless it was told just that."""
+        if self.has_left:
+            return
         self._count_ended()
         self._beaten_s = self._queue.now
         self._sequence_left = False
         load = self.role.load()
-        if (self.home_pool, load) != self._told:
-            self._told = (self.home_pool, load)
-            kind = m.MemberKind.PROMPT_WORKER if self.home_pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
-            member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home_pool, load=load)
-            self._around.control.send(self._around.scheduler_id, member)
+        if (self.home_pool, load) != self._reported:
+            self._reported = (self.home_pool, load)
+            self._around.control.send(self._around.scheduler_id, self._member(load))
+
+    def _member(self, load: m.WorkerLoad | None = None) -> m.Member:
+        kind = m.MemberKind.PROMPT_WORKER if self.home_pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+        return m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home_pool, load=load)
 
     def _beat_in_turn(self, _: None) -> None:
         self._beat_is_planned = False

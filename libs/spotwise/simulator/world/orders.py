@@ -57,6 +57,11 @@ class IterationOrder:
         return self._planned == self._steps
 
     @property
+    def next_end_s(self) -> float:
+        """When the iteration that runs now ends; of an order that is not over."""
+        return self._ends[0] if self._ends else self.look_s
+
+    @property
     def is_over(self) -> bool:
         """Whether all its iterations were taken."""
         return self.is_planned and not self._ends

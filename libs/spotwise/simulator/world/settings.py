@@ -76,6 +76,8 @@ class WorldSettings:
         through_scheduler: requests come by the cluster's scheduler. Without, they go straight to the one machine of the world,
             so that whose turn it is is decided there alone (`front_door.py`).
         interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` interrupts nobody.
+        elastic: machines join and leave while the world runs, and a request gets another attempt where it loses its machine, or
+            where there is none.
         beats_after_endings: and one, as soon, whenever a sequence has ended, so that the room that it leaves is known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
@@ -101,6 +103,7 @@ class WorldSettings:
     counted_steps: int = 64
     through_scheduler: bool = True
     interrupted: InterruptedPrompts | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.policy.prefix_caching:
@@ -120,6 +123,6 @@ class WorldSettings:
         one_by_one = self.policy.is_ranked or self.policy.max_in_flight > 1
         return replace(self.policy, reserve=reserve, counted_steps=1 if one_by_one else self.counted_steps)
 
-    def asked_tokens(self, output_tokens: int) -> int:
-        """Return what a request with such an answer asks for; never less than the answer has."""
+    def requested_tokens(self, output_tokens: int) -> int:
+        """Return the `max_tokens` of a request with such an answer; never less than the answer has."""
         return output_tokens if self.knows_output else max(self.max_new_tokens, output_tokens)
