@@ -15,7 +15,7 @@ from typing import Protocol
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
-from spotwise.simulator.spotserve.pipelines import BatchTimes, Job, ServingPipeline
+from spotwise.simulator.spotserve.pipelines import Dispatcher, Job
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import BatchFormation, Reaction
 from spotwise.simulator.world.events import EventQueue
@@ -24,40 +24,23 @@ from spotwise.simulator.world.events import EventQueue
 class Accepts(Protocol):
     """Decides which batches pay."""
 
-    def accepts(self, pipeline: ServingPipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a pipeline without a batch is to begin this one now."""
 
 
-class ArtifactDispatcher:
+class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
     """The queue and the pipelines.
 
     Attributes:
-        times: of batches.
-        unanswered: requests without their last token, those included that have not arrived.
         judge: decides whether a batch begins.
     """
 
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
-        arrivals = run.arrivals
-        self.times = BatchTimes(
-            run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown
-        )
-        self.unanswered = len(arrivals)
+        super().__init__(run, events)
         self.judge: Accepts | None = None
-        self._events = events
-        self._pipelines: dict[int, ArtifactPipeline] = {}
         self._waiting: list[tuple[int, Job]] = []
         self._binds = run.system.batching is BatchFormation.BOUND
         self._bound_batches = 1 if run.system.reaction is Reaction.MIGRATE else 2
-
-    @property
-    def pipelines(self) -> list[ArtifactPipeline]:
-        """The pipelines in order of their numbers."""
-        return [self._pipelines[number] for number in sorted(self._pipelines)]
-
-    def pipeline(self, number: int) -> ArtifactPipeline | None:
-        """Return a pipeline by number."""
-        return self._pipelines.get(number)
 
     def arrive(self, job: Job) -> None:
         """Take in a request."""
@@ -74,7 +57,7 @@ class ArtifactDispatcher:
             self._events.at(max(self._now, serves_from_s), self._look)
 
     def stop(self, number: int) -> list[Job]:
-        """Stop a pipeline; return the requests whose KV it has. Its other requests wait again."""
+        """Stop a pipeline; return the requests whose KV it has."""
         pipeline = self._pipelines.pop(number)
         pipeline.settle(self._now)
         jobs = self._answer(pipeline)
@@ -85,13 +68,6 @@ class ArtifactDispatcher:
         self._queue([job for job in jobs if not job.kv_tokens])
         return [job for job in jobs if job.kv_tokens]
 
-    def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
-        """Give the pipelines that run on, which are all, the numbers that they have in another configuration."""
-        standing, self._pipelines = self.pipelines, {}
-        for pipeline in standing:
-            pipeline.number, pipeline.config = numbers[pipeline.number], config
-            self._pipelines[pipeline.number] = pipeline
-
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
         """Let requests wait whose KV is lost."""
         for job in jobs:
@@ -99,7 +75,7 @@ class ArtifactDispatcher:
         self._queue(jobs)
 
     def look(self) -> None:
-        """Give every pipeline that can take requests the requests that it can take."""
+        """Give pipelines the requests that they can take."""
         if self._binds:
             self._bind()
         for pipeline in self.pipelines:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.world.events import EventQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -88,43 +91,58 @@ class ServingPipeline(Protocol):
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
         """Return the requests whose KV it has, as they are now, without a change."""
 
-    def planned(self, jobs: list[Job], width: int) -> tuple[float, float, int]:
-        """Return what a batch would take: seconds before the first step, of a step, and steps until a request ends."""
+
+P = TypeVar("P", bound=ServingPipeline)
 
 
-class Dispatcher(Protocol):
+class Dispatcher(ABC, Generic[P]):
     """The pipelines and the requests that wait for them.
 
     Attributes:
         times: of batches.
-        pipelines: by number.
         unanswered: requests without their last token, those included that have not arrived.
     """
 
-    times: BatchTimes
-    unanswered: int
+    def __init__(self, run: SpotRun, events: EventQueue) -> None:
+        arrivals = run.arrivals
+        self.times = BatchTimes(
+            run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown
+        )
+        self.unanswered = len(arrivals)
+        self._events = events
+        self._pipelines: dict[int, P] = {}
 
     @property
-    def pipelines(self) -> Sequence[ServingPipeline]:
+    def pipelines(self) -> list[P]:
         """The pipelines in order of their numbers."""
+        return [self._pipelines[number] for number in sorted(self._pipelines)]
 
-    def pipeline(self, number: int) -> ServingPipeline | None:
+    def pipeline(self, number: int) -> P | None:
         """Return a pipeline by number."""
+        return self._pipelines.get(number)
 
+    def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
+        """Give the pipelines, all of which run on, the numbers that they have in another configuration."""
+        standing, self._pipelines = self.pipelines, {}
+        for pipeline in standing:
+            pipeline.number, pipeline.config = numbers[pipeline.number], config
+            self._pipelines[pipeline.number] = pipeline
+
+    @abstractmethod
     def arrive(self, job: Job) -> None:
         """Take in a request."""
 
+    @abstractmethod
     def start(self, number: int, config: ParallelConfig, serves_from_s: float, jobs: list[Job]) -> None:
         """Start a pipeline with the requests whose KV moves to it."""
 
+    @abstractmethod
     def stop(self, number: int) -> list[Job]:
         """Stop a pipeline; return the requests whose KV it has. Its other requests wait again."""
 
-    def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
-        """Give the pipelines that run on, which are all, the numbers that they have in another configuration."""
-
+    @abstractmethod
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
         """Let requests wait whose KV is lost."""
 
     def look(self) -> None:
-        """Give pipelines the requests that they can take."""
+        """Give pipelines the requests that they can take; nothing to do where these are placed as they arrive."""

@@ -50,7 +50,7 @@ class PlacementSetting:
         step_s, request_step_s: of an iteration, and for each request in it.
         prompt_token_s: of a prompt token, or of one that is computed again.
         slots: requests that an instance takes; more wait.
-        notice_s: before an instance goes; from then on nobody is placed there.
+        notice_s: before an instance goes; from then on no request is placed there.
         interruption_s: seconds of a user's time that an interruption is weighed with.
         steady: instances that stay, beside those of the trace.
     """

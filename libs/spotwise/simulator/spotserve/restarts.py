@@ -1,14 +1,9 @@
-"""The paper's baselines when their fleet changes: everything anew, or whole pipelines that come and go.
+"""The paper's baselines when their fleet changes: a restart of everything, or whole pipelines that come and go.
 
-Law: Reparallelization chooses configurations as SpotServe does, but engines restart for each: every pipeline stops, all
-weights are loaded from storage, all requests are computed anew. It serves until the deadline of a notice. Rerouting
-keeps P and M: a pipeline that loses an instance is lost, its requests go to the queue and are computed anew; instances
-that belong to none make a new one as soon as they suffice, which loads its weights. Neither begins a batch that would
-not end before its deadline.
-
-Source: SpotServe, section 6.1, and its artifact.
-
-Invariants: a request loses all it had when it loses its pipeline; pipelines that are not hit serve on under Rerouting.
+Reparallelization chooses configurations as SpotServe does, but restarts all engines for each: weights are loaded from
+storage, and all requests are computed again. Rerouting keeps P and M: a pipeline that loses an instance is lost, and idle
+instances form a new one as soon as they suffice. Neither begins a batch that would not end before its deadline (SpotServe,
+section 6.1, and its artifact).
 """
 
 from __future__ import annotations
@@ -19,16 +14,17 @@ from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.planner import PlanPolicy, plan_migration
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
-from spotwise.simulator.spotserve.pipelines import Job, ServingPipeline
+from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import links_of
 
 
 class _Reloading:
-    """What both have in common."""
+    """Pipelines whose weights are loaded from storage."""
 
     def __init__(self, world: SpotWorld) -> None:
         self._world, self._run = world, world.run_
@@ -36,7 +32,7 @@ class _Reloading:
         self._devices: dict[int, tuple[Device, ...]] = {}
         self._load_s: dict[tuple[ParallelConfig, int], tuple[float, int]] = {}
 
-    def accepts(self, pipeline: ServingPipeline, batch: list[Job]) -> bool:
+    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a batch ends before its pipeline does."""
         deadline_s = self._deadline_s([pipeline.number])
         fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
@@ -82,12 +78,12 @@ class Restarting(_Reloading):
         self._config: ParallelConfig | None = None
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Lose pipelines whose devices are gone."""
+        """Stop the pipelines whose devices are gone."""
         for number in self._hit(event):
             self._lose(number)
 
     def decide(self) -> None:
-        """Restart now, or wait for the next deadline, or let things be."""
+        """Restart now, or wait for the next deadline, or do nothing."""
         now, fleet = self._world.now, self._world.fleet
         deadline_s = self._deadline_s(list(self._devices))
         config = self._choices.config(len(fleet.here()), self._world.rate())
@@ -125,7 +121,7 @@ class Rerouting(_Reloading):
         self._next_number = 0
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Lose pipelines whose devices are gone."""
+        """Stop the pipelines whose devices are gone."""
         hit = self._hit(event)
         for number in hit:
             self._lose(number)
@@ -133,7 +129,7 @@ class Rerouting(_Reloading):
             self._note(0.0, 0)
 
     def decide(self) -> None:
-        """Make pipelines of instances that belong to none."""
+        """Form pipelines of idle instances."""
         world, shape = self._world, self._choices.shape
         if shape is None:
             return

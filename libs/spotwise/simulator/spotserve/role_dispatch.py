@@ -17,7 +17,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.sequence import Sequence
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
-from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
+from spotwise.simulator.spotserve.pipelines import BatchTimes, Dispatcher, Job
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.machine import Machine
@@ -27,6 +27,8 @@ from spotwise.simulator.world.world import World
 
 #: Seconds between two heartbeats of a machine whose load changed; endings and computed prompts are reported besides.
 _HEARTBEAT_S = 2.0
+#: Seconds between two looks of the scheduler at its queue, beside those after each message.
+_TICK_S = 1.0
 #: Tokens of a KV block: one, so that a batch is as wide as the configuration says.
 _BLOCK_TOKENS = 1
 
@@ -94,6 +96,7 @@ class RolePipeline:
             (self.dispatcher.job(sequence), sequence)
             for sequence in self.machine.sequences()
             if sequence.computed_tokens and sequence.output_tokens and sequence.decodes_here
+            if self.dispatcher.is_current(sequence)
         ]
 
     def boundary_s(self, now: float) -> float:
@@ -111,26 +114,13 @@ class RolePipeline:
             if decoded < total
         )
 
-    def planned(self, jobs: list[Job], width: int) -> tuple[float, float, int]:
-        """Return what a batch would take; the roles do not ask."""
-        raise NotImplementedError("the scheduler's role places requests by itself")
 
-
-class RoleDispatcher:
-    """Pipelines as machines of a world.
-
-    Attributes:
-        times: of batches.
-        unanswered: requests without their last token, those included that have not arrived.
-    """
+class RoleDispatcher(Dispatcher[RolePipeline]):
+    """Pipelines as machines of a world, whose observer it is."""
 
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
-        arrivals = run.arrivals
-        self.times = BatchTimes(
-            run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown
-        )
-        self.unanswered = len(arrivals)
-        self._run, self._events = run, events
+        super().__init__(run, events)
+        self._run = run
         self._model = _language_model(run.model.shape)
         settings = WorldSettings(
             self._model,
@@ -139,25 +129,20 @@ class RoleDispatcher:
             memory_share=1.0,
             kv_block_size=_BLOCK_TOKENS,
             heartbeat_s=_HEARTBEAT_S,
+            tick_s=_TICK_S,
             beats_after_endings=True,
             elastic=True,
         )
         self._world = World((), settings, self, events)
-        self._pipelines: dict[int, RolePipeline] = {}
         self._jobs: dict[int, Job] = {}  # unanswered, by the number of the request in the world
         self._numbers: dict[Job, int] = {}
         self._started = 0
 
     # --- what systems use ---------------------------------------------------------------------------------------------
 
-    @property
-    def pipelines(self) -> list[RolePipeline]:
-        """The pipelines in order of their numbers."""
-        return [self._pipelines[number] for number in sorted(self._pipelines)]
-
-    def pipeline(self, number: int) -> RolePipeline | None:
-        """Return a pipeline by number."""
-        return self._pipelines.get(number)
+    def is_current(self, sequence: Sequence) -> bool:
+        """Whether a sequence is its request's last attempt, and not all its tokens are made."""
+        return self._world.is_current(sequence)
 
     def job(self, sequence: Sequence) -> Job:
         """Return the request that a sequence is an attempt at."""
@@ -179,7 +164,7 @@ class RoleDispatcher:
         self._events.at(max(self._events.now, serves_from_s), self._join, pipeline)
 
     def stop(self, number: int) -> list[Job]:
-        """Stop a pipeline; return the requests whose KV it has. Its other requests wait again."""
+        """Stop a pipeline; return the requests whose KV it has."""
         pipeline = self._pipelines.pop(number)
         jobs, pipeline.moved = pipeline.moved, []
         if pipeline.machine is not None:
@@ -192,21 +177,11 @@ class RoleDispatcher:
             job.interruptions += 1
         return jobs
 
-    def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
-        """Give the pipelines that run on, which are all, the numbers that they have in another configuration."""
-        standing, self._pipelines = self.pipelines, {}
-        for pipeline in standing:
-            pipeline.number, pipeline.config = numbers[pipeline.number], config
-            self._pipelines[pipeline.number] = pipeline
-
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
         """Let requests wait whose KV is lost."""
         for job in jobs:
             job.lose_kv(keep_answer=keep_answer)
             self._world.submit_again(self._numbers[job], job.decoded)
-
-    def look(self) -> None:
-        """Do nothing: the roles look by themselves."""
 
     # --- what happens in the world ------------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ class Client:
         live = self._live.get(int(choice_id))
         return live is not None and live.record.epoch == epoch and not live.is_answered
 
-    def retry_rejected(self) -> None:
+    def retry_rejected(self, _: None = None) -> None:
         """Submit again the requests that were rejected because no worker was ready."""
         waiting, self._without_workers = self._without_workers, {}
         for number in waiting:

@@ -128,6 +128,10 @@ class World:
         self._start_ticks()
         return number
 
+    def is_current(self, sequence: HeldSequence) -> bool:
+        """Whether a sequence is its request's last attempt, and not all its tokens are made."""
+        return self._client.is_current(sequence.choice_id, sequence.epoch)
+
     def submit_again(self, number: int, output_tokens: int) -> None:
         """Let a live request compute its prompt and so many tokens of its answer again, wherever the scheduler places it."""
         self._client.end_attempt(number, output_tokens)
@@ -146,7 +150,8 @@ class World:
             # after its record, which is loaded at this very moment
             self._queue.at(self.now, machine.receive, c.KvArrived(handoff, 0, 0.0, "simulated"))
         machine.beat()
-        self._client.retry_rejected()
+        # the scheduler knows of it one message from now, and rejects until then what arrives another one later
+        self._queue.at(self.now + 3 * self._settings.control_latency_s, self._client.retry_rejected)
         self._start_ticks()
         return machine
 
@@ -159,7 +164,7 @@ class World:
         """
         machine = self._machines.pop(machine_id)
         sequences = machine.leave()
-        current = {int(s.choice_id): s for s in sequences if self._client.is_current(s.choice_id, s.epoch)}
+        current = {int(s.choice_id): s for s in sequences if self.is_current(s)}
         kept = {number: s for number, s in current.items() if s.computed_tokens and s.decodes_here and s.output_tokens}
         known = {number: s.output_tokens for number, s in current.items()}
         for number, token_worker in self._client.worker_left(machine_id):
@@ -200,8 +205,6 @@ class World:
     def _tick(self, _: None = None) -> None:
         """Tell the scheduler the time, as long as requests are live or to come, and a machine can serve them."""
         self._scheduler_receives(m.Tick())
-        if self._machines:
-            self._client.retry_rejected()
         self._ticks = bool(self._machines) and (self._client.live > 0 or self._awaited is not None)
         if self._ticks:
             self._queue.at(self._queue.now + self._settings.tick_s, self._tick)
