@@ -25,7 +25,7 @@ from spotwise.core.worker.policy_registry import scheduling_policy_of
 from spotwise.core.worker.preemptive_kv_allocator import PreemptiveKvAllocator
 from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.sequence import KvPlace
+from spotwise.core.worker.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
 from spotwise.core.worker.token_side import TokenSide
@@ -111,6 +111,11 @@ class WorkerRole:
     def iterations(self) -> int:
         """Iterations that finished."""
         return self._iterations.finished
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """The sequences that it serves, in order of arrival; for planning a migration, not for change."""
+        return tuple(sequence for sequence in self._table if not sequence.pending_free)
 
     def handle(self, event: c.WorkerEvent, now: float) -> list[c.WorkerCommand]:
         """Handle one event at Unix time `now` (seconds); return the commands that follow, in order."""

@@ -1,10 +1,8 @@
-"""When requests come: as SpotServe's artifact has them, as bursty as its paper says, and at rates that change.
+"""When requests arrive: as SpotServe's artifact has them, as bursty as its paper says, and at rates that change.
 
-Law: the same parameters and seed are the same arrivals. All requests have the same sizes, as the paper's do. A rate that
-changes stretches time, so the count of arrivals in any while has the mean that the rates say, whatever the burstiness.
-
-Source: SpotServe, section 6.1. The artifact's files named "cv6" have gaps with a CV below 0.1, because their generator gives a
-Gamma distribution another shape; a Gamma with a CV has the shape 1 / CV^2, and that is what is drawn here.
+The artifact's files named "cv6" have gaps with a CV below 0.1, because their generator gives a Gamma distribution another
+shape; a Gamma with a CV has the shape 1 / CV^2, which is drawn here. All requests have the same sizes (SpotServe, section
+6.1).
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class SpotArrivals:
         return float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else None
 
     def until(self, end_s: float) -> SpotArrivals:
-        """Return those that come before a time."""
+        """Return the requests before a time."""
         early = tuple(time_s for time_s in self.times_s if time_s < end_s)
         return SpotArrivals(self.name, early, self.input_tokens, self.output_tokens)
 
@@ -124,7 +122,7 @@ def gamma_spot_arrivals(rate: float, cv: float, until_s: float, rng: np.random.G
 def changing_arrivals(
     rates: Sequence[tuple[float, float]], cv: float, until_s: float, rng: np.random.Generator
 ) -> SpotArrivals:
-    """Draw arrivals whose mean rate changes, with Gamma-distributed gaps at each.
+    """Draw arrivals whose mean rate changes, with Gamma-distributed gaps; a changed rate stretches time.
 
     Args:
         rates: from which time on how many requests a second; the first from 0 s.

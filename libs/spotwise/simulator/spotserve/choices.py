@@ -1,11 +1,8 @@
 """Which configuration a system wants for so many instances and such a load.
 
-Law: a system that adapts asks the optimizer of `core.parallel`, with the rules of SpotServe's artifact: P divides the
-padded layers, all that is held serves, and batches may be as large as the model's limit, whatever batch the optimizer
-reckoned with. A system that does not keeps P and M, those that the optimizer would choose for the largest fleet of the
-trace, and has as many pipelines as fit.
-
-Source: SpotServe, section 4.1 and artifact (`Rerouting` and the ablation keep P and M there, too).
+A system that adapts asks the optimizer of `core.parallel` with the rules of SpotServe's artifact: P divides the padded
+layers, and batches may be as large as the model's limit. One that does not keeps the P and M chosen for the largest fleet of
+the trace, and has as many pipelines as fit (SpotServe, section 4.1; `Rerouting` and the ablation in the artifact).
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Whose instances are there: a trace as a serving system sees it, with notices before it.
+"""The instances of a trace as a serving system sees them: announced, ready, noticed, gone.
 
-Law: an instance is announced, is there, has its notice, is gone, in this order; a stage may take no time. It is paid
-for while it is there. Two stays of one node are two instances.
-
-Source: SpotServe's artifact (every event of a trace is known `grace_s` before it happens, arrivals of instances too).
-
-Invariants: who has a notice is gone at its deadline, and nobody is gone without one, however short; the lives that are
-paid for are those that were there.
+Every event of a trace is known `grace_s` before it happens, arrivals included (SpotServe's artifact). An instance is paid for
+while it is there; two stays of one node are two instances.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ class SpotMarket(StrEnum):
 
 
 class Stage(IntEnum):
-    """What happens to an instance; those of one moment in this order."""
+    """What happens to an instance; at one moment in this order."""
 
     GONE = 0
     NOTICED = 1
@@ -37,14 +32,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PaidLife:
-    """A stay that is paid for.
-
-    Attributes:
-        instance: who.
-        market: how it was bought.
-        from_s: when it was there.
-        to_s: when it was gone, or the world ended.
-    """
+    """A stay that is paid for, until the instance was gone or the world ended."""
 
     instance: str
     market: SpotMarket
@@ -64,7 +52,7 @@ class SpotInstance:
         id: its name; of a node's later stays with a number.
         market: how it was bought.
         ready_s: when it is there.
-        leaves_s: when it will be gone, which nobody knows before the notice; `None` if it stays.
+        leaves_s: when it will be gone, unknown to the system before the notice; `None` if it stays.
         deadline_s: the same, once the notice has come.
         ready: whether it has been there.
         gone_s: when it was gone.
@@ -91,13 +79,7 @@ class SpotInstance:
 
 @dataclass(frozen=True, slots=True)
 class InstanceEvent:
-    """What happens to some instances at one time.
-
-    Attributes:
-        time_s: when.
-        stage: what.
-        machines: to whom.
-    """
+    """What happens to some instances at one time."""
 
     time_s: float
     stage: Stage
@@ -108,7 +90,7 @@ class Fleet:
     """All instances that are known, in the order in which they were announced.
 
     Attributes:
-        machines: those that are not gone, by id.
+        machines: the instances that are not gone, by id.
     """
 
     def __init__(self, devices: int) -> None:
@@ -117,7 +99,7 @@ class Fleet:
         self._gone: list[SpotInstance] = []
 
     def apply(self, event: InstanceEvent) -> None:
-        """Let it have happened."""
+        """Apply an event."""
         for machine in event.machines:
             if event.stage is Stage.ANNOUNCED:
                 self.machines[machine.id] = machine
@@ -131,11 +113,11 @@ class Fleet:
                 self._gone.append(machine)
 
     def here(self) -> tuple[SpotInstance, ...]:
-        """Return those that are there without notice."""
+        """Return the instances that are there without notice."""
         return tuple(machine for machine in self.machines.values() if machine.is_here and machine.stays)
 
     def instances(self) -> tuple[Instance, ...]:
-        """Return those that are there as planning sees them."""
+        """Return the instances that are there as planning sees them."""
         return tuple(
             Instance(machine.id, self._devices, machine.deadline_s)
             for machine in self.machines.values()
@@ -143,7 +125,7 @@ class Fleet:
         )
 
     def paid_lives(self, end_s: float) -> tuple[PaidLife, ...]:
-        """Return what was there, up to the end of the world: those that went first."""
+        """Return the stays up to the end of the world, ended ones first."""
         lives = [(machine, machine.gone_s) for machine in self._gone if machine.ready]
         lives += [(machine, end_s) for machine in self.machines.values() if machine.ready]
         return tuple(
@@ -155,10 +137,10 @@ class Fleet:
 def fleet_events(
     trace: SpotTrace, grace_s: float, announced_s: float, on_demand: frozenset[str]
 ) -> list[InstanceEvent]:
-    """Return what a trace will do, by time.
+    """Return the events of a trace, by time.
 
     Args:
-        trace: who comes and goes.
+        trace: which instances come and go.
         grace_s: from a notice to the end.
         announced_s: before an instance is there, that it is known.
         on_demand: nodes of the trace that are not preemptible; it is the trace that releases them.

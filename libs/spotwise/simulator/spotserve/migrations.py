@@ -1,18 +1,9 @@
-"""SpotServe when its fleet changes: what core orders is done to pipelines.
+"""SpotServe when its fleet changes: core's orders carried out on pipelines.
 
-Law: which notices, losses and newcomers one change is for, and what waits for the next, is decided by core
-(`migration.fleet_changes`): it hears of instances as soon as they are known of, and of the end of each change. A change
-that it begins chooses the configuration for those that stay at once, and pipelines decode on until what must move can
-just still move, or until those that join are there (SpotServe, section 4.1; `spot_standing.py`). They begin no batch that
-would not pay. Whoever is not there when pipelines stop joins with a later change; so does who is waited for when the load
-wants another configuration of those that are there. A change that is abandoned is over at once while nothing moves; once
-it moves, when all has moved.
-
-An instance that goes before its data has gone costs the KV of its pipelines, those included that still wait for it,
-never a request: these are computed again from their committed tokens, and the pipelines are planned again.
-
-Invariants: an instance that a change is to do without has no position of its configuration; pipelines that run on are not
-stopped; a change ends as done only if each of its positions has a device with all that belongs there.
+`FleetChanges` decides which notices, losses and arrivals one change covers. A change chooses its configuration at once;
+pipelines decode on until what must move can just still move, or until joining instances are ready (SpotServe, section 4.1;
+`standing.py`). An instance that goes before its data has gone costs the KV of its pipelines, never a request: these are
+computed again from committed tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +16,10 @@ from spotwise.core.migration.interruption.just_in_time import LinearExecution, S
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.planning.plan import MigrationPlan, paper_migration_s
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
+from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
+from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import Planned, ServingState, lacking
@@ -43,29 +35,29 @@ class Migrating:
         self._serving_state = ServingState(world)
         surroundings = world.run_.surroundings
         # Pipelines that still decode can do so for another purpose: a notice that comes before they stop is planned for
-        # together with what they wait for. And a change fails only since somebody was lost: waiting gains nothing.
+        # together with what they wait for. A change fails only since an instance was lost, so waiting gains nothing.
         limits = FleetLimits(surroundings.gather_s, reserve_s=surroundings.grace_s, retry_s=0.0)
         self._changes = FleetChanges(limits)
-        self._members: dict[str, None] = {}  # who has been in a change, or was there before the first
+        self._members: dict[str, None] = {}  # instances of a change, or there before the first
         self._change: e.BeginChange | None = None
         self._planned: Planned | None = None  # until it begins
         self._plan: MigrationPlan | None = None  # while it moves
         self._stopped_s = 0.0
 
-    # -- what the world asks
+    # -- called by the world
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Tell core; and take pipelines down whose devices are gone."""
+        """Report to core, and stop pipelines whose devices are gone."""
         self._serving_state.note_deadlines()
         for machine in event.machines:
             if event.stage is Stage.ANNOUNCED and machine.ready_s > 0.0:
-                self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
+                self._report(e.InstanceAcquired(machine.id, machine.ready_s))
             elif event.stage is Stage.NOTICED and machine.deadline_s is not None:
-                self._hear(e.InstanceNoticed(machine.id, machine.deadline_s))
+                self._report(e.InstanceNoticed(machine.id, machine.deadline_s))
             elif event.stage is Stage.GONE:
                 self._members.pop(machine.id, None)
-                self._hear(e.InstanceLost(machine.id))
-                self._lose(machine.id)  # one that nothing could be had without is settled, and has pipelines
+                self._report(e.InstanceLost(machine.id))
+                self._lose(machine.id)  # pipelines remain where nothing could stand without it
 
     def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a batch pays before its pipeline has to stop."""
@@ -84,19 +76,19 @@ class Migrating:
         return stop.stop is not Stop.REROUTE
 
     def decide(self) -> None:
-        """Stand at first; plan what core has begun; or tell it that another configuration is wanted."""
+        """Start; plan the change that core has begun; or report that another configuration is wanted."""
         if self._serving_state.config is None and self._world.now <= 0.0:
             self._start()
         elif self._change is None:
             wanted = self._wanted(self._staying(self._world.now))
             if wanted is not None and wanted != self._serving_state.config:
-                self._hear(e.LoadChanged())
+                self._report(e.LoadChanged())
         elif self._planned is None and self._plan is None:
             self._prepare(self._change)
 
-    # -- what core hears and orders
+    # -- events to core, and its orders
 
-    def _hear(self, event: e.FleetEvent) -> None:
+    def _report(self, event: e.FleetEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
             match command:
                 case e.BeginChange():
@@ -113,17 +105,17 @@ class Migrating:
                     self._world.events.at(max(at_s, self._world.now), self._ticked)
 
     def _ticked(self, _: object) -> None:
-        self._hear(e.FleetTick())
+        self._report(e.FleetTick())
 
     def _lose(self, instance: str) -> None:
-        """Take down the pipelines that an instance has devices of, or still sends to."""
-        standing, floor = self._serving_state, self._world.floor
+        """Stop the pipelines that an instance has devices of, or still sends to."""
+        standing, dispatcher = self._serving_state, self._world.dispatcher
         hit = standing.lose(instance)
         if self._plan is not None:
             hit += standing.forget(lacking(self._plan, self._world.now - self._stopped_s, instance))
         for number in sorted(hit):
-            if pipeline := floor.pipelines.get(number):
-                floor.lose(floor.halt(pipeline), keep_answer=self._recovers)
+            if dispatcher.pipeline(number) is not None:
+                dispatcher.recompute(dispatcher.stop(number), keep_answer=self._recovers)
         self._plan_again()
 
     def _plan_again(self) -> None:
@@ -134,19 +126,19 @@ class Migrating:
     # -- a change
 
     def _staying(self, by_s: float) -> tuple[str, ...]:
-        """Return who is for the change to use, and there by some time."""
+        """Return the instances that the change may use and that are ready by some time."""
         change = self._change or e.BeginChange(0)
-        people = {**self._members, **{joining.instance: None for joining in change.joining}}
+        instances = {**self._members, **{joining.instance: None for joining in change.joining}}
         for leaving in change.leaving:
-            people.pop(leaving.instance, None)
+            instances.pop(leaving.instance, None)
         machines = self._world.fleet.machines.values()
-        return tuple(machine.id for machine in machines if machine.id in people and machine.ready_s <= by_s)
+        return tuple(machine.id for machine in machines if machine.id in instances and machine.ready_s <= by_s)
 
     def _wanted(self, staying: tuple[str, ...]) -> ParallelConfig | None:
         return self._choices.config(len(staying), self._world.rate())
 
     def _start(self) -> None:
-        """Stand from the beginning with those that are there."""
+        """Start with the instances that are there."""
         world = self._world
         self._members = dict.fromkeys(machine.id for machine in world.fleet.here())
         config = self._wanted(tuple(self._members))
@@ -154,7 +146,7 @@ class Migrating:
             return
         self._serving_state.start(config, tuple(self._members))
         for number in range(config.pipelines):
-            world.floor.stand(number, config, world.now, [])
+            world.dispatcher.start(number, config, world.now, [])
         world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
 
     def _prepare(self, change: e.BeginChange) -> None:
@@ -162,8 +154,8 @@ class Migrating:
         now, standing = self._world.now, self._serving_state
         ready_s = now if change.leaving else min((joining.ready_s for joining in change.joining), default=now)
         if ready_s > now and self._wanted(self._staying(now)) in (None, standing.config):
-            self._hear(e.ChangeExpected(change.change, ready_s))
-            return  # it is decided again when somebody is there, or the load is another
+            self._report(e.ChangeExpected(change.change, ready_s))
+            return  # decided again when an instance is ready, or the load changes
         deadline_s = standing.deadline_s(self._staying(now))
         planned = self._preview(now if deadline_s is None else deadline_s, deadline_s)
         if planned is not None and (complete_s := self._complete_s(planned)) > planned.begins_s:
@@ -177,28 +169,28 @@ class Migrating:
             return
         self._planned = planned
         self._world.events.at(planned.begins_s, self._begin, planned)
-        self._hear(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
+        self._report(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
 
     def _preview(self, by_s: float, deadline_s: float | None) -> Planned | None:
-        """Reckon with a change for those that are there by some time; `None` where nothing can stand on them."""
+        """Preview a change for the instances ready by some time; `None` where no configuration fits them."""
         staying = self._staying(by_s)
         config = self._wanted(staying)
         return None if config is None else self._serving_state.preview(config, staying, deadline_s)
 
     def _complete_s(self, planned: Planned) -> float:
-        """Return when all are there that a change is to use."""
+        """Return when all instances that a change is to use are ready."""
         machines = self._world.fleet.machines
         return max(machines[instance].ready_s for instance in planned.staying)
 
     def _begin(self, planned: Planned) -> None:
-        """Stop what does not run on, and put up what shall stand."""
+        """Stop the pipelines that do not run on, and start the new ones."""
         if planned is not self._planned or self._change is None:
             return
         world, now = self._world, self._world.now
         device_map, plan = self._serving_state.plan(planned)
-        self._hear(e.ChangeExpected(self._change.change, now + plan.done_s))
+        self._report(e.ChangeExpected(self._change.change, now + plan.done_s))
         if planned is not self._planned:
-            return  # it would have been too long for somebody
+            return  # it would take longer than an instance stays
         self._planned, self._plan, self._stopped_s = None, plan, now
         self._members.update(dict.fromkeys(planned.staying))
         self._put_up(device_map, plan)
@@ -218,42 +210,39 @@ class Migrating:
         world.events.at(now + plan.done_s, self._moved)
 
     def _put_up(self, device_map: DeviceMap, plan: MigrationPlan) -> None:
-        """Let a new configuration stand; requests go where their KV goes, or wait."""
-        floor, now, config = self._world.floor, self._world.now, plan.config
-        stays = {old: new for new, old in device_map.running_on.items()}
-        standing = [pipeline for pipeline in floor.standing() if pipeline.number in stays]
+        """Start a new configuration; requests go where their KV goes, or wait."""
+        dispatcher, now, config = self._world.dispatcher, self._world.now, plan.config
+        runs_on = {old: new for new, old in device_map.running_on.items()}
         jobs: dict[str, Job] = {}
-        for pipeline in [pipeline for pipeline in floor.standing() if pipeline.number not in stays]:
-            jobs |= {str(job.number): job for job in floor.halt(pipeline)}
-        floor.pipelines.clear()
+        for pipeline in dispatcher.pipelines:
+            if pipeline.number not in runs_on:
+                jobs |= {str(job.number): job for job in dispatcher.stop(pipeline.number)}
         self._serving_state.take(config, dict(device_map.positions))
-        for pipeline in standing:
-            pipeline.number, pipeline.config = stays[pipeline.number], config
-            floor.pipelines[pipeline.number] = pipeline
+        dispatcher.renumber(runs_on, config)
         recomputed = {request.id for request in plan.recomputed}
         for number in range(config.pipelines):
             if number in device_map.running_on:
                 continue
-            goes_on = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
-            floor.lose([job for job in goes_on if str(job.number) in recomputed], keep_answer=True)
-            kept = [job for job in goes_on if str(job.number) not in recomputed]
-            floor.stand(number, config, now + plan.pause_s[number], kept)
-        floor.lose(list(jobs.values()), keep_answer=self._recovers)
+            resumed = [jobs.pop(request.id) for request in device_map.running.get(number, ()) if request.id in jobs]
+            dispatcher.recompute([job for job in resumed if str(job.number) in recomputed], keep_answer=True)
+            kept = [job for job in resumed if str(job.number) not in recomputed]
+            dispatcher.start(number, config, now + plan.pause_s[number], kept)
+        dispatcher.recompute(list(jobs.values()), keep_answer=self._recovers)
 
     def _moved(self, _: object) -> None:
         self._end(done=self._serving_state.is_whole)
 
     def _end(self, *, done: bool) -> None:
-        """Tell core that the change under way is over, and of those again that have not become part of it."""
+        """Report the end of the change to core, and again the instances that it did not use."""
         change = self._change
         assert change is not None
         self._change = self._planned = self._plan = None
         if done:
             for leaving in change.leaving:
                 self._members.pop(leaving.instance, None)
-        self._hear(e.ChangeEnded(change.change, done))
+        self._report(e.ChangeEnded(change.change, done))
         for joining in change.joining if done else ():
             machine = self._world.fleet.machines.get(joining.instance)
             if machine is not None and machine.stays and machine.id not in self._members:
-                self._hear(e.InstanceAcquired(machine.id, machine.ready_s))
+                self._report(e.InstanceAcquired(machine.id, machine.ready_s))
         self._world.decide_soon()

@@ -1,10 +1,7 @@
-"""What it is worth to place requests by how long instances will live, on recorded fleets.
+"""What it is worth to place requests by the expected lives of instances, on recorded fleets.
 
-Law: the hazard is fitted on what was over before the first request came, or on another trace; nothing of what comes is known.
-All ways of placing get the same requests and the same fleet for a seed (`placement_world.py`), so that they are compared seed
-by seed, with a confidence interval over seeds. It speaks of requests; the fleet is one recording, whichever the seed.
-
-Invariants: no event after the first request's time has a part in the fit, but of another trace.
+The hazard is fitted on what was over before the first request came, or on another trace. All rules get the same requests and
+the same fleet for a seed, so they are compared seed by seed, with a confidence interval over seeds (`placement_world.py`).
 """
 
 from __future__ import annotations
@@ -52,8 +49,8 @@ class PlacementFinding:
     """The ways of placing beside one another, on one fleet.
 
     Attributes:
-        trace: whose second half was served on.
-        fitted_on: whose lives the hazard is from.
+        trace: its second half was served on.
+        fitted_on: the hazard is from its lives.
         steady: instances that stay, beside those of the trace.
         outcomes: of every way, one for each seed.
     """
@@ -76,7 +73,7 @@ class PlacementFinding:
 
 
 def lives_until(events: Iterable[NodeEvent], until_s: float) -> list[Life]:
-    """Return what had been seen of instances' lives at a time; what came later is not looked at."""
+    """Return the lives of instances as known at a time; later events are ignored."""
     came: dict[str, float] = {}
     lives: list[Life] = []
     for at_s, kind, node in events:

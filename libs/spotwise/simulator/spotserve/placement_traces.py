@@ -1,10 +1,4 @@
-"""Whether it is worth to place requests by how long instances will live, on the two whole traces that were published.
-
-Law: placing is `placement_study`'s; this says on which recordings, and with which requests. The traces are two collections, not
-more: others that were published hold the same events.
-
-Source: Bamboo's recordings of g4dn and p3 instances.
-"""
+"""The placement study on Bamboo's two whole recordings, of g4dn and p3 instances."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ _FILES = {"g4dn": "g4dn-trace.csv", "p3": "p3-trace.csv"}
 
 
 def node_events(trace: SpotTrace) -> list[NodeEvent]:
-    """Return who came and went, one event for each."""
+    """Return arrivals and departures, one event for each instance."""
     events: list[NodeEvent] = []
     for event in trace.events:
         if event.kind is SpotEventKind.ADD:

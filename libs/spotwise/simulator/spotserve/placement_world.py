@@ -1,15 +1,12 @@
-"""A fleet whose instances come and go as recorded, and requests that are placed on them one way or another.
+"""A fleet whose instances come and go as recorded, and requests that one rule or another places on them.
 
-Law: requests with heavy-tailed lengths come at random; each is placed at random, where load is least, or where load and the
-chance of an interruption cost least (`core/lifetimes.py`). Whoever has not ended when its instance goes is interrupted: all its
-tokens are computed again elsewhere, as if nothing could be moved. Nothing of what comes is known, but for notices, and these to
-every way of placing.
+Requests with heavy-tailed lengths arrive at random; each is placed at random, where load is least, or where load and the chance
+of an interruption cost least (`core/lifetimes.py`). A request that has not ended when its instance goes is interrupted: all its
+tokens are computed again on another one. Rules know nothing of the future but notices.
 
-A request takes one iteration for each of its tokens, and an iteration takes longer the more requests share it; so crowding
-instances that live long has its price. Steady instances, which the cloud does not take, can be added.
-
-Invariants: every request ends; an interruption costs the tokens that the request had then; the same seed is the same run, and
-every way of placing gets the same requests.
+The queue of events is `World`'s; the instances are not its machines, because a run has millions of iterations that nothing
+interrupts, and here a change of load is one event. A request takes one iteration for each of its tokens, and an iteration takes
+longer the more requests share it, so crowding instances that live long has its price.
 """
 
 from __future__ import annotations
@@ -17,15 +14,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from spotwise.core.lifetimes import Place, rank
 from spotwise.core.survival import PiecewiseHazard
+from spotwise.simulator.world.events import EventQueue
 
 #: When, whether an instance comes or goes, and which.
 NodeEvent = tuple[float, Literal["add", "remove"], str]
@@ -51,7 +50,7 @@ class PlacementSetting:
         step_s, request_step_s: of an iteration, and for each request in it.
         prompt_token_s: of a prompt token, or of one that is computed again.
         slots: requests that an instance takes; more wait.
-        notice_s: before an instance goes; from then on nobody is placed there.
+        notice_s: before an instance goes; from then on no request is placed there.
         interruption_s: seconds of a user's time that an interruption is weighed with.
         steady: instances that stay, beside those of the trace.
     """
@@ -93,20 +92,20 @@ def place_requests(
     from_s: float,
     hazard: PiecewiseHazard,
     setting: PlacementSetting,
-    placement: PlacementRule,
+    rule: PlacementRule,
     seed: int,
 ) -> PlacementOutcome:
-    """Serve requests that come from a time until the trace ends, and return what became of them.
+    """Serve requests that come from a time until the trace ends, and return what it cost them.
 
     Args:
-        events: the whole trace, in the order of times. Who is there at its end stays until all requests have ended.
+        events: the whole trace, in the order of times. Instances that are there at its end stay until all requests have ended.
         from_s: when the first may come.
         hazard: of instances of the trace, as it is believed to be.
         setting: the rest.
-        placement: where requests go.
+        rule: where requests go.
         seed: of requests, and of random choices.
     """
-    return _Fleet(events, from_s, hazard, setting, placement, seed).run()
+    return _PlacementRun(events, from_s, hazard, setting, rule, seed).run()
 
 
 @dataclass(slots=True)
@@ -130,8 +129,8 @@ class _Node:
     running: list[tuple[float, int, float, _Request]] = field(default_factory=list)  # ends, order, began, whose
 
 
-class _Fleet:
-    """The run: a queue of events, and instances that share their iterations among their requests."""
+class _PlacementRun:
+    """Instances that share their iterations among their requests, as events happen to them."""
 
     def __init__(
         self,
@@ -139,50 +138,52 @@ class _Fleet:
         from_s: float,
         hazard: PiecewiseHazard,
         setting: PlacementSetting,
-        placement: PlacementRule,
+        rule: PlacementRule,
         seed: int,
     ) -> None:
-        self._hazard, self._setting, self._placement = hazard, setting, placement
+        self._hazard, self._setting, self._rule = hazard, setting, rule
         self._choices = np.random.default_rng([seed, 1])
         self._nodes: dict[str, _Node] = {
             f"steady-{index}": _Node(f"steady-{index}", from_s, stays=True) for index in range(setting.steady)
         }
         self._waiting: deque[_Request] = deque()
-        self._due: list[tuple[float, int, str, object]] = []
-        self._order = 0
+        self._queue = EventQueue()
+        self._placed = 0
         self._latencies: list[float] = []
-        self._interruptions = self._recomputed = self._ended = 0
+        self._interruptions = self._recomputed = 0
         came: dict[str, float] = {}
         for at_s, kind, node in events:
-            if kind == "remove":  # a notice of one that has just come is pushed after it
-                self._push(max(at_s - setting.notice_s, came[node]), "notice", node)
+            if kind == "remove":  # a notice of one that has just come happens after that
+                self._at(max(at_s - setting.notice_s, came[node]), partial(self._notice, node))
+                self._at(at_s, partial(self._remove, node))
             else:
                 came[node] = at_s
-            self._push(at_s, kind, node)
-        for request in _requests(setting, from_s, events[-1][0], seed):
-            self._push(request.arrived_s, "arrive", request)
+                self._at(at_s, partial(self._add, node))
+        requests = _requests(setting, from_s, events[-1][0], seed)
+        self._arrived = len(requests)
+        for request in requests:
+            self._at(request.arrived_s, partial(self._waiting.append, request))
 
     def run(self) -> PlacementOutcome:
-        arrived = sum(kind == "arrive" for _, _, kind, _ in self._due)
-        while self._due:
-            at_s, _, kind, what = heapq.heappop(self._due)
-            if kind == "add":
-                self._nodes[str(what)] = _Node(str(what), at_s, stays=False, at_s=at_s)
-            elif kind == "notice":
-                self._nodes[str(what)].leaving = True
-            elif kind == "remove":
-                self._remove(self._nodes.pop(str(what)), at_s)
-            elif isinstance(what, _Request):
-                self._waiting.append(what)
-            elif isinstance(what, tuple):
-                node, version = what
-                if node.version == version and not node.gone:
-                    self._end_one(node, at_s)
-            self._place_waiting(at_s)
-        if len(self._latencies) != arrived:
+        self._queue.run()
+        if len(self._latencies) != self._arrived:
             raise RuntimeError("the trace ends with an empty fleet, and requests wait; add steady instances")
         mean_s = float(np.mean(self._latencies)) if self._latencies else 0.0
-        return PlacementOutcome(arrived, self._interruptions, self._recomputed, mean_s)
+        return PlacementOutcome(self._arrived, self._interruptions, self._recomputed, mean_s)
+
+    def _at(self, at_s: float, action: Callable[[], None]) -> None:
+        self._queue.at(at_s, self._happen, action)
+
+    def _happen(self, action: Callable[[], None]) -> None:
+        action()
+        self._place_waiting(self._queue.now)
+
+    def _add(self, name: str) -> None:
+        now_s = self._queue.now
+        self._nodes[name] = _Node(name, now_s, stays=False, at_s=now_s)
+
+    def _notice(self, name: str) -> None:
+        self._nodes[name].leaving = True
 
     def _place_waiting(self, now_s: float) -> None:
         while self._waiting:
@@ -195,9 +196,9 @@ class _Fleet:
             self._start(self._choose(nodes, request, now_s), request, now_s)
 
     def _choose(self, nodes: list[_Node], request: _Request, now_s: float) -> _Node:
-        if self._placement is PlacementRule.RANDOM:
+        if self._rule is PlacementRule.RANDOM:
             return nodes[int(self._choices.integers(len(nodes)))]
-        if self._placement is PlacementRule.LEAST_LOADED:
+        if self._rule is PlacementRule.LEAST_LOADED:
             least = min(len(node.running) for node in nodes)
             nodes = [node for node in nodes if len(node.running) == least]
             return nodes[int(self._choices.integers(len(nodes)))]
@@ -220,18 +221,22 @@ class _Fleet:
         computed = self._setting.prompt_tokens + request.decoded
         prompt = computed * self._setting.prompt_token_s / self._setting.step_s  # as iterations
         first = node.iterations + prompt
-        self._order += 1
-        heapq.heappush(node.running, (first + request.tokens - request.decoded, self._order, first, request))
+        self._placed += 1
+        heapq.heappush(node.running, (first + request.tokens - request.decoded, self._placed, first, request))
         self._expect(node)
 
-    def _end_one(self, node: _Node, now_s: float) -> None:
+    def _end_one(self, node: _Node, version: int) -> None:
+        if node.version != version or node.gone:
+            return
+        now_s = self._queue.now
         self._advance(node, now_s)
         request = heapq.heappop(node.running)[3]
         self._latencies.append(now_s - request.arrived_s)
         self._expect(node)
 
-    def _remove(self, node: _Node, now_s: float) -> None:
-        self._advance(node, now_s)
+    def _remove(self, name: str) -> None:
+        node = self._nodes.pop(name)
+        self._advance(node, self._queue.now)
         node.gone = True
         for _, _, first, request in sorted(node.running, key=lambda entry: entry[1]):
             request.decoded += max(0, math.floor(node.iterations - first))
@@ -241,7 +246,7 @@ class _Fleet:
             self._waiting.append(request)
 
     def _advance(self, node: _Node, now_s: float) -> None:
-        """Reckon the iterations since the last time; how many share them changes only here."""
+        """Count the iterations since the last change of its load."""
         if node.running:
             node.iterations += (now_s - node.at_s) / self._step_s(node)
         node.at_s = now_s
@@ -250,14 +255,10 @@ class _Fleet:
         node.version += 1
         if node.running:
             end_s = node.at_s + max(0.0, node.running[0][0] - node.iterations) * self._step_s(node)
-            self._push(end_s, "end", (node, node.version))
+            self._at(end_s, partial(self._end_one, node, node.version))
 
     def _step_s(self, node: _Node) -> float:
         return self._setting.step_s + self._setting.request_step_s * len(node.running)
-
-    def _push(self, at_s: float, kind: str, what: object) -> None:
-        self._order += 1
-        heapq.heappush(self._due, (at_s, self._order, kind, what))
 
 
 def _requests(setting: PlacementSetting, from_s: float, until_s: float, seed: int) -> list[_Request]:

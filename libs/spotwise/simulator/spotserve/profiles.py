@@ -1,11 +1,8 @@
-"""The models of SpotServe's paper: their shapes, what their layers were measured to take, and what is asked of them.
+"""The models of SpotServe's paper: shapes, measured layers (files of the artifact), and required rates.
 
-Law: what was measured comes from a file of the artifact; what follows from a model's published sizes stands here. Weights are
-in single precision, as the paper's are: 12 x hidden^2 numbers a layer, and an embedding of about 50,000 rows that the last
-stage has a copy of.
-
-Source: SpotServe, Table 1 and section 6.1; the artifact's profiles, whose "30B" has 48 layers of 7,168 (LLaMA-30B itself has 60
-of 6,656). `required_rate` is what the artifact tells its optimizer: somewhat above the rate of the arrivals.
+Weights are in single precision: 12 x hidden^2 numbers a layer, and an embedding of about 50,000 rows that the last stage
+copies (Table 1 and section 6.1). The artifact's "30B" has 48 layers of 7,168; LLaMA-30B itself has 60 of 6,656.
+`required_rate` is what the artifact configures its optimizer with: somewhat above the rate of the arrivals.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ class PaperModel:
         profile: file of the artifact's measurements, in its folder `profiles`.
         arrivals: file of the artifact's requests, in its folder `arrivals`.
         arrival_rate: requests a second in that file.
-        required_rate: requests a second that its optimizer is told to serve.
+        required_rate: requests a second that its optimizer is configured to serve.
         least_devices: without which it does not fit, says the paper.
         alone: its line of Table 1.
     """

@@ -1,14 +1,9 @@
-"""The paper's baselines when their fleet changes: everything anew, or whole pipelines that come and go.
+"""The paper's baselines when their fleet changes: a restart of everything, or whole pipelines that come and go.
 
-Law: Reparallelization chooses configurations as SpotServe does, but engines restart for each: every pipeline stops, all
-weights are loaded from storage, all requests are computed anew. It serves until the deadline of a notice. Rerouting
-keeps P and M: a pipeline that loses an instance is lost, its requests go to the queue and are computed anew; instances
-that belong to none make a new one as soon as they suffice, which loads its weights. Neither begins a batch that would
-not end before its deadline.
-
-Source: SpotServe, section 6.1, and its artifact.
-
-Invariants: a request loses all it had when it loses its pipeline; pipelines that are not hit serve on under Rerouting.
+Reparallelization chooses configurations as SpotServe does, but restarts all engines for each: weights are loaded from
+storage, and all requests are computed again. Rerouting keeps P and M: a pipeline that loses an instance is lost, and idle
+instances form a new one as soon as they suffice. Neither begins a batch that would not end before its deadline (SpotServe,
+section 6.1, and its artifact).
 """
 
 from __future__ import annotations
@@ -20,16 +15,17 @@ from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.plan import PlanPolicy
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
+from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.choices import Choices
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
+from spotwise.simulator.spotserve.pipelines import Job
 from spotwise.simulator.spotserve.run import ConfigChange
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.standing import links_of
 
 
 class _Reloading:
-    """What both have in common."""
+    """Pipelines whose weights are loaded from storage."""
 
     def __init__(self, world: SpotWorld) -> None:
         self._world, self._run = world, world.run_
@@ -51,8 +47,9 @@ class _Reloading:
 
     def _lose(self, number: int) -> None:
         self._devices.pop(number, None)
-        if pipeline := self._world.floor.pipelines.get(number):
-            self._world.floor.lose(self._world.floor.halt(pipeline), keep_answer=False)
+        dispatcher = self._world.dispatcher
+        if dispatcher.pipeline(number) is not None:
+            dispatcher.recompute(dispatcher.stop(number), keep_answer=False)
 
     def _hit(self, event: InstanceEvent) -> list[int]:
         """Return the pipelines that an event takes devices from."""
@@ -82,12 +79,12 @@ class Restarting(_Reloading):
         self._config: ParallelConfig | None = None
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Lose pipelines whose devices are gone."""
+        """Stop the pipelines whose devices are gone."""
         for number in self._hit(event):
             self._lose(number)
 
     def decide(self) -> None:
-        """Restart now, or wait for the next deadline, or let things be."""
+        """Restart now, or wait for the next deadline, or do nothing."""
         now, fleet = self._world.now, self._world.fleet
         deadline_s = self._deadline_s(list(self._devices))
         config = self._choices.config(len(fleet.here()), self._world.rate())
@@ -100,8 +97,8 @@ class Restarting(_Reloading):
     def _restart(self, config: ParallelConfig, now: float) -> None:
         world = self._world
         first = now <= 0.0
-        for number in list(world.floor.pipelines):
-            self._lose(number)
+        for pipeline in world.dispatcher.pipelines:
+            self._lose(pipeline.number)
         instances = tuple(instance for instance in world.fleet.instances() if not instance.is_leaving)
         positions = Deployment.in_order(config, instances).positions
         load_s, loaded_bytes = (0.0, 0) if first else self._loading(config, len(instances))
@@ -111,7 +108,7 @@ class Restarting(_Reloading):
             for number in range(config.pipelines)
         }
         for number in range(config.pipelines):
-            world.floor.stand(number, config, now + load_s, [])
+            world.dispatcher.start(number, config, now + load_s, [])
         world.changes.append(
             ConfigChange(now, config, len(instances), load_s, storage_bytes=loaded_bytes, migration_s=load_s)
         )
@@ -125,7 +122,7 @@ class Rerouting(_Reloading):
         self._next_number = 0
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Lose pipelines whose devices are gone."""
+        """Stop the pipelines whose devices are gone."""
         hit = self._hit(event)
         for number in hit:
             self._lose(number)
@@ -133,7 +130,7 @@ class Rerouting(_Reloading):
             self._note(0.0, 0)
 
     def decide(self) -> None:
-        """Make pipelines of instances that belong to none."""
+        """Form pipelines of idle instances."""
         world, shape = self._world, self._choices.shape
         if shape is None:
             return
@@ -148,7 +145,7 @@ class Rerouting(_Reloading):
             devices, idle = tuple(idle[: shape.pipeline_devices]), idle[shape.pipeline_devices :]
             number, self._next_number = self._next_number, self._next_number + 1
             self._devices[number] = devices
-            world.floor.stand(number, shape, world.now + load_s, [])
+            world.dispatcher.start(number, shape, world.now + load_s, [])
             made += 1
         if made:
             self._note(load_s, made * loaded_bytes)

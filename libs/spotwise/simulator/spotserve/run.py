@@ -1,11 +1,7 @@
-"""A run on machines that come and go, and what comes of it.
+"""A run on machines that come and go, and its outcome.
 
-Law: a run has everything that an outcome depends on; the same run is the same outcome. Every request is answered: the
-world goes on after the trace with the instances that are there then, until the last one has its tokens. Latency is from
-arrival to last token, queueing included; none is left out.
-
-Source: SpotServe, section 6. Its artifact has no latency for requests that are unfinished at the end of a trace;
-`finished_in_trace` says which of ours those would be.
+Every request is answered: the world continues after the trace with the instances that are there. Latency is from arrival to
+last token, queueing included. The artifact counts only requests that end before the trace does: `finished_in_trace`.
 """
 
 from __future__ import annotations
@@ -22,13 +18,13 @@ from spotwise.simulator.spotserve.traces import SpotTrace
 
 @dataclass(frozen=True, slots=True)
 class SpotRun:
-    """A run to be.
+    """A run.
 
     Attributes:
         trace: which instances come and go. Those that come at 0 s have the weights already.
         arrivals: the requests.
         model: what is served, and what it takes.
-        system: who serves.
+        system: what serves.
         surroundings: notices, links, and what else all systems share.
         required_rate: requests a second that configurations must serve; the trace may say otherwise from some time on. `None`:
             what came in the last `window_s`.
@@ -68,10 +64,10 @@ class AnsweredRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """From when on pipelines stood so.
+    """A change of the configuration.
 
     Attributes:
-        time_s: when those before it stopped.
+        time_s: when the pipelines before it stopped.
         config: what stands; `None`: nothing.
         instances: that are there, without notice.
         pause_s: until the last of its pipelines served; 0 where none stopped.
@@ -91,7 +87,7 @@ class ConfigChange:
 
 @dataclass(frozen=True, slots=True)
 class SpotOutcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
         requests: all, in the order in which they came.
@@ -115,7 +111,7 @@ class SpotOutcome:
         return tuple(request.latency_s for request in self.requests)
 
     def finished_in_trace(self) -> tuple[AnsweredRequest, ...]:
-        """Return those that were answered before the trace ended, as the artifact counts them."""
+        """Return the requests answered before the trace ended, as the artifact counts them."""
         return tuple(request for request in self.requests if request.finished_s <= self.trace_end_s)
 
     @property

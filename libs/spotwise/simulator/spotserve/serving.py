@@ -1,8 +1,4 @@
-"""Serving on machines that come and go, in simulated time: what `simulate paper spotserve` runs.
-
-Law: the world is that of `spot_world.py`, the systems are those of `spot_systems.py`. Which configuration, which device
-where, what moves when and how long pipelines decode comes from core, the functions that a live mesh decides with.
-"""
+"""Serving on machines that come and go, in simulated time: what `simulate paper spotserve` runs."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
-"""The world of SpotServe's paper: requests queue, pipelines work on batches, instances come and go.
+"""The world of SpotServe's paper: requests arrive, pipelines serve them, instances come and go (sections 3 and 6.1).
 
-Law: a run is its arrivals, its trace and its loads, event by event; who computes what is `spot_dispatch.py`'s. What
-happens when the fleet changes is the system's own (`spot_migrations.py`, `spot_restarts.py`), which decides once
-everything of a moment has happened.
-
-Source: SpotServe, sections 3 and 6.1.
-
-Invariants: a request is in the queue, or at one pipeline, or answered; the world ends when the trace is over and all
-are answered.
+The artifact's batches are `dispatch.py`'s, all others are made by the mesh's roles (`role_dispatch.py`). A change of the
+fleet is the system's to answer (`migrations.py`, `restarts.py`); it decides once everything of a moment has happened.
 """
 
 from __future__ import annotations
@@ -16,50 +10,50 @@ from collections.abc import Callable
 from typing import Protocol
 
 from spotwise.core.parallel.arrivals import ArrivalWindow
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, Job
-from spotwise.simulator.spotserve.dispatch import Dispatcher
+from spotwise.simulator.spotserve.dispatch import Accepts, ArtifactDispatcher
 from spotwise.simulator.spotserve.fleet import Fleet, InstanceEvent, fleet_events
+from spotwise.simulator.spotserve.pipelines import Job
+from spotwise.simulator.spotserve.role_dispatch import RoleDispatcher
 from spotwise.simulator.spotserve.run import AnsweredRequest, ConfigChange, SpotOutcome, SpotRun
 from spotwise.simulator.world.events import EventQueue
 
 
-class ServingSystem(Protocol):
+class ServingSystem(Accepts, Protocol):
     """What a system decides."""
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Hear what happened to instances; they are as they are afterwards."""
+        """Take in what happened to instances; the fleet is as it is afterwards."""
 
     def decide(self) -> None:
-        """Look whether something has to change, after all that happened at this moment."""
-
-    def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
-        """Return whether a pipeline without a batch is to begin this one now."""
+        """Change what has to change, after all that happened at this moment."""
 
 
 class SpotWorld:
     """One run.
 
     Attributes:
-        run_: what it is a run of.
+        run_: what is run.
         events: the clock.
-        fleet: who is there.
-        floor: the queue and the pipelines.
+        fleet: the instances.
+        dispatcher: the queue and the pipelines.
         changes: of configurations so far.
-        system: who decides what stands.
+        system: decides which pipelines stand.
     """
 
     def __init__(self, run: SpotRun, system: Callable[[SpotWorld], ServingSystem]) -> None:
         self.run_ = run
         self.events = EventQueue()
         self.fleet = Fleet(run.model.devices)
-        self.floor = Dispatcher(run, self.events)
+        artifact = None if run.system.uses_roles else ArtifactDispatcher(run, self.events)
+        self.dispatcher: ArtifactDispatcher | RoleDispatcher = artifact or RoleDispatcher(run, self.events)
         self.changes: list[ConfigChange] = []
         self._jobs = [Job(number, at_s) for number, at_s in enumerate(run.arrivals.times_s)]
         self._rate = run.required_rate
         self._window = ArrivalWindow(run.surroundings.window_s)
         self._will_decide = False
         self.system = system(self)
-        self.floor.judge = self.system
+        if artifact is not None:
+            artifact.judge = self.system
 
     @property
     def now(self) -> float:
@@ -78,17 +72,17 @@ class SpotWorld:
             run.trace, surroundings.grace_s, surroundings.announced_s, frozenset(run.on_demand_nodes)
         ):
             self.events.at(event.time_s, self.fleet_happens, event)
-        for said in run.trace.events:
-            if said.required_rate is not None:
-                self.events.at(said.time_s, self._load_said, said.required_rate)
+        for change in run.trace.events:
+            if change.required_rate is not None:
+                self.events.at(change.time_s, self._load_given, change.required_rate)
         for job in self._jobs:
             self.events.at(job.arrived_s, self._arrived, job)
-        if run.required_rate is None and not any(said.required_rate for said in run.trace.events):
+        if run.required_rate is None and not any(change.required_rate for change in run.trace.events):
             self.events.at(surroundings.window_s, self._load_measured)
         self.events.run()
-        if self.floor.unanswered:
+        if self.dispatcher.unanswered:
             raise ValueError(
-                f"{run.trace.name}: {self.floor.unanswered} requests of {len(self._jobs)} stay unanswered, since the last "
+                f"{run.trace.name}: {self.dispatcher.unanswered} requests of {len(self._jobs)} stay unanswered, since the last "
                 f"{len(self.fleet.here())} instances cannot serve {run.model.shape.name}; use a trace with more of them, "
                 "or a smaller model"
             )
@@ -120,23 +114,22 @@ class SpotWorld:
         self.fleet.apply(event)
         self.system.fleet_changed(event)
         self.decide_soon()
-        self.floor.look()
+        self.dispatcher.look()
 
     def _decide(self, _: object) -> None:
         self._will_decide = False
         self.system.decide()
-        self.floor.look()
+        self.dispatcher.look()
 
-    def _load_said(self, rate: float) -> None:
+    def _load_given(self, rate: float) -> None:
         self._rate = rate
         self.decide_soon()
 
     def _load_measured(self, _: object) -> None:
         self.decide_soon()
-        if self.floor.unanswered:
+        if self.dispatcher.unanswered:
             self.events.at(self.now + self.run_.surroundings.window_s, self._load_measured)
 
     def _arrived(self, job: Job) -> None:
         self._window.add(self.now)
-        self.floor.queue([job])
-        self.floor.look()
+        self.dispatcher.arrive(job)

@@ -1,15 +1,8 @@
-"""What SpotServe has standing, and what it would take to have something else stand.
+"""The deployment that SpotServe has standing, and the cost of another one.
 
-Law: positions say what each device holds. Devices are matched with the positions of another configuration, KV moves
-first, and a pipeline serves again as its stages come (SpotServe, sections 4.2, 4.3). Pipelines decode on until what must
-move can just still move before the deadline; for an instance that comes they end their iteration (section 4.1). An
-instance that goes takes what it held with it, and what it has not sent yet: whoever still waits for that has no position
-any more.
-
-All decisions come from core: `migration.mapper`, `migration.migration_plan`, `migration.just_in_time`.
-
-Invariants: who does not stay has no position of a new configuration; nobody has a position whose bytes he lacks, once the
-change that brings them is over.
+Positions say what each device holds. Devices are matched with the positions of another configuration, KV moves first, and a
+pipeline serves again as its stages come (SpotServe, sections 4.2, 4.3). Maps and plans come from `core.migration`. An
+instance that goes takes what it has not sent yet with it: devices that wait for that lose their position.
 """
 
 from __future__ import annotations
@@ -18,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.interruption.just_in_time import LinearExecution, before_acquisition
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy, paper_migration_s
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
-from spotwise.simulator.spotserve.batches import ArtifactPipeline
+from spotwise.simulator.spotserve.pipelines import ServingPipeline
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
@@ -38,10 +30,10 @@ class Planned:
     """A change that is to come.
 
     Attributes:
-        config: what shall stand.
+        config: of the change.
         staying: instances that it may use.
         begins_s: when pipelines stop.
-        migration_s: T_mig, as reckoned with.
+        migration_s: T_mig, as predicted.
         deadline_s: of the instance that goes first; `None` where none has to.
         runs_on: pipelines that do not stop, as far as is known.
     """
@@ -89,16 +81,16 @@ class ServingState:
         return self.config is not None and len(self.positions) == self.config.devices
 
     def is_on(self, staying: Sequence[str]) -> bool:
-        """Whether nobody else has a position."""
+        """Whether only these instances have a position."""
         return all(device.instance in staying for device in self.positions)
 
     def take(self, config: ParallelConfig, positions: dict[Device, Position]) -> None:
-        """Let this stand from now on."""
+        """Note what stands from now on."""
         self.config, self.positions = config, positions
         self.note_deadlines()
 
     def start(self, config: ParallelConfig, staying: tuple[str, ...]) -> None:
-        """Stand from the beginning, with the weights where they belong."""
+        """Start with the weights where they belong."""
         self.take(config, dict(Deployment.in_order(config, self._instances(staying)).positions))
 
     def lose(self, instance: str) -> list[int]:
@@ -131,14 +123,14 @@ class ServingState:
     # -- what another configuration would take
 
     def preview(self, config: ParallelConfig, staying: tuple[str, ...], deadline_s: float | None) -> Planned:
-        """Reckon with a change; where time presses, as if every batch were as large as it may become."""
+        """Preview a change; before a deadline, as if every batch were as large as it may become."""
         now = self._world.now
         device_map = self._map(config, self._before(config, staying, self._running()))
         runs_on = tuple(sorted(device_map.running_on.values()))
-        stopping = [pipeline for pipeline in self._world.floor.standing() if pipeline.number not in runs_on]
+        stopping = [pipeline for pipeline in self._world.dispatcher.pipelines if pipeline.number not in runs_on]
         migration_s = 0.0
         if not self.is_whole or not self._system.recovers:
-            begins_s = now  # nothing is gained by waiting, or nobody knows how
+            begins_s = now  # waiting gains nothing, or KV does not move
         elif deadline_s is not None:
             migration_s = max(self._migration_s(config, staying, running) for running in self._most(stopping))
             begins_s = max(now, deadline_s - migration_s)
@@ -147,24 +139,21 @@ class ServingState:
         return Planned(config, staying, begins_s, migration_s, deadline_s, runs_on)
 
     def plan(self, planned: Planned) -> tuple[DeviceMap, MigrationPlan]:
-        """Return who gets which position if it begins now, and how what belongs there gets there."""
+        """Return the map and the plan of a change that begins now."""
         device_map = self._map(planned.config, self._before(planned.config, planned.staying, self._running()))
         return device_map, self._plan(device_map)
 
     def _running(self) -> dict[int, tuple[RunningRequest, ...]]:
         if not self._system.recovers:
             return {}
-        return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.floor.standing()}
+        return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.dispatcher.pipelines}
 
-    def _boundary_s(self, pipeline: ArtifactPipeline) -> float:
-        """Return when a pipeline stops for an instance that is there: after the fewest steps, which is its iteration's end."""
+    def _boundary_s(self, pipeline: ServingPipeline) -> float:
+        """Return when a pipeline stops for an instance that is there: after the fewest steps, at its iteration's end."""
         now = self._world.now
-        if not pipeline.is_busy or pipeline.serves_from_s > now:
+        if not pipeline.batch or pipeline.serves_from_s > now:
             return now
-        boundary_s = max(now, pipeline.boundary_s(now))
-        left = max(0, round((pipeline.ends_s - boundary_s) / pipeline.step_s))
-        stop = before_acquisition(LinearExecution(boundary_s - now, pipeline.step_s), left, 0.0, 0.0)
-        return now + stop.execution_s
+        return now + (max(now, pipeline.boundary_s(now)) - now)
 
     def _migration_s(
         self, config: ParallelConfig, staying: tuple[str, ...], running: dict[int, tuple[RunningRequest, ...]]
@@ -172,32 +161,31 @@ class ServingState:
         plan = self._plan(self._map(config, self._before(config, staying, running)))
         return max(plan.done_s, paper_migration_s(plan))
 
-    def _most(self, stopping: list[ArtifactPipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
-        """Return what may run when these stop, as it takes longest: all are full; or those are that lose a device, and what
-        they have finds room where nothing runs."""
+    def _most(self, stopping: Sequence[ServingPipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
+        """Return the batches whose migration may take longest: all full; or only those full that lose a device, beside
+        idle pipelines."""
         found = [self._running() | self._largest(stopping)]
         dying = [pipeline for pipeline in stopping if pipeline.number in self.deadlines_s]
-        if len(dying) < len(self._world.floor.pipelines):
+        if len(dying) < len(self._world.dispatcher.pipelines):
             found.append(self._largest(dying))
         return found
 
-    def _largest(self, stopping: list[ArtifactPipeline]) -> dict[int, tuple[RunningRequest, ...]]:
+    def _largest(self, stopping: Sequence[ServingPipeline]) -> dict[int, tuple[RunningRequest, ...]]:
         """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
         arrivals = self._run.arrivals
         tokens = arrivals.input_tokens + arrivals.output_tokens
         found = {}
         for pipeline in stopping:
-            jobs = pipeline.jobs + pipeline.held
-            room = pipeline.config.max_batch * (1 if pipeline.decodes else 2) - len(jobs)
-            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in jobs]
+            room = pipeline.config.max_batch - len(pipeline.batch)
+            requests = [RunningRequest(str(job.number), tokens, job.decoded) for job in pipeline.batch]
             requests += [RunningRequest(f"{pipeline.number}+{place}", tokens) for place in range(room)]
             found[pipeline.number] = tuple(requests)
         return found
 
     def _instances(self, staying: Sequence[str]) -> tuple[Instance, ...]:
-        """Return those that stay, also such as are there soon, and those that can still send.
+        """Return the instances that stay, those ready soon included, and instances that can still send.
 
-        A notice that the change is not for is not said: that instance stays until the next change.
+        A notice that the change does not cover is left out: that instance stays until the next change.
         """
         devices, machines = self._run.model.devices, self._world.fleet.machines.values()
         return tuple(
@@ -216,9 +204,9 @@ class ServingState:
 
     def _plan(self, device_map: DeviceMap) -> MigrationPlan:
         progressive = self._system.progressive
-        surroundings, pace = self._run.surroundings, self._world.floor.pace
+        surroundings, times = self._run.surroundings, self._world.dispatcher.times
         config = device_map.config
-        stage_s = pace.prompt_s(config, 1, pace.input_tokens) / config.pipeline if progressive else 0.0
+        stage_s = times.prompt_s(config, 1, times.input_tokens) / config.pipeline if progressive else 0.0
         policy = PlanPolicy(
             progressive=progressive,
             buffer_bytes=surroundings.buffer_bytes if progressive else None,
@@ -230,7 +218,7 @@ class ServingState:
 def lacking(plan: MigrationPlan, since_s: float, instance: str) -> list[Device]:
     """Return the devices that lack something if an instance goes so many seconds after a plan began.
 
-    They lack what it had not sent yet, and what those who were to pass that on have not got.
+    They lack what it had not sent, and what relays of that data have not received.
     """
     unsent: dict[tuple[int, object, Device], None] = {}
     found: dict[Device, None] = {}
@@ -245,7 +233,7 @@ def lacking(plan: MigrationPlan, since_s: float, instance: str) -> list[Device]:
 
 
 def _in_order(before: Deployment, config: ParallelConfig) -> DeviceMap:
-    """Return the map of who does not match: positions in the order of instances, batches where their numbers are."""
+    """Return the map without matching: positions in the order of instances, batches at their numbers."""
     after = Deployment.in_order(config, before.instances)
     running: dict[int, tuple[RunningRequest, ...]] = {}
     waiting: list[RunningRequest] = []

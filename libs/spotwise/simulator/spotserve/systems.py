@@ -1,11 +1,7 @@
-"""The systems that SpotServe's paper holds against one another, and what they run on.
+"""The systems that SpotServe's paper compares (sections 6.1 and 6.3; its artifact), and what they run on.
 
-Law: a system is what it does when its fleet changes. All of them batch, queue and compute alike, so that what differs
-between their figures is that.
-
-Sources: SpotServe, sections 6.1 (baselines) and 6.3 (ablation); its published artifact for what the paper leaves open.
-Constants: g4dn.12xlarge has 4 T4, 50 Gbit/s of network and 9.5 Gbit/s to EBS (AWS, instance types); the artifact
-reckons with 50 Gbit/s and adds 0.5 s to a switch. One is fitted to the paper's figures, and only this: `restart_s`.
+Constants: g4dn.12xlarge has 4 T4, 50 Gbit/s of network and 9.5 Gbit/s to EBS (AWS, instance types); the artifact takes 50
+Gbit/s and adds 0.5 s to a switch. Only `restart_s` is fitted to the paper's figures.
 """
 
 from __future__ import annotations
@@ -63,6 +59,11 @@ class SpotSystem:
     phases: Phases = Phases.TOGETHER
     latency: Latency = Latency.EXECUTION
     batching: BatchFormation = BatchFormation.BOUND
+
+    @property
+    def uses_roles(self) -> bool:
+        """Whether the mesh's roles make its batches; the artifact knows neither batches made anew nor phases apart."""
+        return self.batching is BatchFormation.ITERATION or self.phases is not Phases.TOGETHER
 
 
 SPOTSERVE = SpotSystem("SpotServe")

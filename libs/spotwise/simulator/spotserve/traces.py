@@ -1,10 +1,7 @@
-"""Availability of preemptible machines as it was recorded: who came and who went, and when.
+"""Recorded availability of preemptible instances: which came and went, and when.
 
-Law: a trace is events in the order of their times; nobody comes twice without having gone, and nobody goes who is not there. A
-file that says otherwise is refused with its line. What files call nodes are instances.
-
-Source of the formats: SpotServe's artifact (segments: one JSON list a line), Bamboo and Parcae (lines of `ms,add|remove,node`,
-curves of counts).
+Formats: SpotServe's artifact (one JSON list a line), Bamboo and Parcae (lines of `ms,add|remove,node`). What files call nodes
+are instances. A node that comes twice without having gone, or goes without being there, is an error with its line.
 """
 
 from __future__ import annotations
@@ -37,9 +34,8 @@ class SpotEvent:
 
     Attributes:
         time_s: from the trace's start. A notice comes before: how long is not in the trace.
-        kind: what.
-        nodes: who came or went.
-        required_rate: requests a second that are expected from here on; `None` where nothing is said.
+        nodes: which came or went.
+        required_rate: requests a second that are expected from here on; `None` where the trace gives none.
     """
 
     time_s: float
@@ -50,13 +46,7 @@ class SpotEvent:
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """One stay of an instance.
-
-    Attributes:
-        node: who.
-        from_s: when it came.
-        to_s: when it went; `None` if it was there at the end.
-    """
+    """One stay of an instance; `to_s` is `None` if it was there at the end."""
 
     node: str
     from_s: float
@@ -69,7 +59,7 @@ class SpotTrace:
 
     Attributes:
         name: for people.
-        events: by time; at one time those that come stand as the file has them.
+        events: by time; at one time in the order of the file.
     """
 
     name: str
@@ -88,10 +78,10 @@ class SpotTrace:
         return self.events[-1].time_s
 
     def lives(self) -> Iterator[NodeLife]:
-        """Yield every stay, those that ended first, by their ends; the others by when they came.
+        """Yield every stay: ended ones by their ends, then the others by their starts.
 
         Raises:
-            ValueError: somebody comes who is there, or goes who is not.
+            ValueError: a node comes that is there, or goes that is not.
         """
         here: dict[str, float] = {}
         for event in self.events:
@@ -121,7 +111,7 @@ class SpotTrace:
         return sum((self.end_s if life.to_s is None else life.to_s) - life.from_s for life in self.lives())
 
     def part(self, from_s: float, to_s: float) -> SpotTrace:
-        """Return what happened between two times, from 0 s on; who was there comes at 0 s, with the rate last said.
+        """Return the events between two times, from 0 s on; nodes that were there come at 0 s, with the last required rate.
 
         Raises:
             ValueError: the second is not later.
@@ -132,8 +122,8 @@ class SpotTrace:
             (life for life in self.lives() if life.from_s <= from_s and (life.to_s is None or life.to_s > from_s)),
             key=lambda life: life.from_s,
         )
-        said = [event.required_rate for event in self.events if event.time_s <= from_s and event.required_rate]
-        first = SpotEvent(0.0, SpotEventKind.ADD, tuple(life.node for life in present), said[-1] if said else None)
+        rates = [event.required_rate for event in self.events if event.time_s <= from_s and event.required_rate]
+        first = SpotEvent(0.0, SpotEventKind.ADD, tuple(life.node for life in present), rates[-1] if rates else None)
         inside = [
             replace(event, time_s=event.time_s - from_s)
             for event in self.events
@@ -178,7 +168,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _checked(path: Path, name: str, rows: Iterable[tuple[int, SpotEvent]]) -> SpotTrace:
-    """Gather the events, and say in which line one does not follow from those before it."""
+    """Gather the events; raise with the line of one that does not follow from the ones before."""
     here: set[str] = set()
     last_s = 0.0
     events: list[SpotEvent] = []
@@ -228,28 +218,28 @@ def _segment(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int
         "other": SpotEventKind.LOAD,
         "DONE": SpotEventKind.DONE,
     }
-    unsaid: tuple[int, float] | None = None  # when the recording ended, where nothing is said of it
+    unmarked_end: tuple[int, float] | None = None  # where no DONE follows
     for number, line in lines:
         try:
-            time_ms, said, details = orjson.loads(line)
+            time_ms, word, details = orjson.loads(line)
             nodes, rate = tuple(details.get("nodes", ())), details.get("required_tpt")
         except (ValueError, TypeError, AttributeError) as error:
             raise TraceError(f'{path}, line {number}: not a list like [0, "add", {{"nodes": ["node-0"]}}]') from error
         time_s = _seconds(path, number, time_ms)
-        if said in _ONLY_A_MINUTE_PASSED:
-            unsaid = number, time_s
+        if word in _ONLY_A_MINUTE_PASSED:
+            unmarked_end = number, time_s
             continue
-        unsaid = None
-        kind = kinds.get(said)
+        unmarked_end = None
+        kind = kinds.get(word)
         if kind is None:
-            raise TraceError(f"{path}, line {number}: {said!r} is not add, remove, other or DONE")
+            raise TraceError(f"{path}, line {number}: {word!r} is not add, remove, other or DONE")
         if not all(isinstance(node, str) and node for node in nodes) or len(set(nodes)) != len(nodes):
             raise TraceError(f"{path}, line {number}: nodes are names, each once")
         if kind in (SpotEventKind.ADD, SpotEventKind.REMOVE) and not nodes:
-            raise TraceError(f"{path}, line {number}: {said} names no nodes")
+            raise TraceError(f"{path}, line {number}: {word} names no nodes")
         yield number, SpotEvent(time_s, kind, nodes, _rate(path, number, rate))
-    if unsaid is not None:
-        yield unsaid[0], SpotEvent(unsaid[1], SpotEventKind.DONE)
+    if unmarked_end is not None:
+        yield unmarked_end[0], SpotEvent(unmarked_end[1], SpotEventKind.DONE)
 
 
 def _seconds(path: Path, number: int, written: Any) -> float:

@@ -1,21 +1,19 @@
 """The clients of a simulated mesh, and as much of a gateway as they need.
 
-Law: a client asks once, at its time, and waits for every token of its answer; a token counts from when it arrives here. The
-live gateway's other half, attempts that are made again, has no work in a world where nobody dies. Where prompts are interrupted
-(`interrupted_prompts.py`) the parts that are lost of one are asked for first, each as a request that nobody hears of.
-
-Invariants: a stream's tokens arrive in order, each once; a request ends once: answered, or told why not; whatever is known of
-it is forgotten then.
+A client sends a request once and waits for every token of its answer. Where workers leave, the gateway's part makes further
+attempts: under another epoch, from the tokens that the answer has. Prompts that are interrupted (`interrupted_prompts.py`)
+submit their lost parts first, each as a request whose answer is not counted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from spotwise.core import messages as m
-from spotwise.core.record import RequestRecord
+from spotwise.core.record import KvHandoff, RequestRecord
 from spotwise.core.request import FinishReason, StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.simulator.world.control_plane import ControlPlane
@@ -24,34 +22,42 @@ from spotwise.simulator.world.observation import Arrival, CompletedRequest, Obse
 from spotwise.simulator.world.settings import WorldSettings
 from spotwise.simulator.world.token_times import TOKEN_ID, Progress
 
-_EPOCH = 1
+_FIRST_EPOCH = 1
 _GREEDY = SamplingParams(temperature=0.0)
 
 
 class SimulationError(RuntimeError):
-    """The mesh did what a mesh must not do: a bug in a role, or in the world around it."""
+    """A role, or the world around it, broke a promise of the mesh."""
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveRequest:
     """A request that has not ended.
 
     Attributes:
+        record: of its current attempt.
         output_tokens: of its answer.
-        prompts_to_come: that are asked for when it has been answered, the whole one last; empty where this is that one.
+        later_prompts: that are submitted when it has been answered, the whole one last; empty where this is the whole one.
+        workers: of its current attempt, prompt worker and token worker, once assigned.
     """
 
     arrival: Arrival
     record: RequestRecord
     progress: Progress
     output_tokens: int
-    prompts_to_come: tuple[int, ...]
+    later_prompts: tuple[int, ...]
     first_token_s: float | None = None
     delivered: int = 0  #: tokens, those included that were only counted
+    workers: tuple[str, str] | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all its tokens are made; the last may be on its way."""
+        return self.progress.output_tokens >= self.output_tokens
 
 
 class Client:
-    """Everybody who asks.
+    """All clients of the mesh, behind one gateway.
 
     Attributes:
         completed, failed: requests so far.
@@ -75,11 +81,15 @@ class Client:
         self._control = control
         self._observer = observer
         self._settings = settings
-        self._asked = 0
-        self._live: dict[int, _Live] = {}
+        self._attempts = 0
+        self._live: dict[int, _LiveRequest] = {}
+        self._choice_of: dict[int, int] = {}  # by the id of each current attempt
+        self._superseded: set[int] = set()  # attempts whose tokens may still be on their way
+        self._left: set[str] = set()  # workers
+        self._without_workers: dict[int, None] = {}  # requests rejected because no worker was ready
         self._receivers: dict[type, Any] = {
             m.RequestAccepted: lambda message: None,
-            m.RequestAssigned: lambda message: None,
+            m.RequestAssigned: self._assigned,
             m.RequestRejected: self._rejected,
             m.TokenBatch: self._tokens_came,
         }
@@ -90,34 +100,116 @@ class Client:
         """Requests that have not ended."""
         return len(self._live)
 
-    def ask(self, arrival: Arrival) -> None:
-        """Send a request now."""
+    def submit(self, arrival: Arrival) -> int:
+        """Submit a request now, and return its number; choice ids are these numbers."""
         interrupted = self._settings.interrupted
         lost_parts = () if interrupted is None else interrupted.lost_parts(arrival.prompt_tokens)
-        self._submit(arrival, (*lost_parts, arrival.prompt_tokens))
+        return self._submit_first(arrival, (*lost_parts, arrival.prompt_tokens))
 
-    def _submit(self, arrival: Arrival, prompts: tuple[int, ...]) -> None:
-        """Ask for the first of these prompts; all but the last are worth one token."""
-        number, settings = self._asked, self._settings
-        self._asked += 1
-        prompt_tokens, to_come = prompts[0], prompts[1:]
-        output_tokens = 1 if to_come else arrival.output_tokens
+    def _submit_first(self, arrival: Arrival, prompts: tuple[int, ...]) -> int:
+        """Submit the first of these prompts; all but the last are answered by one token."""
+        number, settings = self._next_attempt(), self._settings
+        prompt_tokens, later = prompts[0], prompts[1:]
+        output_tokens = 1 if later else arrival.output_tokens
         stop, prompt = StopCriteria(max_new_tokens=output_tokens), _prompt(prompt_tokens)
         record = RequestRecord(
-            str(number), _EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
+            str(number), _FIRST_EPOCH, self.id, number, settings.model.name, prompt, (), _GREEDY, stop, arrival.at_s
         )
-        self._live[number] = _Live(arrival, record, Progress(prompt_tokens), output_tokens, to_come)
-        asked_tokens = settings.asked_tokens(output_tokens)
-        stream = m.StreamRef(self.id, number)
-        order = m.SubmitRequest(record.choice_id, _EPOCH, stream, prompt_tokens, asked_tokens)
+        self._live[number] = _LiveRequest(arrival, record, Progress(prompt_tokens), output_tokens, later)
+        self._choice_of[number] = number
+        self._send_attempt(self._live[number])
+        return number
+
+    def _next_attempt(self) -> int:
+        self._attempts += 1
+        return self._attempts - 1
+
+    def _send_attempt(self, live: _LiveRequest) -> None:
+        record, outputs = live.record, len(live.record.output_token_ids)
+        stream = m.StreamRef(self.id, record.attempt_id)
+        known_tokens = len(record.prompt_token_ids) + outputs
+        max_new_tokens = self._settings.requested_tokens(live.output_tokens) - outputs
+        order = m.SubmitRequest(record.choice_id, record.epoch, stream, known_tokens, max_new_tokens)
         self._control.send(self._scheduler_id, order)
+
+    # --- further attempts ---------------------------------------------------------------------------------------------
+
+    def end_attempt(self, number: int, output_tokens: int) -> None:
+        """End a request's attempt; the next one starts from so many tokens of its answer."""
+        live = self._live[number]
+        record = live.record
+        self._control.send(self._scheduler_id, m.CloseRequest(record.choice_id, record.epoch, finished=False))
+        del self._choice_of[record.attempt_id]
+        self._superseded.add(record.attempt_id)
+        self._without_workers.pop(number, None)
+        attempt = self._next_attempt()
+        self._choice_of[attempt] = number
+        # one of its own: a worker may still compute for the attempt that has ended
+        live.progress = Progress(live.progress.prompt_tokens, output_tokens, live.progress.last_token_s)
+        live.delivered = output_tokens
+        live.workers = None
+        live.record = replace(
+            record, epoch=record.epoch + 1, attempt_id=attempt, output_token_ids=_prompt(output_tokens)
+        )
+        if output_tokens and live.first_token_s is None:
+            live.first_token_s = self._queue.now
+
+    def submit_again(self, number: int) -> None:
+        """Let the scheduler place a request's next attempt."""
+        self._send_attempt(self._live[number])
+
+    def move_attempt(self, number: int, worker_id: str) -> KvHandoff:
+        """Place a request's next attempt on a worker that gets its KV; return the hand-off of all but the last token's KV."""
+        live = self._live[number]
+        outputs = live.progress.output_tokens
+        live.record = replace(live.record, output_token_ids=_prompt(outputs - 1))
+        live.workers = (worker_id, worker_id)
+        return KvHandoff(
+            live.record.choice_id, live.record.epoch, live.progress.prompt_tokens + outputs - 1, first_token_id=TOKEN_ID
+        )
+
+    def reservation(self, number: int, sender_id: str) -> m.ReserveKv:
+        """Return the order that reserves blocks for a request's KV and for the tokens that it lacks."""
+        live = self._live[number]
+        record, outputs = live.record, len(live.record.output_token_ids)
+        total = self._settings.requested_tokens(live.output_tokens)
+        return m.ReserveKv(
+            record.choice_id,
+            record.epoch,
+            m.StreamRef(self.id, record.attempt_id),
+            sender_id,
+            assignment=0,
+            kv_tokens=live.progress.prompt_tokens + total,
+            max_new_tokens=total - outputs,
+            lease_s=math.inf,
+        )
+
+    def worker_left(self, worker_id: str) -> list[tuple[int, str]]:
+        """Return the unanswered requests whose attempt has a worker that leaves, and the token worker of each."""
+        self._left.add(worker_id)
+        return [
+            (number, live.workers[1])
+            for number, live in self._live.items()
+            if live.workers is not None and worker_id in live.workers and not live.is_answered
+        ]
+
+    def is_current(self, choice_id: str, epoch: int) -> bool:
+        """Whether an attempt is its request's last one, and the answer is not on its way."""
+        live = self._live.get(int(choice_id))
+        return live is not None and live.record.epoch == epoch and not live.is_answered
+
+    def retry_rejected(self, _: None = None) -> None:
+        """Submit again the requests that were rejected because no worker was ready."""
+        waiting, self._without_workers = self._without_workers, {}
+        for number in waiting:
+            self._send_attempt(self._live[number])
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def record(self, choice_id: str, epoch: int) -> RequestRecord | None:
-        """Return what a worker must know of a request, as long as that is live."""
+        """Return the record of a live attempt."""
         live = self._live.get(int(choice_id))
-        return None if live is None else live.record
+        return None if live is None or live.record.epoch != epoch else live.record
 
     def progress(self, choice_id: str) -> Progress:
         """Return how far a live request is."""
@@ -125,16 +217,39 @@ class Client:
 
     # --- the gateway's inbox ------------------------------------------------------------------------------------------
 
+    def _assigned(self, message: m.RequestAssigned) -> None:
+        live = self._live.get(int(message.choice_id))
+        if live is not None and live.record.epoch == message.epoch:
+            live.workers = (message.prompt_worker, message.token_worker)
+            if not live.is_answered and not self._left.isdisjoint(live.workers):
+                self._try_again(int(message.choice_id))
+
+    def _try_again(self, number: int) -> None:
+        self.end_attempt(number, self._live[number].progress.output_tokens)
+        self.submit_again(number)
+
     def _rejected(self, message: m.RequestRejected) -> None:
-        self._fail(int(message.choice_id), f"{message.code.value}: {message.message}")
+        number = int(message.choice_id)
+        if message.epoch != self._live[number].record.epoch:
+            return
+        if self._settings.elastic and message.code is m.RejectCode.NO_WORKERS:
+            self._without_workers[number] = None
+        else:
+            self._fail(number, f"{message.code.value}: {message.message}")
 
     def _tokens_came(self, batch: m.TokenBatch) -> None:
         for delta in batch.deltas:
-            live = self._live.get(delta.attempt_id)
-            if live is None:
-                raise SimulationError(f"a token for stream {delta.attempt_id}, which has ended")
+            number = self._choice_of.get(delta.attempt_id)
+            if number is None:
+                if delta.attempt_id in self._superseded:
+                    continue
+                raise SimulationError(f"a token for attempt {delta.attempt_id}, which has ended")
+            live = self._live[number]
             if delta.finish_reason is FinishReason.ERROR:
-                self._fail(delta.attempt_id, delta.error)
+                if delta.retryable and self._settings.elastic:
+                    self._try_again(number)
+                else:
+                    self._fail(number, delta.error)
                 continue
             # an ending after tokens that were only counted says how many they are; all else is a token by its index
             is_ending = delta.token_id is None and delta.finish_reason is not None
@@ -142,23 +257,23 @@ class Client:
             if live.first_token_s is None:
                 live.first_token_s = self._queue.now
                 if tokens != 1:
-                    raise SimulationError(f"stream {delta.attempt_id} begins with token {tokens}")
+                    raise SimulationError(f"attempt {delta.attempt_id} begins with token {tokens}")
             if tokens <= live.delivered:
-                raise SimulationError(f"stream {delta.attempt_id} got token {tokens} after token {live.delivered}")
+                raise SimulationError(f"attempt {delta.attempt_id} got token {tokens} after token {live.delivered}")
             live.delivered = tokens
             if delta.finish_reason is not None:
-                self._complete(delta.attempt_id, live, live.first_token_s, delta.finish_reason)
+                self._complete(number, live, live.first_token_s, delta.finish_reason)
 
-    def _complete(self, number: int, live: _Live, first_token_s: float, reason: FinishReason) -> None:
+    def _complete(self, number: int, live: _LiveRequest, first_token_s: float, reason: FinishReason) -> None:
         arrival, progress = live.arrival, live.progress
         if reason is not FinishReason.LENGTH or not live.delivered == progress.output_tokens == live.output_tokens:
             raise SimulationError(
                 f"request {number} ended by {reason.value} with {live.delivered} of {live.output_tokens} tokens, "
                 f"{progress.output_tokens} of which were made"
             )
-        if live.prompts_to_come:
+        if live.later_prompts:
             self._close(number, finished=True)
-            self._submit(arrival, live.prompts_to_come)
+            self._submit_first(arrival, live.later_prompts)
             return
         self.completed += 1
         self._observer.request_completed(CompletedRequest(arrival, first_token_s, self._queue.now))
@@ -170,12 +285,13 @@ class Client:
         self._close(number, finished=False)
 
     def _close(self, number: int, *, finished: bool) -> None:
-        del self._live[number]
+        record = self._live.pop(number).record
+        del self._choice_of[record.attempt_id]
         self.ended_s = self._queue.now
-        self._control.send(self._scheduler_id, m.CloseRequest(str(number), _EPOCH, finished))
+        self._control.send(self._scheduler_id, m.CloseRequest(record.choice_id, record.epoch, finished))
 
 
 @lru_cache(maxsize=16_384)
 def _prompt(tokens: int) -> tuple[int, ...]:
-    """Return a prompt of that length: one for all that have it, because hundreds of thousands may be live at once."""
+    """Return so many tokens: one tuple for all prompts of that length, because hundreds of thousands may be live at once."""
     return (TOKEN_ID,) * tokens

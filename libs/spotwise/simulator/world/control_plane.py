@@ -1,8 +1,4 @@
-"""Messages between the members of a simulated mesh.
-
-Law: a message takes `latency_s`, from whomever to whomever; none is lost, and of two messages the one sent first arrives
-first. The live mesh keeps order between two members only, and may lose messages; the property tests of the mesh do that.
-"""
+"""Messages between the members of a simulated mesh: each takes the same time, none is lost while its recipient is there."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from spotwise.simulator.world.events import EventQueue
 
 
 class ControlPlane:
-    """Carries messages to inboxes."""
+    """Carries messages to inboxes, in the order in which they were sent."""
 
     def __init__(self, queue: EventQueue, latency_s: float) -> None:
         self._queue = queue
@@ -22,13 +18,17 @@ class ControlPlane:
         self._inboxes: dict[str, Callable[[Any], None]] = {}
 
     def open_inbox(self, member_id: str, receive: Callable[[Any], None]) -> None:
-        """Let `receive(message)` be called with what is sent to `member_id`."""
+        """Call `receive(message)` with each message to `member_id`."""
         self._inboxes[member_id] = receive
+
+    def close_inbox(self, member_id: str) -> None:
+        """Drop further messages to a member that has left."""
+        self._inboxes[member_id] = lambda message: None
 
     def send(self, recipient_id: str, message: Message) -> None:
         """Send a message.
 
         Raises:
-            KeyError: there is no such member.
+            KeyError: there never was such a member.
         """
         self._queue.at(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)

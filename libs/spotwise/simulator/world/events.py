@@ -1,11 +1,4 @@
-"""Simulated time.
-
-Law: what is going to happen is a heap of (time, sequence number); it happens in that order, and nothing else moves the clock.
-What is due at the same moment happens in the order in which it was scheduled, so two runs of the same world are the same run.
-
-Invariants: the clock never goes back; nothing is scheduled in the past; only the future is kept, so memory does not grow with
-what has happened.
-"""
+"""A discrete-event queue: events run in (time, insertion) order, and only they advance the clock."""
 
 from __future__ import annotations
 

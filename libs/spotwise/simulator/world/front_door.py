@@ -1,10 +1,6 @@
-"""What stands in the scheduler's place where there is one machine and nothing to choose.
+"""A stand-in for the scheduler of a world with one machine: every request goes straight to it.
 
-Law: every request goes to the machine as it comes, so that whose turn it is is the worker's decision alone. The cluster's
-scheduler keeps requests for which no machine has room, first come, first served; in front of a single engine that would be a
-queue before the queue that is looked at.
-
-Invariants: a request is ordered once; what the machine refuses is rejected.
+The worker alone decides whose turn it is; a scheduler's queue in front of it would hide the queue under study.
 """
 
 from __future__ import annotations
@@ -17,13 +13,7 @@ from spotwise.core.scheduler import SchedulerEvent
 
 
 class FrontDoor:
-    """Passes requests on.
-
-    Args:
-        door_id: its own id.
-        client_id: who asks.
-        machine_id: who serves, in place.
-    """
+    """Passes requests from the client to the machine, which serves both phases."""
 
     def __init__(self, door_id: str, client_id: str, machine_id: str) -> None:
         self._id = door_id
@@ -32,7 +22,7 @@ class FrontDoor:
         self._orders = 0
 
     def handle(self, event: SchedulerEvent, now: float) -> list[m.Send]:
-        """Pass a request on, or a refusal back; nothing else asks for anything."""
+        """Pass a request on, or a refusal back; ignore all else."""
         if isinstance(event, m.SubmitRequest):
             return [m.Send(self._target.worker_id, self._order(event))]
         if isinstance(event, m.KvRefused):

@@ -1,10 +1,7 @@
-"""KV that leaves a machine.
+"""KV that leaves a machine, layer by layer behind the computation where `Overlap` says so.
 
-Law: a prompt's KV leaves as `Overlap` says. Layer by layer, the first layer's KV is there when the first layer is computed, so
-the bytes of all layers but the last may be sent from then on, and those of the last when the iteration ends: what a client
-sees of the transfer is the last layer's, and whatever the link could not carry meanwhile (Splitwise, section 4.4).
-
-Invariants: a sequence's KV arrives once and whole, or not at all; nothing is sent of a sequence that was dropped.
+All layers' bytes but the last may be sent as they are computed, the last layer's when the iteration ends (Splitwise, section
+4.4).
 """
 
 from __future__ import annotations
@@ -38,11 +35,11 @@ class HandOffs:
 
     Args:
         send_link: of the machine.
-        receive: takes in what happened to the machine.
+        receive: takes in the machine's events.
         around: the world.
 
     Attributes:
-        sent: those that arrived.
+        sent: hand-offs that arrived.
     """
 
     def __init__(self, send_link: Link, receive: Callable[[Any], None], around: Surroundings) -> None:
@@ -63,7 +60,7 @@ class HandOffs:
             self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
 
     def drop(self, sequence_id: str) -> None:
-        """Send no more of a sequence."""
+        """Call the hand-off of a sequence off."""
         push = self._pushes.pop(sequence_id, None)
         if push is not None:
             self._around.network.call_off(push.transfer)
@@ -90,13 +87,13 @@ class HandOffs:
             self._offer(push, tokens, is_last=False)
 
     def push(self, command: c.PushKv) -> None:
-        """Send what is left of a prompt that is computed, and tell both ends when it is there."""
+        """Send the rest of a computed prompt's KV, and report its arrival to both ends."""
         push = self._pushes[sequence_id(command.handoff.choice_id, command.handoff.epoch)]
         push.command, push.committed_s = command, self._queue.now
         self._offer(push, command.handoff.num_tokens, is_last=True)
 
     def _offer(self, push: _Push, tokens: float, *, is_last: bool) -> None:
-        """Let the link have the KV of a prompt's first `tokens` tokens, as far as it has not got it yet."""
+        """Give the link the KV of a prompt's first `tokens` tokens, as far as it does not have it yet."""
         if not push.offered_bytes:
             push.begun_s = self._queue.now
         more_bytes = tokens * self._around.settings.model.kv_token_bytes - push.offered_bytes
@@ -104,7 +101,7 @@ class HandOffs:
         self._around.network.add(push.transfer, more_bytes, is_last=is_last)
 
     def _sent(self, transfer: LinkTransfer) -> None:
-        """Deliver what has wholly gone out."""
+        """Deliver KV whose last byte has been sent."""
         arrival_s = self._queue.now + self._around.settings.link_latency_s
         self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])
 
@@ -115,6 +112,9 @@ class HandOffs:
             return  # called off while its last bytes were on the way
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
+        if target.has_left:
+            self._receive(c.HandoffFailed(handoff.choice_id, handoff.epoch, "its token worker has left"))
+            return
         self.sent += 1
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
         visible_s = now - push.committed_s

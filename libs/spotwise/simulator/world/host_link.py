@@ -1,12 +1,4 @@
-"""KV on its way between a machine and its host's memory.
-
-Law: there is one link out and one link in, and what is copied goes over each in the order in which it was asked for, beside the
-iterations and without slowing them. The role is told when the last byte of a sequence is where it was to go.
-
-Source: FastServe, section 4.2; both ways at once and beside the computation, as streams of their own have it.
-
-Invariants: a copy ends no sooner than its bytes take; copies in one direction do not overlap.
-"""
+"""KV on its way between a machine and its host's memory: one queue each way (FastServe, section 4.2)."""
 
 from __future__ import annotations
 
@@ -24,7 +16,7 @@ class HostLink:
         bytes_per_s: each way.
         block_bytes: of a block of KV.
         queue: the clock.
-        receive: takes in what happened to the machine.
+        receive: takes in the machine's events.
 
     Attributes:
         out_bytes, in_bytes: copied to the host, and back.

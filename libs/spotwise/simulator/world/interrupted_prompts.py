@@ -1,15 +1,8 @@
-"""Prompts that are interrupted and computed again: what a queue does that preempts without a look at the prompt.
+"""Prompts that are interrupted at the end of a quantum and computed again (MLFQ-preemption, FastServe, section 6.3).
 
-Law: with MLFQ-preemption every job joins Q1, and a prompt that is not computed by the end of its queue's quantum is
-interrupted: what was computed of it is lost, it goes to the back of the next queue and begins again there. So a job is, one
-after the other, a prompt as long as Q1's quantum allows, one as long as Q2's does, and so on, each of which ends without an
-answer, and in the end the whole prompt in the first queue whose quantum is as long as it. Each of these joins, by skip-join,
-just the queue in which the interrupted job would stand: the baseline is the scheduler that it is held against, asked for wasted
-work as well.
-
-Source: MLFQ-preemption, FastServe, section 6.3.
-
-Invariants: a prompt that the first quantum is long enough for is not interrupted; parts grow.
+What was computed of an interrupted prompt is lost, and the job starts over in the next queue. So it is a series of prompts,
+each as long as a queue's quantum allows and without an answer, and in the end the whole prompt in the first queue long enough
+for it.
 """
 
 from __future__ import annotations
@@ -23,18 +16,18 @@ from spotwise.core.mlfq import MlfqPolicy
 
 @dataclass(frozen=True, slots=True)
 class InterruptedPrompts:
-    """What is lost of prompts.
+    """The parts of prompts that are computed and lost.
 
     Attributes:
         cost: of iterations.
-        queues: whose quanta interrupt.
+        queues: their quanta interrupt.
     """
 
     cost: LinearIterationCost | TableIterationCost
     queues: MlfqPolicy
 
     def lost_parts(self, prompt_tokens: int) -> tuple[int, ...]:
-        """Return how many tokens of a prompt are computed in vain, queue by queue.
+        """Return the tokens of a prompt that are computed and lost, queue by queue.
 
         A queue whose quantum is too short for a single token loses nothing: it has not begun.
         """

@@ -1,12 +1,8 @@
-"""A machine of the simulated cluster: a worker's role, and an engine that takes its time.
+"""A machine of the simulated cluster: a worker's role, and an engine that takes simulated time.
 
-Law: what the machine does next is decided by the same `WorkerRole` that a live worker has. Here its commands take simulated
-time instead of real: an iteration as long as `IterationCost` says, a hand-off as long as the network takes. The store answers
-at once, and tokens are all the same: nobody looks at them, only at how many there are. Where the policy allows orders of
-several iterations, what has ended of one is counted before the role is told of anything else. As many iterations are in flight
-as the policy says, each in a stage of its own of the engine's pipeline; KV moves to the host and back beside them.
-
-Invariants: orders end as they were given; the role hears of everything in the order in which it happened.
+An iteration takes what `IterationCost` says, a hand-off what the network takes; the store answers at once, and all tokens are
+the same. Iterations of an order that have ended are counted before the role receives anything else. Up to `max_in_flight`
+iterations run at once, each in a stage of its own; KV moves to the host and back beside them.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from spotwise.core import messages as m
@@ -21,6 +18,7 @@ from spotwise.core.counted_blocks import CountedBlockPool
 from spotwise.core.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
+from spotwise.core.worker.sequence import Sequence
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.host_link import HostLink
 from spotwise.simulator.world.network import Link
@@ -70,11 +68,12 @@ class Machine:
         self._peak_blocks = 0
         self._hand_offs = HandOffs(self.send_link, self.receive, around)
         self._host_link = HostLink(machine_type.host_bytes_per_s, block_bytes, self._queue, self.receive)
-        self._told: tuple[m.Pool, m.WorkerLoad] | None = None
+        self._reported: tuple[m.Pool, m.WorkerLoad] | None = None
         self._beat_is_planned = False
         self._news_is_planned = False
         self._sequence_left = False
         self._beaten_s = -math.inf
+        self.has_left = False
         self._performers: dict[type, Callable[[Any], None]] = {
             m.Send: lambda command: around.control.send(command.recipient_id, command.message),
             m.RecordLedger: _nothing,
@@ -94,12 +93,37 @@ class Machine:
         around.control.open_inbox(machine_id, self.receive)
 
     def receive(self, event: Any) -> None:
-        """Take in a message, or what the machine's own engine and links have to say."""
+        """Take in a message, or an event of the machine's own engine and links."""
+        if self.has_left:
+            return
         self._count_ended()
         if isinstance(event, m.StartPrefill) and event.target.worker_id != self.id:
             self._hand_offs.ordered(event)
-        self._tell_role(event)
+        self._role_receives(event)
         self._plan_beat()
+
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Return the sequences here, as they are at the end of the last whole iteration."""
+        self._count_ended()
+        return self.role.sequences
+
+    @property
+    def boundary_s(self) -> float:
+        """When the iteration that runs now ends; now, where none does."""
+        self._count_ended()
+        return self._orders[0].next_end_s if self._orders else self._queue.now
+
+    def leave(self) -> tuple[Sequence, ...]:
+        """Stop at once; return the sequences that were here."""
+        sequences = self.sequences()
+        self.has_left = True
+        self._orders.clear()
+        for sequence in sequences:
+            self._hand_offs.drop(sequence.sequence_id)
+        around = self._around
+        around.control.close_inbox(self.id)
+        around.control.send(around.scheduler_id, replace(self._member(), state=m.MemberState.LEFT))
+        return sequences
 
     def finish(self) -> MachineResult:
         """Return what the machine did."""
@@ -116,26 +140,30 @@ class Machine:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that somebody owns, of the device and of the host."""
+        """Blocks with an owner, of the device and of the host."""
         return self.pool.used_blocks + (self.host.used_blocks if self.host else 0)
 
-    def _tell_role(self, event: c.WorkerEvent) -> None:
+    def _role_receives(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self._queue.now):
             self._performers[type(command)](command)
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Tell the scheduler how the machine is doing, unless it was told just that."""
+        """Send a heartbeat, unless the last one reported the same."""
+        if self.has_left:
+            return
         self._count_ended()
         self._beaten_s = self._queue.now
         self._sequence_left = False
         load = self.role.load()
-        if (self.home_pool, load) != self._told:
-            self._told = (self.home_pool, load)
-            kind = m.MemberKind.PROMPT_WORKER if self.home_pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
-            member = m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home_pool, load=load)
-            self._around.control.send(self._around.scheduler_id, member)
+        if (self.home_pool, load) != self._reported:
+            self._reported = (self.home_pool, load)
+            self._around.control.send(self._around.scheduler_id, self._member(load))
+
+    def _member(self, load: m.WorkerLoad | None = None) -> m.Member:
+        kind = m.MemberKind.PROMPT_WORKER if self.home_pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
+        return m.Member(self.id, kind, 1, self.role.state, self.id, 1, "", pool=self.home_pool, load=load)
 
     def _beat_in_turn(self, _: None) -> None:
         self._beat_is_planned = False
@@ -144,7 +172,7 @@ class Machine:
             self._plan_beat()
 
     def _beat_soon(self) -> None:
-        """Beat before its turn, but not too soon after the last time."""
+        """Send a heartbeat before its turn, but not too soon after the last one."""
         if not self._news_is_planned:
             due_s = self._beaten_s + self._around.settings.news_interval_s
             if due_s <= self._queue.now:
@@ -158,7 +186,7 @@ class Machine:
         self.beat()
 
     def _plan_beat(self) -> None:
-        """Beat at the next multiple of the period: a machine that does nothing has nothing new to tell."""
+        """Send a heartbeat at the next multiple of the period."""
         if not self._beat_is_planned:
             self._beat_is_planned = True
             period_s, now = self._around.settings.heartbeat_s, self._queue.now
@@ -215,7 +243,7 @@ class Machine:
             self._queue.at(order.look_s, self._look, (order, order.look_s))
 
     def _count_ended(self) -> None:
-        """Tell the role which iterations have ended; it may not be told of anything that came later before."""
+        """Report iterations that have ended to the role, before anything that happened later."""
         for order in tuple(self._orders):
             began_s = order.counted_s
             ends_s = order.take_ended(self._queue.now)
@@ -223,7 +251,7 @@ class Machine:
                 return
             self._around.observer.iterations_ended(self.id, order.shape, order.counted_s - began_s, len(ends_s))
             self._token_times.iterations_ended(order.batch, ends_s)
-            self._tell_role(self._ended(order, len(ends_s)))
+            self._role_receives(self._ended(order, len(ends_s)))
 
     def _ended(self, order: IterationOrder, iterations: int) -> c.IterationFinished | c.IterationsCounted:
         is_over = order.is_over
@@ -236,4 +264,4 @@ class Machine:
 
 
 def _nothing(command: Any) -> None:
-    """Take note of nothing: ledgers and windows are for a world in which something goes wrong."""
+    """Do nothing: no message is lost here, so ledgers and windows are not used."""

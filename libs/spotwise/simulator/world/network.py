@@ -1,15 +1,8 @@
 """KV on its way from machine to machine.
 
-Law: a machine has one link out and one link in, and each is shared equally by the transfers on it: a transfer goes at the
-smaller of its two shares. What it leaves of the larger share is given to nobody (max-min fairness would give it on, at the
-price of looking at every transfer of the cluster whenever one begins or ends): so a busy receiver is a little slower here
-than it could be, never faster. Latency comes once a transfer, after its last byte has been sent.
-
-Source: InfiniBand between the machines of a cluster, Splitwise section 4.4; its published simulator lets transfers pass
-through one another, each at the same rate, and so does `private_bytes_per_s`.
-
-Invariants: where links are shared, the rates of the transfers on one never sum to more than it has; every byte of a transfer
-is sent exactly once, unless it is called off.
+A machine has one link out and one link in, each shared equally by its transfers; a transfer goes at the smaller of its two
+shares (what that leaves of the larger one is not redistributed). Latency comes once a transfer, after its last byte.
+Splitwise's published simulator gives every transfer a rate of its own, and so does `private_bytes_per_s`.
 """
 
 from __future__ import annotations
@@ -29,7 +22,7 @@ class Link:
 
     Attributes:
         bytes_per_s: what it carries.
-        transfers: those on it now, in order of their start.
+        transfers: now on it, in order of their start.
         carried_bytes: of transfers that ended or were called off.
     """
 
@@ -98,7 +91,7 @@ class Network:
             transfer.on_sent(transfer)
 
     def call_off(self, transfer: LinkTransfer) -> None:
-        """Send no more of it, and tell nobody."""
+        """Send no more of it; `on_sent` is not called."""
         transfer.is_closed = False
         if transfer.is_moving:
             self._settle(transfer)
@@ -143,7 +136,7 @@ class Network:
         transfer.settled_s = now
 
     def _plan(self, transfer: LinkTransfer) -> None:
-        """See to it that somebody looks when the last byte goes; a look that comes too early plans the next one."""
+        """Look again when the last byte goes; a look that comes too early plans the next one."""
         due_s = transfer.settled_s + transfer.left_bytes / transfer.rate_bytes_per_s
         if transfer.due_s is None or due_s < transfer.due_s:
             transfer.due_s = due_s

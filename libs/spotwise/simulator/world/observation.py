@@ -1,8 +1,4 @@
-"""What a simulated run tells whoever measures it, as it happens; nothing is kept here.
-
-Law: a run reports each request once, when it ends, and each iteration once; so that figures can be gathered in memory that
-does not grow with the run.
-"""
+"""What a simulated run reports as it happens: each request and each iteration once, when it ends."""
 
 from __future__ import annotations
 
@@ -58,7 +54,7 @@ class CompletedRequest:
 
 
 class Observer(Protocol):
-    """Hears of a run. Calls come in order of time."""
+    """Receives the events of a run, in order of time."""
 
     def request_completed(self, request: CompletedRequest) -> None:
         """A request was answered."""

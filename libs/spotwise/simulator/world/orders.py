@@ -1,10 +1,7 @@
 """An order of a worker's role, and when each of its iterations ends.
 
-Law: iterations follow one another without a pause; each takes what its shape costs, and every row of a further one attends to
-a token more than in the one before. Ends are worked out a few at a time, because most long orders are cut short. In a pipeline
-an order is one iteration, which ends when it has passed all stages.
-
-Invariants: ends ascend; what was taken is not given again; an order that was cut ends with the iteration that ran then.
+Iterations follow one another without a pause, each row attending to a token more than before. Ends are computed a few at a
+time, since most long orders are cut short. In a pipeline an order is one iteration, which ends when it has passed all stages.
 """
 
 from __future__ import annotations
@@ -57,6 +54,11 @@ class IterationOrder:
         return self._planned == self._steps
 
     @property
+    def next_end_s(self) -> float:
+        """When the iteration that runs now ends; of an order that is not over."""
+        return self._ends[0] if self._ends else self.look_s
+
+    @property
     def is_over(self) -> bool:
         """Whether all its iterations were taken."""
         return self.is_planned and not self._ends
@@ -81,7 +83,7 @@ class IterationOrder:
         self.look_s = end_s
 
     def take_ended(self, now: float) -> list[float]:
-        """Return when those iterations ended that have, by `now`, and were not taken before."""
+        """Return the ends of the iterations that ended by `now` and were not taken before."""
         while self.look_s <= now and not self.is_planned:
             self.plan()
         taken, ends = [], self._ends

@@ -1,13 +1,4 @@
-"""When iterations leave a pipeline of stages.
-
-Law: each stage holds as many layers as any other, so an iteration takes an equal part of its whole time in each. A stage takes
-iterations in the order in which they were ordered, each when the stage before has done with it and the stage itself with the
-iteration before. So a new iteration begins every stage time, as long as somebody orders one.
-
-Source: Orca, section 4.2, figure 8; FastServe, section 4.3.
-
-Invariants: iterations leave in the order in which they entered; one that is alone takes its whole time.
-"""
+"""When iterations leave a pipeline of stages: each holds as many layers, and takes iterations in order (Orca, section 4.2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a simulated world has to say of its machines when nothing happens any more.
-
-Law: counts of bounded size, whatever the length of the run. Requests and iterations are reported while they happen
-(`observation.py`); here is what belongs to no single one of them.
-"""
+"""What a simulated world reports of its machines at its end; requests and iterations are reported as they happen."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ class MachineResult:
         machine_id: its id.
         home_pool: the pool that it belonged to at the end.
         sent: KV hand-offs that it made.
-        sent_bytes: theirs, those that were called off included as far as they got.
+        sent_bytes: of these, and of hand-offs that were called off, as far as they got.
         preemptions: sequences that lost their blocks.
         peak_kv_tokens: for which there were blocks when an iteration began, of the device and of the host, at most.
         swapped_out_bytes, swapped_in_bytes: KV that was copied to the host, and back.

@@ -1,8 +1,4 @@
-"""What can be chosen about a simulated world, beside its machines.
-
-Law: everything that decides is a setting of the roles (`WorkerPolicy`, `SchedulerLimits`), the same that a live mesh has; the
-rest says how the world around them behaves.
-"""
+"""What can be chosen about a simulated world: settings of the roles, and how the world around them behaves."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 
-#: Nobody dies, no message is lost: nothing has to be given up for silence, and no request is turned away for waiting.
+#: No message is lost: no member counts as lost for its silence, and no request is rejected for waiting.
 PATIENT = SchedulerLimits(
     max_queued=2**62,
     max_queue_s=math.inf,
@@ -51,7 +47,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class WorldSettings:
-    """What is said once and holds for the whole world.
+    """Settings that hold for the whole world.
 
     Attributes:
         model: whose weights and KV fill the machines.
@@ -71,12 +67,14 @@ class WorldSettings:
         private_link_bytes_per_s: every transfer has a link of this rate for itself, whatever the machines have (the published
             simulator); `None` lets transfers share the links of their machines.
         heartbeat_s: between two heartbeats of a machine whose load changed.
-        news_interval_s: one more heartbeat whenever prompts were computed, so that who has an empty prompt queue is known, but
+        news_interval_s: one more heartbeat whenever prompts were computed, so that empty prompt queues are known, but
             so long after the last one; where it is as long as `heartbeat_s`, there are no more than these.
         through_scheduler: requests come by the cluster's scheduler. Without, they go straight to the one machine of the world,
-            so that whose turn it is is decided there alone (`front_door.py`).
-        interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` interrupts nobody.
-        beats_after_endings: and one, as soon, whenever a sequence has ended, so that the room that it leaves is known.
+            so that the worker alone decides whose turn it is (`front_door.py`).
+        interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` for none.
+        elastic: machines join and leave while the world runs, and a request gets another attempt where it loses its machine, or
+            where there is none.
+        beats_after_endings: and one whenever a sequence has ended, so that its free blocks are known.
         tick_s: between two ticks of the scheduler.
         counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
             Where the order of sequences may change, KV moves, or several iterations are in flight, each is an order of its own.
@@ -101,6 +99,7 @@ class WorldSettings:
     counted_steps: int = 64
     through_scheduler: bool = True
     interrupted: InterruptedPrompts | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.policy.prefix_caching:
@@ -120,6 +119,6 @@ class WorldSettings:
         one_by_one = self.counted_steps == 1 or self.policy.is_ranked or self.policy.max_in_flight > 1
         return replace(self.policy, reserve=reserve, counted_steps=None if one_by_one else self.counted_steps)
 
-    def asked_tokens(self, output_tokens: int) -> int:
-        """Return what a request with such an answer asks for; never less than the answer has."""
+    def requested_tokens(self, output_tokens: int) -> int:
+        """Return the `max_tokens` of a request with such an answer; never less than the answer has."""
         return output_tokens if self.knows_output else max(self.max_new_tokens, output_tokens)

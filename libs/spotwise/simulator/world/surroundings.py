@@ -1,4 +1,4 @@
-"""What a machine of the simulated cluster has around it."""
+"""What the machines of a simulated cluster share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spotwise.simulator.world.token_times import Progress
 
 
 class RequestStore(Protocol):
-    """Where the records of requests are."""
+    """The records of live requests."""
 
     def record(self, choice_id: str, epoch: int) -> RequestRecord | None:
         """Return an attempt's record, if it is still there."""
@@ -28,9 +28,10 @@ class Neighbour(Protocol):
     """A machine, as others see it."""
 
     receive_link: Link
+    has_left: bool
 
     def receive(self, event: Any) -> None:
-        """Take in what happened to it."""
+        """Take in an event."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Surroundings:
     """What all machines of a world share.
 
     Attributes:
-        machines: by id.
+        machines: by id, those included that have left.
     """
 
     queue: EventQueue

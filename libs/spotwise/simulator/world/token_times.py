@@ -1,11 +1,4 @@
-"""When each token of each request was made.
-
-Law: a row that reaches the end of its sequence's known tokens brings one token more; it is as late as its iteration's end. The
-time from one token of a request to its next is what a client sees between them, because messages to it all take as long.
-
-Invariants: every token but a request's first is reported with its distance exactly once, whatever machines it was made on;
-nothing grows with the number of tokens.
-"""
+"""When each token of each request was made: at its iteration's end, with its distance from the one before."""
 
 from __future__ import annotations
 
@@ -36,7 +29,7 @@ class Progress:
 
 
 class TokenTimes:
-    """The sequences of one machine, the order that runs there, and who hears of their tokens."""
+    """The sequences of one machine, and the order that runs there."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -64,10 +57,10 @@ class TokenTimes:
             self._last_s = end_s
 
     def order_ended(self, batch: Batch) -> list[str]:
-        """Note what the order that ran did for its sequences, and report how far its first tokens were from those before.
+        """Note what the order that ran did for its sequences, and report the distance of its first tokens from the ones before.
 
         Returns:
-            Whose tokens it made, in order of rows.
+            The sequences whose tokens it made, in order of rows.
         """
         first_s, last_s, iterations = self._first_s, self._last_s, self._iterations
         self._iterations = 0

@@ -1,18 +1,11 @@
-"""A cluster that serves a trace, in simulated time.
+"""A cluster that serves requests in simulated time.
 
-Law: one `SchedulerRole` and as many `WorkerRole`s as there are machines, the classes of the live mesh, decide everything; this
-world carries their messages, takes the time that their commands take, and counts. Nobody dies in it and no message is lost, so
-leases and time-outs never run out (`PATIENT`), and workers need no ticks. One machine alone may do without a scheduler
-(`front_door.py`).
-
-A heartbeat goes out at a multiple of the period after something happened on a machine, or when it has computed prompts, and
-only if its load changed since the last: the scheduler's view is a report and what was ordered since, and the same report again
-changes neither.
+One `SchedulerRole` and a `WorkerRole` for each machine, the classes of the live mesh, decide everything; this world carries
+their messages, takes the time of their commands, and counts. No message is lost, so leases and time-outs never run out
+(`PATIENT`) and workers need no ticks. Machines may join and leave (`WorldSettings.elastic`): the requests of one that leaves
+are submitted again, or move to another machine with their KV.
 
 Source: an event-driven simulator of the cluster, Splitwise section 5.
-
-Invariants: every request that arrives ends, once, and at the end no KV block is held; the next arrival is read when the one
-before it has come, so memory holds what is live and what is counted, whatever the length of the trace.
 """
 
 from __future__ import annotations
@@ -21,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.sequence import Sequence as HeldSequence
 from spotwise.simulator.world.client import Client, SimulationError
 from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.events import EventQueue
@@ -34,10 +29,11 @@ from spotwise.simulator.world.surroundings import Surroundings
 
 _SCHEDULER = "scheduler"
 _CLIENT = "client"
+_MIGRATION = "migration"
 
 
 def machine_ids(count: int) -> list[str]:
-    """Return the ids of so many machines, in their order, which is that of the ids, too."""
+    """Return the ids of so many machines, in ascending order."""
     digits = len(str(count - 1))
     return [f"m{number:0{digits}}" for number in range(count)]
 
@@ -46,28 +42,36 @@ class World:
     """Machines, their scheduler and their clients.
 
     Args:
-        machines: what there is; the cluster does not change.
+        machines: at the start; an elastic world may begin without any.
         settings: how the world behaves.
-        observer: hears of every request and iteration.
+        observer: receives every request and iteration as it ends.
+        queue: the clock, where something beside the world uses it.
     """
 
-    def __init__(self, machines: Sequence[SimulatedMachine], settings: WorldSettings, observer: Observer) -> None:
-        if not machines:
+    def __init__(
+        self,
+        machines: Sequence[SimulatedMachine],
+        settings: WorldSettings,
+        observer: Observer,
+        queue: EventQueue | None = None,
+    ) -> None:
+        if not machines and not settings.elastic:
             raise ValueError("a world needs a machine")
         self._settings = settings
-        self._queue = EventQueue()
+        self._queue = queue or EventQueue()
         self._control = ControlPlane(self._queue, settings.control_latency_s)
         self._scheduler = _scheduler(machines, settings)
-        self._control.open_inbox(_SCHEDULER, self._tell_scheduler)
+        self._control.open_inbox(_SCHEDULER, self._scheduler_receives)
+        self._control.open_inbox(_MIGRATION, self._migration_receives)
         self._client = Client(_CLIENT, _SCHEDULER, self._queue, self._control, observer, settings)
         network = Network(self._queue, settings.private_link_bytes_per_s)
-        around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
+        self._around = Surroundings(self._queue, network, self._control, self._client, observer, settings, _SCHEDULER)
         self._machines: dict[str, Machine] = {}
         for number, (machine_id, kind) in enumerate(zip(machine_ids(len(machines)), machines, strict=True)):
-            machine = Machine(machine_id, kind, number / len(machines), around)
-            self._machines[machine_id] = around.machines[machine_id] = machine
+            self._add(machine_id, kind, number / len(machines))
         self._arrivals: Iterator[Arrival] = iter(())
         self._awaited: Arrival | None = None
+        self._ticks = False
 
     @property
     def now(self) -> float:
@@ -91,13 +95,20 @@ class World:
         self._await_next()
         self._tick()
         self._queue.run()
-        client = self._client
-        if client.live:
-            raise SimulationError(f"nothing happens any more, and {client.live} requests wait for tokens")
+        self.check_idle()
+        return self.result()
+
+    def check_idle(self) -> None:
+        """Check that nothing is left of any request.
+
+        Raises:
+            SimulationError: a request has not ended, or KV blocks are held.
+        """
+        if self._client.live:
+            raise SimulationError(f"nothing happens any more, and {self._client.live} requests wait for tokens")
         held = sum(machine.held_blocks for machine in self._machines.values())
         if held:
-            raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for nobody")
-        return self.result()
+            raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for no request")
 
     def result(self) -> WorldResult:
         """Return what is known; of a run that an observer ended by an exception, what was known then."""
@@ -109,22 +120,96 @@ class World:
             machines=tuple(machine.finish() for machine in self._machines.values()),
         )
 
+    # --- an elastic world ---------------------------------------------------------------------------------------------
+
+    def submit(self, arrival: Arrival) -> int:
+        """Submit a request now; return its number, which grows from 0."""
+        number = self._client.submit(arrival)
+        self._start_ticks()
+        return number
+
+    def is_current(self, sequence: HeldSequence) -> bool:
+        """Whether a sequence is its request's last attempt, and not all its tokens are made."""
+        return self._client.is_current(sequence.choice_id, sequence.epoch)
+
+    def submit_again(self, number: int, output_tokens: int) -> None:
+        """Let a live request compute its prompt and so many tokens of its answer again, wherever the scheduler places it."""
+        self._client.end_attempt(number, output_tokens)
+        self._client.submit_again(number)
+
+    def take_off(self, number: int, output_tokens: int) -> None:
+        """End a live request's attempt without another one; `join` or `submit_again` gives it one."""
+        self._client.end_attempt(number, output_tokens)
+
+    def join(self, machine_id: str, kind: SimulatedMachine, moved: Iterable[int] = ()) -> Machine:
+        """Let a machine join, with the KV of requests that were taken off others."""
+        machine = self._add(machine_id, kind, 0.0)
+        for number in moved:
+            handoff = self._client.move_attempt(number, machine_id)
+            machine.receive(self._client.reservation(number, _MIGRATION))
+            # after its record, which is loaded at this very moment
+            self._queue.at(self.now, machine.receive, c.KvArrived(handoff, 0, 0.0, "simulated"))
+        machine.beat()
+        # the scheduler knows of it one message from now, and rejects until then what arrives another one later
+        self._queue.at(self.now + 3 * self._settings.control_latency_s, self._client.retry_rejected)
+        self._start_ticks()
+        return machine
+
+    def leave(self, machine_id: str) -> tuple[HeldSequence, ...]:
+        """Let a machine leave at once.
+
+        Returns:
+            Sequences with computed KV whose token phase was there, whose requests the caller resumes. All others that lost a
+            worker are submitted again.
+        """
+        machine = self._machines.pop(machine_id)
+        sequences = machine.leave()
+        current = {int(s.choice_id): s for s in sequences if self.is_current(s)}
+        kept = {number: s for number, s in current.items() if s.computed_tokens and s.decodes_here and s.output_tokens}
+        known = {number: s.output_tokens for number, s in current.items()}
+        for number, token_worker in self._client.worker_left(machine_id):
+            if number in kept or self._has_kv(token_worker, number):
+                continue
+            self.submit_again(number, known.get(number, self._client.progress(str(number)).output_tokens))
+        return tuple(kept.values())
+
+    def _has_kv(self, machine_id: str, number: int) -> bool:
+        machine = self._machines.get(machine_id)
+        held = () if machine is None else machine.sequences()
+        return any(int(sequence.choice_id) == number and sequence.computed_tokens for sequence in held)
+
+    def _add(self, machine_id: str, kind: SimulatedMachine, phase: float) -> Machine:
+        machine = Machine(machine_id, kind, phase, self._around)
+        self._machines[machine_id] = self._around.machines[machine_id] = machine
+        return machine
+
+    def _migration_receives(self, answer: m.KvReserved | m.KvRefused) -> None:
+        if isinstance(answer, m.KvRefused):
+            raise SimulationError(f"{answer.worker_id} has no room for KV that moves to it: {answer.reason}")
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
     def _await_next(self) -> None:
         self._awaited = next(self._arrivals, None)
         if self._awaited is not None:
             self._queue.at(self._awaited.at_s, self._arrive, self._awaited)
 
     def _arrive(self, arrival: Arrival) -> None:
-        self._client.ask(arrival)
+        self._client.submit(arrival)
         self._await_next()
 
+    def _start_ticks(self) -> None:
+        if not self._ticks:
+            self._tick()
+
     def _tick(self, _: None = None) -> None:
-        """Let the scheduler look at the time, as long as somebody waits or is still to come."""
-        self._tell_scheduler(m.Tick())
-        if self._client.live or self._awaited is not None:
+        """Tell the scheduler the time, as long as requests are live or to come, and a machine can serve them."""
+        self._scheduler_receives(m.Tick())
+        self._ticks = bool(self._machines) and (self._client.live > 0 or self._awaited is not None)
+        if self._ticks:
             self._queue.at(self._queue.now + self._settings.tick_s, self._tick)
 
-    def _tell_scheduler(self, event: SchedulerEvent) -> None:
+    def _scheduler_receives(self, event: SchedulerEvent) -> None:
         for command in self._scheduler.handle(event, self._queue.now):
             if isinstance(command, m.Send):
                 self._control.send(command.recipient_id, command.message)
@@ -134,5 +219,5 @@ def _scheduler(machines: Sequence[SimulatedMachine], settings: WorldSettings) ->
     if settings.through_scheduler:
         return SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
     if len(machines) > 1:
-        raise ValueError("through_scheduler=False needs a world of one machine: nobody would choose between them")
+        raise ValueError("through_scheduler=False needs a world of one machine: it has no rule to choose one")
     return FrontDoor(_SCHEDULER, _CLIENT, machine_ids(1)[0])

@@ -13,6 +13,8 @@ from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTr
 
 #: Prompt and answer of every request here.
 INPUT_TOKENS, OUTPUT_TOKENS = 10, 60
+#: The messages of a request between the mesh's roles take less.
+MESSAGES_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)

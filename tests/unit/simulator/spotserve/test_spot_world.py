@@ -7,20 +7,21 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.batches import ArtifactPipeline, BatchTimes, Job
+from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.fleet import Fleet, SpotMarket, Stage, fleet_events
+from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SPOTSERVE, BatchFormation, SpotSurroundings
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 ONE = ParallelConfig(1, 2, 2, 4)
-PACE = BatchTimes(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
+TIMES = BatchTimes(tiny.SimpleCost(), tiny.INPUT_TOKENS, tiny.OUTPUT_TOKENS, 1.0)
 ALONE = replace(SPOTSERVE, adapts=False, shape=ONE)
 STAYS = tiny.trace((0.0, "add", "a b"), end_s=50.0)
 
 
 def pipeline() -> ArtifactPipeline:
-    return ArtifactPipeline(0, ONE, PACE)
+    return ArtifactPipeline(0, ONE, TIMES)
 
 
 def test_only_whole_steps_count_when_a_batch_is_looked_at_on_its_way() -> None:

@@ -1,0 +1,148 @@
+"""What systems see of the pipelines that serve, whether batches are the artifact's or the mesh's roles make them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from spotwise.core.migration.deployment import RunningRequest
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.world.events import EventQueue
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way.
+
+    Attributes:
+        number: in the order of arrival.
+        arrived_s: when it arrived.
+        decoded: tokens of its answer that are made and kept.
+        kv_tokens: tokens whose KV is on a pipeline; 0 where there is none.
+        finished_s: when its last token was made.
+        interruptions: times that a batch with it was stopped, or moved with a pause.
+        recomputed_tokens: tokens, of prompt and answer, that had been computed and were lost.
+    """
+
+    number: int
+    arrived_s: float
+    decoded: int = 0
+    kv_tokens: int = 0
+    finished_s: float | None = None
+    interruptions: int = 0
+    recomputed_tokens: int = 0
+
+    def lose_kv(self, *, keep_answer: bool) -> None:
+        """Forget the KV; and the tokens, where progress is not committed."""
+        self.recomputed_tokens += self.kv_tokens
+        self.kv_tokens = 0
+        if not keep_answer:
+            self.decoded = 0
+
+
+class BatchTimes:
+    """Seconds of batches of requests of one size."""
+
+    def __init__(self, cost: ExecutionCost, input_tokens: int, output_tokens: int, slowdown: float) -> None:
+        self.input_tokens, self.output_tokens = input_tokens, output_tokens
+        self._cost, self._slowdown = cost, slowdown
+        self._steps: dict[tuple[ParallelConfig, int], float] = {}
+        self._prompts: dict[tuple[ParallelConfig, int, int], float] = {}
+
+    def step_s(self, config: ParallelConfig, width: int) -> float:
+        """Return the seconds of one token for each of `width` sequences."""
+        key = (config, width)
+        if key not in self._steps:
+            self._steps[key] = self._cost.step_s(replace(config, max_batch=width)) * self._slowdown
+        return self._steps[key]
+
+    def prompt_s(self, config: ParallelConfig, width: int, tokens: int) -> float:
+        """Return the seconds of the prompts of `width` sequences, of so many tokens each."""
+        key = (config, width, tokens)
+        if key not in self._prompts:
+            self._prompts[key] = self._cost.prompt_s(replace(config, max_batch=width), tokens) * self._slowdown
+        return self._prompts[key]
+
+
+class ServingPipeline(Protocol):
+    """One pipeline of a configuration.
+
+    Attributes:
+        number: as positions count.
+        config: of which it is a part.
+        serves_from_s: when its weights and the KV that moves to it are there.
+    """
+
+    number: int
+    config: ParallelConfig
+    serves_from_s: float
+
+    @property
+    def batch(self) -> Sequence[Job]:
+        """The requests that it computes."""
+
+    def boundary_s(self, now: float) -> float:
+        """Return the end of the iteration that runs now."""
+
+    def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
+        """Return the requests whose KV it has, as they are now, without a change."""
+
+
+P = TypeVar("P", bound=ServingPipeline)
+
+
+class Dispatcher(ABC, Generic[P]):
+    """The pipelines and the requests that wait for them.
+
+    Attributes:
+        times: of batches.
+        unanswered: requests without their last token, those included that have not arrived.
+    """
+
+    def __init__(self, run: SpotRun, events: EventQueue) -> None:
+        arrivals = run.arrivals
+        self.times = BatchTimes(
+            run.model.cost, arrivals.input_tokens, arrivals.output_tokens, run.surroundings.slowdown
+        )
+        self.unanswered = len(arrivals)
+        self._events = events
+        self._pipelines: dict[int, P] = {}
+
+    @property
+    def pipelines(self) -> list[P]:
+        """The pipelines in order of their numbers."""
+        return [self._pipelines[number] for number in sorted(self._pipelines)]
+
+    def pipeline(self, number: int) -> P | None:
+        """Return a pipeline by number."""
+        return self._pipelines.get(number)
+
+    def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
+        """Give the pipelines, all of which run on, the numbers that they have in another configuration."""
+        standing, self._pipelines = self.pipelines, {}
+        for pipeline in standing:
+            pipeline.number, pipeline.config = numbers[pipeline.number], config
+            self._pipelines[pipeline.number] = pipeline
+
+    @abstractmethod
+    def arrive(self, job: Job) -> None:
+        """Take in a request."""
+
+    @abstractmethod
+    def start(self, number: int, config: ParallelConfig, serves_from_s: float, jobs: list[Job]) -> None:
+        """Start a pipeline with the requests whose KV moves to it."""
+
+    @abstractmethod
+    def stop(self, number: int) -> list[Job]:
+        """Stop a pipeline; return the requests whose KV it has. Its other requests wait again."""
+
+    @abstractmethod
+    def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
+        """Let requests wait whose KV is lost."""
+
+    def look(self) -> None:
+        """Give pipelines the requests that they can take; nothing to do where these are placed as they arrive."""

@@ -1,0 +1,231 @@
+"""Pipelines whose batches the mesh's roles make: each is a machine of a `World` for as long as it stands.
+
+`SchedulerRole` places requests and `WorkerRole` makes iterations of them. A pipeline has room for the KV of as many requests
+as its batch may have. With phases apart its pool is that of prompts or of tokens, and KV is handed off as in the mesh. The
+first token of an answer comes with its prompt, so a request alone takes one step less than the artifact's l_exe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spotwise.core.cost_model import BatchShape
+from spotwise.core.members import Pool
+from spotwise.core.migration.deployment import RunningRequest
+from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.core.worker.policy import WorkerPolicy
+from spotwise.core.worker.sequence import Sequence
+from spotwise.simulator.costs.hardware import LanguageModel, MachineType
+from spotwise.simulator.spotserve.pipelines import BatchTimes, Dispatcher, Job
+from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.world.events import EventQueue
+from spotwise.simulator.world.machine import Machine
+from spotwise.simulator.world.observation import Arrival, CompletedRequest
+from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
+from spotwise.simulator.world.world import World
+
+#: Seconds between two heartbeats of a machine whose load changed; endings and computed prompts are reported besides.
+_HEARTBEAT_S = 2.0
+#: Seconds between two looks of the scheduler at its queue, beside those after each message.
+_TICK_S = 1.0
+#: Tokens of a KV block: one, so that a batch is as wide as the configuration says.
+_BLOCK_TOKENS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCost:
+    """Seconds of iterations on one pipeline of a configuration.
+
+    Attributes:
+        times: of whole batches.
+        config: of which the pipeline is a part.
+    """
+
+    times: BatchTimes
+    config: ParallelConfig
+
+    def iteration_s(self, shape: BatchShape) -> float:
+        """Return the seconds of one iteration: of its prompts, all of about the same length, and of a step of its decodes."""
+        seconds = 0.0
+        if shape.prompt_tokens:
+            prompts = max(1, round(shape.prompt_tokens / self.times.input_tokens))
+            seconds += self.times.prompt_s(self.config, prompts, -(-shape.prompt_tokens // prompts))
+        if shape.decodes:
+            seconds += self.times.step_s(self.config, shape.decodes)
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _JobArrival(Arrival):
+    job: Job
+
+
+@dataclass(slots=True, eq=False)
+class RolePipeline:
+    """One pipeline of a configuration.
+
+    Attributes:
+        number: of it, as positions count.
+        config: of which it is a part.
+        serves_from_s: when its weights and KV are there.
+        id: of its machine.
+        home_pool: of its machine.
+        moved: requests whose KV is on its way to it, until it serves.
+        machine: once it serves.
+    """
+
+    number: int
+    config: ParallelConfig
+    serves_from_s: float
+    id: str
+    home_pool: Pool
+    dispatcher: RoleDispatcher
+    moved: list[Job]
+    machine: Machine | None = None
+
+    @property
+    def batch(self) -> list[Job]:
+        """The requests whose KV it has."""
+        return [job for job, _ in self._held()] + self.moved
+
+    def _held(self) -> list[tuple[Job, Sequence]]:
+        if self.machine is None:
+            return []
+        return [
+            (self.dispatcher.job(sequence), sequence)
+            for sequence in self.machine.sequences()
+            if sequence.computed_tokens and sequence.output_tokens and sequence.decodes_here
+            if self.dispatcher.is_current(sequence)
+        ]
+
+    def boundary_s(self, now: float) -> float:
+        """Return the end of the iteration that runs now."""
+        return self.serves_from_s if self.machine is None else self.machine.boundary_s
+
+    def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
+        """Return the requests whose KV it has, as they are now, without a change."""
+        total = self.dispatcher.times.output_tokens
+        held = [(job, s.computed_tokens, s.output_tokens) for job, s in self._held()]
+        held += [(job, job.kv_tokens, job.decoded) for job in self.moved]
+        return tuple(
+            RunningRequest(str(job.number), kv_tokens, decoded, total - decoded)
+            for job, kv_tokens, decoded in held
+            if decoded < total
+        )
+
+
+class RoleDispatcher(Dispatcher[RolePipeline]):
+    """Pipelines as machines of a world, whose observer it is."""
+
+    def __init__(self, run: SpotRun, events: EventQueue) -> None:
+        super().__init__(run, events)
+        self._run = run
+        self._model = _language_model(run.model.shape)
+        settings = WorldSettings(
+            self._model,
+            WorkerPolicy(prefix_caching=False, watermark=0.0),
+            knows_output=True,
+            memory_share=1.0,
+            kv_block_size=_BLOCK_TOKENS,
+            heartbeat_s=_HEARTBEAT_S,
+            tick_s=_TICK_S,
+            beats_after_endings=True,
+            elastic=True,
+        )
+        self._world = World((), settings, self, events)
+        self._jobs: dict[int, Job] = {}  # unanswered, by the number of the request in the world
+        self._numbers: dict[Job, int] = {}
+        self._started = 0
+
+    # --- what systems use ---------------------------------------------------------------------------------------------
+
+    def is_current(self, sequence: Sequence) -> bool:
+        """Whether a sequence is its request's last attempt, and not all its tokens are made."""
+        return self._world.is_current(sequence)
+
+    def job(self, sequence: Sequence) -> Job:
+        """Return the request that a sequence is an attempt at."""
+        return self._jobs[int(sequence.choice_id)]
+
+    def arrive(self, job: Job) -> None:
+        """Take in a request."""
+        arrival = _JobArrival(self._events.now, self.times.input_tokens, self.times.output_tokens, job)
+        number = self._world.submit(arrival)
+        self._jobs[number], self._numbers[job] = job, number
+
+    def start(self, number: int, config: ParallelConfig, serves_from_s: float, jobs: list[Job]) -> None:
+        """Start a pipeline with the requests whose KV moves to it."""
+        home_pool = Pool.MIXED if not config.is_split else Pool.PROMPT if number < config.prompt_data else Pool.TOKEN
+        machine_id = f"pipeline-{self._started:06}"
+        self._started += 1
+        pipeline = RolePipeline(number, config, serves_from_s, machine_id, home_pool, self, jobs)
+        self._pipelines[number] = pipeline
+        self._events.at(max(self._events.now, serves_from_s), self._join, pipeline)
+
+    def stop(self, number: int) -> list[Job]:
+        """Stop a pipeline; return the requests whose KV it has."""
+        pipeline = self._pipelines.pop(number)
+        jobs, pipeline.moved = pipeline.moved, []
+        if pipeline.machine is not None:
+            for sequence in self._world.leave(pipeline.id):
+                job = self.job(sequence)
+                job.decoded, job.kv_tokens = sequence.output_tokens, sequence.computed_tokens
+                self._world.take_off(self._numbers[job], job.decoded)
+                jobs.append(job)
+        for job in jobs:
+            job.interruptions += 1
+        return jobs
+
+    def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
+        """Let requests wait whose KV is lost."""
+        for job in jobs:
+            job.lose_kv(keep_answer=keep_answer)
+            self._world.submit_again(self._numbers[job], job.decoded)
+
+    # --- what happens in the world ------------------------------------------------------------------------------------
+
+    def request_completed(self, request: CompletedRequest) -> None:
+        """Note an answered request."""
+        assert isinstance(request.arrival, _JobArrival)
+        job = request.arrival.job
+        job.finished_s, job.kv_tokens = request.finished_s, 0
+        del self._jobs[self._numbers.pop(job)]
+        self.unanswered -= 1
+
+    def request_failed(self, arrival: Arrival, reason: str) -> None:
+        """Raise: no request may fail for good."""
+        raise ValueError(f"a request failed in the simulated mesh: {reason}")
+
+    def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
+        """Ignore iterations: only whole requests are measured."""
+
+    def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
+        """Ignore times between tokens."""
+
+    def _join(self, pipeline: RolePipeline) -> None:
+        if self._pipelines.get(pipeline.number) is not pipeline:
+            return  # stopped before it served
+        moved, pipeline.moved = pipeline.moved, []
+        numbers = [self._numbers[job] for job in moved]
+        pipeline.machine = self._world.join(pipeline.id, self._machine(pipeline), numbers)
+
+    def _machine(self, pipeline: RolePipeline) -> SimulatedMachine:
+        run, times, config = self._run, self.times, pipeline.config
+        kv_tokens = config.max_batch * (times.input_tokens + times.output_tokens)
+        instances = -(-config.pipeline_devices // run.model.devices)
+        kind = MachineType(
+            "pipeline",
+            PipelineCost(times, replace(config, data=1, prompt_data=0)),
+            kv_tokens * self._model.kv_token_bytes,
+            instances * run.surroundings.network_bytes_per_s,
+        )
+        return SimulatedMachine(kind, pipeline.home_pool)
+
+
+def _language_model(shape: ModelShape) -> LanguageModel:
+    """Return the model as links and KV blocks see it; the weights are not counted, as the configuration has checked them."""
+    values = shape.kv_token_bytes // (2 * shape.layers * shape.value_bytes)
+    return LanguageModel(
+        shape.name, 0, shape.layers, heads=1, kv_heads=1, head_size=values, value_bytes=shape.value_bytes
+    )
