@@ -88,7 +88,7 @@ class Migrating:
 
     # -- events to core, and its orders
 
-    def _report(self, event: e.FleetEvent) -> None:
+    def _report(self, event: e.FleetChangeEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
             match command:
                 case e.BeginChange():

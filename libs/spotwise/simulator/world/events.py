@@ -17,9 +17,9 @@ class EventQueue:
     def __init__(self) -> None:
         self.now = 0.0
         self._scheduled = 0
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
 
-    def at(self, time_s: float, action: Callable[[Any], None], argument: Any = None) -> None:
+    def at(self, time_s: float, action: Callable[[Any], object], argument: Any = None) -> None:
         """Let `action(argument)` happen at `time_s`.
 
         Raises:

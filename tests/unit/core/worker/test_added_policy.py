@@ -14,7 +14,7 @@ from spotwise.simulator.world.observation import Arrival
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.core.worker.bench import WorkerBench, rows
 from tests.unit.core.worker.shortest_prompt_first import shortest_prompt_first
-from tests.unit.simulator.worlds import machines, serve, settings
+from tests.unit.simulator.world.worlds import machines, serve, settings
 
 NAME = "shortest_prompt"
 POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, discipline=NAME)

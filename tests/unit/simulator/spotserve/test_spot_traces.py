@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.spotserve.traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
-from tests.unit.simulator.spot_counts import TimeUnit, read_counts, trace_of_counts
+from tests.unit.simulator.spotserve.spot_counts import TimeUnit, read_counts, trace_of_counts
 
 ADD, REMOVE, LOAD, DONE = SpotEventKind
 SEGMENT = """[0, "add", {"nodes": ["a", "b"]}]

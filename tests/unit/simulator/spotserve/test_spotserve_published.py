@@ -13,7 +13,7 @@ from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, g
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS, PaperModel
 from spotwise.simulator.spotserve.studies import CHANGING, SEGMENTS
 from spotwise.simulator.spotserve.traces import SpotEventKind, read_spot_trace
-from tests.unit.simulator.spot_counts import TimeUnit, read_counts, trace_of_counts
+from tests.unit.simulator.spotserve.spot_counts import TimeUnit, read_counts, trace_of_counts
 
 
 def published() -> Path | None:
