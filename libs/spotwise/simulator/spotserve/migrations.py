@@ -96,7 +96,7 @@ class Migrating:
 
     # -- what core hears and orders
 
-    def _hear(self, event: e.FleetEvent) -> None:
+    def _hear(self, event: e.FleetChangeEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
             match command:
                 case e.BeginChange():
