@@ -106,10 +106,6 @@ class SpotTrace:
             curve[event.time_s] = count
         return tuple(curve.items())
 
-    def node_seconds(self) -> float:
-        """Return the lengths of all stays together, up to the end of the recording."""
-        return sum((self.end_s if life.to_s is None else life.to_s) - life.from_s for life in self.lives())
-
     def part(self, from_s: float, to_s: float) -> SpotTrace:
         """Return the events between two times, from 0 s on; nodes that were there come at 0 s, with the last required rate.
 

@@ -70,7 +70,7 @@ class WorldSettings:
         news_interval_s: one more heartbeat whenever prompts were computed, so that empty prompt queues are known, but
             so long after the last one; where it is as long as `heartbeat_s`, there are no more than these.
         through_scheduler: requests come by the cluster's scheduler. Without, they go straight to the one machine of the world,
-            so that the worker alone decides whose turn it is (`front_door.py`).
+            so that the worker alone decides whose turn it is (`direct_scheduler.py`).
         interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` for none.
         elastic: machines join and leave while the world runs, and a request gets another attempt where it loses its machine, or
             where there is none.

@@ -18,8 +18,8 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequence import Sequence as HeldSequence
 from spotwise.simulator.world.client import Client, SimulationError
 from spotwise.simulator.world.control_plane import ControlPlane
+from spotwise.simulator.world.direct_scheduler import DirectScheduler
 from spotwise.simulator.world.events import EventQueue
-from spotwise.simulator.world.front_door import FrontDoor
 from spotwise.simulator.world.machine import Machine
 from spotwise.simulator.world.network import Network
 from spotwise.simulator.world.observation import Arrival, Observer
@@ -215,9 +215,9 @@ class World:
                 self._control.send(command.recipient_id, command.message)
 
 
-def _scheduler(machines: Sequence[SimulatedMachine], settings: WorldSettings) -> SchedulerRole | FrontDoor:
+def _scheduler(machines: Sequence[SimulatedMachine], settings: WorldSettings) -> SchedulerRole | DirectScheduler:
     if settings.through_scheduler:
         return SchedulerRole(_SCHEDULER, settings.limits, policy=settings.pools)
     if len(machines) > 1:
         raise ValueError("through_scheduler=False needs a world of one machine: it has no rule to choose one")
-    return FrontDoor(_SCHEDULER, _CLIENT, machine_ids(1)[0])
+    return DirectScheduler(_SCHEDULER, _CLIENT, machine_ids(1)[0])

@@ -72,6 +72,11 @@ def trace_of_counts(name: str, curve: Curve) -> SpotTrace:
     return SpotTrace(name, (*events, SpotEvent(curve[-1][0], SpotEventKind.DONE)))
 
 
+def node_seconds(trace: SpotTrace) -> float:
+    """Return the lengths of all stays together, up to the end of the recording."""
+    return sum((trace.end_s if life.to_s is None else life.to_s) - life.from_s for life in trace.lives())
+
+
 def _clock_s(written: str) -> float:
     """Seconds from any fixed day; the files say no zone, so a day has 24 hours."""
     return (datetime.fromisoformat(written) - datetime(2000, 1, 1)).total_seconds()

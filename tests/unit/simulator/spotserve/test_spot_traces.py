@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.spotserve.traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
-from tests.unit.simulator.spotserve.spot_counts import TimeUnit, read_counts, trace_of_counts
+from tests.unit.simulator.spotserve.spot_counts import TimeUnit, node_seconds, read_counts, trace_of_counts
 
 ADD, REMOVE, LOAD, DONE = SpotEventKind
 SEGMENT = """[0, "add", {"nodes": ["a", "b"]}]
@@ -40,7 +40,7 @@ def test_a_segment_is_read_with_its_loads_and_its_end(tmp_path: Path) -> None:
         SpotEvent(180.0, DONE),
     )
     assert trace.counts() == ((0.0, 2), (60.0, 2), (120.0, 1), (180.0, 1))
-    assert trace.node_seconds() == 120 + 180
+    assert node_seconds(trace) == 120 + 180
     assert list(trace.lives()) == [NodeLife("a", 0.0, 120.0), NodeLife("b", 0.0, None)]
 
 

@@ -13,7 +13,7 @@ from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, g
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS, PaperModel
 from spotwise.simulator.spotserve.studies import CHANGING, SEGMENTS
 from spotwise.simulator.spotserve.traces import SpotEventKind, read_spot_trace
-from tests.unit.simulator.spotserve.spot_counts import TimeUnit, read_counts, trace_of_counts
+from tests.unit.simulator.spotserve.spot_counts import TimeUnit, node_seconds, read_counts, trace_of_counts
 
 
 def published() -> Path | None:
@@ -68,7 +68,7 @@ def test_segments_have_the_instances_that_are_told_of_them(
     assert sum(came) == acquired
     assert sum(life.to_s is not None for life in trace.lives()) == preempted
     assert max(count for _, count in trace.counts()) == most
-    assert trace.node_seconds() / 60 == pytest.approx(node_minutes)
+    assert node_seconds(trace) / 60 == pytest.approx(node_minutes)
 
 
 def test_loads_that_change_are_in_their_segments(data: Path) -> None:

@@ -12,11 +12,11 @@ from spotwise.core.record import KvTarget
 from spotwise.core.scheduler import SchedulerEvent
 
 
-class FrontDoor:
+class DirectScheduler:
     """Passes requests from the client to the machine, which serves both phases."""
 
-    def __init__(self, door_id: str, client_id: str, machine_id: str) -> None:
-        self._id = door_id
+    def __init__(self, scheduler_id: str, client_id: str, machine_id: str) -> None:
+        self._id = scheduler_id
         self._client_id = client_id
         self._target = KvTarget(machine_id, 1, machine_id, ())
         self._orders = 0
