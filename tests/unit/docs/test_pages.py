@@ -63,9 +63,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             name, *words = re.sub(r"\"[^\"]*\"|'[^']*'", "QUOTED", call).split()
             assert name in commands.commands, line
             command = commands.commands[name]
-            if isinstance(command, TyperGroup) and words:
+            while isinstance(command, TyperGroup) and words:
                 assert words[0] in command.commands, line
-                command = command.commands[words[0]]
+                command = command.commands[words.pop(0)]
             options = {
                 option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
             }

@@ -103,11 +103,11 @@ def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
     split = _split(text or "")
     if split is None:
         raise OptionError(
-            f"--machines {text or ''!r}: how many of the recorded machine? prompt and token, like 4,2, or 6 mixed"
+            f"--machines {text or ''!r}: no numbers of recorded machines; give prompt and token machines, like 4,2, or 6 mixed"
         )
     if split.token and recorded.link is None:
         raise OptionError(
-            f"--machines {text!r}: the profile says nothing of hand-offs; give one number, of mixed machines, or record a "
+            f"--machines {text!r}: the profile has no cost of hand-offs; give one number, of mixed machines, or record a "
             "mesh with prompt workers and token workers by `spotwise profile`"
         )
     return split
@@ -153,7 +153,7 @@ def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly:
     if name not in SYNTHETIC:
         raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
     if kind is ArrivalKind.TRACE:
-        raise OptionError("--arrivals trace: needs a --trace whose arrivals these are")
+        raise OptionError("--arrivals trace: needs a --trace to take arrivals from")
     return ClusterWorkload(name)
 
 

@@ -85,7 +85,9 @@ def provision(
     chosen = parse_designs(designs)
     bounds = parse_split(most, SPLITWISE_HA, "--most")
     if recorded_profile(profile) is not None:
-        raise OptionError(f"--profile {profile}: machines to buy are the paper's; give a CSV to fit their costs to")
+        raise OptionError(
+            f"--profile {profile}: a recorded profile; provisioning is among the paper's machines, so give a CSV of their costs"
+        )
     load = parse_workload(workload, trace, arrivals, jointly=jointly)
     name = parse_model(model)
     if plot is not None:
@@ -100,7 +102,7 @@ def provision(
 
     if objective is Aim.THROUGHPUT:
         if rate is not None:
-            raise OptionError("--rate: a throughput is searched, so give a budget and no rate")
+            raise OptionError("--rate: not with --objective throughput, which searches the rate; give a budget")
         within = _budget(max_cost, max_power, max_machines)
         # The search converges from any guess; this one is near typical answers.
         grid = Grid(step, 1000 * step, 8 * step)
@@ -114,9 +116,11 @@ def provision(
         }
     else:
         if rate is None:
-            raise OptionError("--rate: say how many requests per second must be served")
+            raise OptionError("--rate: missing; give the requests per second that must be served")
         if (max_cost, max_power, max_machines) != (None, None, None):
-            raise OptionError("--max-cost, --max-power, --max-machines: budgets are for --objective throughput")
+            raise OptionError(
+                "--max-cost, --max-power, --max-machines: not with a rate; budgets are for --objective throughput"
+            )
         minimised = Objective(objective.value)
         fits = {design.name: _within(design, bounds) for design in chosen}
         needed = simulations.carry_out(

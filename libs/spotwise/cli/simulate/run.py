@@ -83,10 +83,12 @@ def run(
     else:
         if design is not None:
             raise OptionError(
-                f"--design {design!r}: {profile} is of one kind of machine; say only how many, --machines 4,2"
+                f"--design {design!r}: {profile} has one kind of machine; give only their numbers, --machines 4,2"
             )
         if model != BLOOM_176B.name or decode_model is not DecodeModel.HONEST:
-            raise OptionError(f"--model, --decode-model: {profile} says what its model's iterations take")
+            raise OptionError(
+                f"--model, --decode-model: {profile} already has its model's iteration times; leave them out"
+            )
         name, split = RECORDED, parse_recorded_split(machines, recorded)
     is_own = arrivals is ArrivalKind.TRACE
     case = Case(
@@ -127,7 +129,9 @@ def run(
 
 def _paper_machines(design: str | None, machines: str | None, workload: str, price: float) -> tuple[str, Split]:
     if price:
-        raise OptionError("--price: it is that of a recorded machine, so give its --profile; the paper's are known")
+        raise OptionError(
+            "--price: only for a recorded machine; give its --profile, or leave it out for the paper's machines"
+        )
     chosen = parse_design(design or "HA")
     if machines is not None:
         return chosen.name, parse_split(machines, chosen)

@@ -54,7 +54,7 @@ class Percentiles:
             ValueError: it is below 0 or no number.
         """
         if not 0 <= value < math.inf:
-            raise ValueError(f"{value} is no value of at least 0")
+            raise ValueError(f"{value} is not a finite value of at least 0")
         self.count += count
         self.total += value * count
         self.smallest = value if self.smallest is None else min(self.smallest, value)

@@ -132,7 +132,7 @@ class _Times:
         self.completed.append(RequestTimes(request.ttft_s, tpot_s, request.e2e_s))
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        raise ValueError(f"a request of {arrival.prompt_tokens} tokens was served and would not be again: {reason}")
+        raise ValueError(f"a recorded request of {arrival.prompt_tokens} tokens failed in the simulation: {reason}")
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         pass

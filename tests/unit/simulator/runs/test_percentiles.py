@@ -70,5 +70,5 @@ def test_memory_does_not_grow_with_the_values() -> None:
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_what_is_no_duration_is_refused(value: float) -> None:
     """It would spoil every percentile after it."""
-    with pytest.raises(ValueError, match="no value of at least 0"):
+    with pytest.raises(ValueError, match="not a finite value of at least 0"):
         Percentiles().add(value)
