@@ -69,7 +69,7 @@ class LiveMesh:
             self._clients.pop().close()
         done = self.command("down")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert self.processes() == []
+        wait_for(lambda: not self.processes(), lambda: f"no process, of {self.processes()}", 5.0)
 
     def processes(self) -> list[str]:
         """Every process that was started in this mesh's home, whichever its parent is now."""
