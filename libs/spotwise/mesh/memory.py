@@ -150,7 +150,7 @@ class MemoryBus:
                 answer.set_result(reply)
 
         if not self._broker.route(BusMessage(subject, payload, respond)):
-            raise NoResponderError(f"nobody listens on {subject}")
+            raise NoResponderError(f"{subject} has no subscriber")
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:

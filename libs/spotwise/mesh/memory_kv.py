@@ -49,7 +49,7 @@ class MemoryKvNetwork:
         try:
             return self._listeners[address]
         except KeyError:
-            raise KvTransferError("cannot connect: nobody listens there") from None
+            raise KvTransferError("cannot connect: no transport listens there") from None
 
 
 class MemoryKvTransport:

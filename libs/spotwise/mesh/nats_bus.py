@@ -117,7 +117,7 @@ class NatsBus:
         try:
             reply = await self._client.request(subject, payload, timeout=timeout_s)
         except NoRespondersError:
-            raise NoResponderError(f"nobody listens on {subject}") from None
+            raise NoResponderError(f"{subject} has no subscriber") from None
         except NatsTimeoutError:
             raise ReplyTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
         except nats.errors.Error as error:

@@ -1,4 +1,4 @@
-"""The cluster scheduler: a prompt worker and a token worker for every request."""
+"""The cluster scheduler: assigns a prompt worker and a token worker to every request."""
 
 import sys
 from dataclasses import replace
@@ -29,12 +29,12 @@ from spotwise.wire.codec import encode
 
 _log = structlog.get_logger(__name__)
 
-#: How often the role looks at its deadlines (lost members, orders without an answer, long waits).
+#: Interval of the role's deadline checks (lost members, unanswered orders, queue time-outs).
 TICK_S = 0.2
 
 
 class SchedulerService:
-    """Feeds the role and carries its commands out."""
+    """Feeds the role and performs its commands."""
 
     def __init__(self, host: ServiceHost, limits: SchedulerLimits, policy: PoolPolicy) -> None:
         self._host = host
@@ -51,10 +51,9 @@ class SchedulerService:
         self._quarantined: tuple[QuarantinedPair, ...] = ()
 
     async def start(self) -> None:
-        """Learn who is registered, hear gateways, workers and heartbeats, and keep time.
+        """Read the registrations, subscribe to gateways, workers and heartbeats, and start the ticks.
 
-        A registration may be some seconds old. Whoever is gone falls silent here too, and everyone else's next heartbeat
-        says what has changed; without registrations the first requests after a restart would find nobody.
+        Registrations, though some seconds old, give the first requests after a restart their workers; heartbeats correct them.
 
         Raises:
             MeshError: the store does not answer.
@@ -78,11 +77,11 @@ class SchedulerService:
 
     def _tick(self, tick: Tick) -> None:
         self._loop.feed(tick)
-        self._say_which_model()
+        self._introduce_model()
         self._log_quarantine()
 
-    def _say_which_model(self) -> None:
-        """Register what the mesh serves, for `spotwise status` and for workers that join, and log who has something else."""
+    def _introduce_model(self) -> None:
+        """Register the served weights, for `spotwise status` and for workers that join; log workers with other ones."""
         pools = self._role.pools
         self._host.introduce(model_digest=pools.served_model.digest)
         refused = {member.id: member.model_digest for member in pools.with_other_weights()}
@@ -92,7 +91,7 @@ class SchedulerService:
         self._refused = refused
 
     def _log_quarantine(self) -> None:
-        """Say once for each time that a pair rests or is tried again."""
+        """Log each quarantine of a pair once."""
         logged = {(pair.prompt_worker, pair.token_worker, pair.until_s) for pair in self._quarantined}
         now = self._host.clock.now()
         self._quarantined = self._role.quarantined(now)
@@ -107,7 +106,7 @@ class SchedulerService:
                 )
 
     async def _on_request(self, order: SubmitRequest | CloseRequest, raw: BusMessage) -> None:
-        """A submission's gateway waits for the verdict as its reply, so that it learns at once when nobody is here."""
+        """Feed a submission and send the verdict as its reply: a gateway learns at once when there is no scheduler."""
         self._answering = True
         self._loop.feed(order)
         self._answering = False

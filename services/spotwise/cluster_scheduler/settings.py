@@ -1,4 +1,4 @@
-"""Settings of the cluster scheduler, beside those of every service."""
+"""Settings of the cluster scheduler, in addition to every service's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spotwise.mesh.settings import ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):
-    """How long requests wait, and who serves them."""
+    """Limits of requests, and how workers are chosen."""
 
     max_queued: int = Field(1024, ge=0, description="requests that wait for room at most")
     max_queue_s: float = Field(60.0, gt=0, description="seconds that a request waits for room at most")
@@ -36,10 +36,12 @@ class SchedulerSettings(ServiceSettings):
     )
     break_even: bool = Field(True, description="both phases on one worker where splitting costs more than it saves")
     repurpose_share: float = Field(
-        0.8, gt=0, le=1, description="share of a window that a worker works for the other pool before it changes home"
+        0.8, gt=0, le=1, description="share of a window of off-pool work after which a worker changes its home pool"
     )
-    repurpose_window_s: float = Field(120.0, ge=0, description="at most one worker changes home in it; 0 keeps all")
-    prefix_spans: int = Field(32_768, ge=0, description="beginnings of prompts remembered with their workers; 0: none")
+    repurpose_window_s: float = Field(
+        120.0, ge=0, description="at most one worker changes its home pool in it; 0: none"
+    )
+    prefix_spans: int = Field(32_768, ge=0, description="prefixes of prompts remembered with their workers; 0: none")
 
     @property
     def policy(self) -> PoolPolicy:

@@ -1,4 +1,4 @@
-"""The migration planner: knows which workers there are, which is what every later plan starts from."""
+"""The migration planner: tracks the mesh's membership, the input of later plans."""
 
 import sys
 
@@ -20,19 +20,19 @@ async def serve(settings: ServiceSettings) -> None:
     async with ServiceHost.open(settings, MemberKind.MIGRATION_PLANNER) as host:
         membership = Membership(settings.member_timeout_s)
 
-        def tell(changes: list[MembershipEvent]) -> None:
+        def log(changes: list[MembershipEvent]) -> None:
             for change in changes:
                 joined = isinstance(change, MemberJoined)
                 _log.info("member_joined" if joined else "member_lost", id=change.member.id)
 
-        async def heard(member: Member, raw: BusMessage) -> None:
-            tell(membership.observe(member, host.clock.now()))
+        async def observe(member: Member, raw: BusMessage) -> None:
+            log(membership.observe(member, host.clock.now()))
 
         def look(tick: Tick) -> None:
             membership.was_away(tick.away_s)
-            tell(membership.expire(host.clock.now()))
+            log(membership.expire(host.clock.now()))
 
-        await host.listen(subjects.HEARTBEATS, heard)
+        await host.listen(subjects.HEARTBEATS, observe)
         host.keep_time(settings.member_timeout_s / 2, look)
         await host.run()
 

@@ -1,4 +1,4 @@
-"""The prompt worker: a worker whose home is the prompt pool."""
+"""The prompt worker: a worker whose home pool is the prompt pool."""
 
 import sys
 

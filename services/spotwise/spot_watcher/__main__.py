@@ -1,7 +1,7 @@
-"""The spot watcher: turns every sign that an instance must go into a notice with an absolute deadline.
+"""The spot watcher: publishes notices with absolute deadlines for instances that are interrupted.
 
-It understands what the machine's cloud says (`SPOTWISE_CLOUD`), and an operator's `spotwise drain WORKER --deadline 30s`. It
-says, too, when the process of a member on its machine has ended without a word.
+Its sources are the machine's cloud (`SPOTWISE_CLOUD`) and an operator's `spotwise drain WORKER --deadline 30s`. It also
+announces members of its machine whose process has ended.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""Opens the doors to the cloud that the settings name, or to the one that is found.
-
-Law: nothing is asked here but which cloud it is, and that only where the settings leave it open.
-"""
+"""Connects to the configured cloud, or to the one that is detected."""
 
 from __future__ import annotations
 
@@ -31,15 +28,17 @@ DETECTIONS = 5
 
 @asynccontextmanager
 async def cloud_of_this_machine(settings: SpotWatcherSettings) -> AsyncIterator[tuple[Cloud, HttpClient] | None]:
-    """The cloud, and the way to its metadata; `None` where there is none, or none was found.
+    """Yield the cloud and its metadata client; `None` where none is configured or detected.
 
     Raises:
         MeshError: the API server's certificates cannot be read.
     """
-    async with AsyncExitStack() as doors:
+    async with AsyncExitStack() as clients:
         candidates = []
         for cloud, url, tls in _candidates(settings):
-            candidates.append((cloud, await doors.enter_async_context(HttpClient(url, settings.cloud_timeout_s, tls))))
+            candidates.append(
+                (cloud, await clients.enter_async_context(HttpClient(url, settings.cloud_timeout_s, tls)))
+            )
         if settings.cloud == "auto":
             yield await _find(candidates, settings.cloud_backoff_s)
         else:

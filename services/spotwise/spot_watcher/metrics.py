@@ -1,7 +1,4 @@
-"""What the watcher counts, and the port where it can be read.
-
-Law: counters only grow, and each counts what was done: a question that was answered, a notice that was published.
-"""
+"""The watcher's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ class WatcherMetrics:
         self.registry = CollectorRegistry()
         self.questions = Counter(
             "spotwise_spot_questions_total",
-            "Questions to the metadata service.",
+            "Queries of the metadata service.",
             ("cloud", "outcome"),
             registry=self.registry,
         )
         self.notices = Counter("spotwise_spot_notices_total", "Notices to workers.", registry=self.registry)
         self.reports = Counter(
-            "spotwise_spot_reports_total", "Reports to whoever plans.", ("kind",), registry=self.registry
+            "spotwise_spot_reports_total", "Interruption reports.", ("kind",), registry=self.registry
         )
         self.acknowledgements = Counter(
             "spotwise_spot_acknowledgements_total",
-            "Events that the cloud was told may begin.",
+            "Acknowledgements of events to the cloud.",
             ("outcome",),
             registry=self.registry,
         )
@@ -65,5 +62,5 @@ class WatcherMetrics:
 
 
 def outcome(problem: str | None) -> str:
-    """The label of what came of something."""
+    """Return the outcome's label."""
     return "answered" if problem is None else "failed"

@@ -1,4 +1,4 @@
-"""The members whose processes run on this machine: the kernel says at once when one ends, however it ended."""
+"""Watches the processes of this machine's members by pidfd, which reports their end at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psutil
 
 from spotwise.core.messages import Member, MemberState
 
-#: A member's incarnation is the clock at its start, in ms, which is so much later than its process' start at most.
+#: A member's incarnation, the clock at its start in ms, is at most so much later than its process' start.
 _START_S = 300.0
-#: The clock of process starts is as exact as that.
+#: Accuracy of the clock of process starts.
 _EXACT_TO_S = 1.0
 
 
@@ -29,7 +29,7 @@ class LocalProcesses:
     Args:
         host: this machine, as its members name it.
         own_id: the member that watches.
-        ended: hears of each member whose process has ended.
+        ended: called for each member whose process has ended.
     """
 
     def __init__(self, host: str, own_id: str, ended: Callable[[Member], None]) -> None:
@@ -38,8 +38,8 @@ class LocalProcesses:
         self._ended = ended
         self._processes: dict[int, _Process] = {}
 
-    def heard(self, member: Member) -> None:
-        """Watch the process of a member from its first heartbeat on, if it is one of this machine's."""
+    def observe(self, member: Member) -> None:
+        """Watch the process of a member from its first heartbeat on, if it runs on this machine."""
         if member.host != self._host or member.id == self._own_id:
             return
         process = self._processes.get(member.pid)
@@ -56,7 +56,7 @@ class LocalProcesses:
         process.members[member.id, member.incarnation] = member
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         for pid in list(self._processes):
             self._forget(pid)
 
@@ -72,10 +72,7 @@ class LocalProcesses:
 
 
 def _open(member: Member) -> int | None:
-    """Return a pidfd of the member's process; `None` where that pid is nobody's here, or somebody else's.
-
-    In containers each may have pids, and even a host name, of its own.
-    """
+    """Return a pidfd of the member's process; `None` where the pid is another process's, as it may be in containers."""
     try:
         pidfd = os.pidfd_open(member.pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""Settings of the spot watcher, beside those of every service."""
+"""Settings of the spot watcher, in addition to every service's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class SpotWatcherSettings(ServiceSettings):
-    """Whose machine it is, and how its end is heard of."""
+    """The machine's cloud, and how its interruptions are detected."""
 
     cloud: Literal["none", "auto", "aws", "gcp", "azure", "kubernetes"] = Field(
         "none",
@@ -80,7 +80,7 @@ class SpotWatcherSettings(ServiceSettings):
 
     @property
     def api_server(self) -> str | None:
-        """Where the API server of Kubernetes is; `None` where nothing says so."""
+        """URL of the Kubernetes API server; `None` where none is configured."""
         return self.kubernetes_url or _server_of_this_pod()
 
     def policy(self, host: str) -> WatchPolicy:

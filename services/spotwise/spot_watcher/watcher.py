@@ -1,4 +1,4 @@
-"""Feeds the watcher's role, and carries its commands out."""
+"""Feeds the spot watcher's role, and performs its commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SpotWatcher:
-    """One machine's watcher, and its doors."""
+    """One machine's watcher."""
 
     def __init__(self, host: ServiceHost, settings: SpotWatcherSettings, metrics: WatcherMetrics) -> None:
         self._host = host
@@ -56,37 +56,37 @@ class SpotWatcher:
         )
 
     async def start(self) -> None:
-        """Hear heartbeats and operators, and keep time."""
-        await self._host.listen(subjects.HEARTBEATS, self._heard)
+        """Subscribe to heartbeats and operators, and start the ticks."""
+        await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
         await self._host.listen(subjects.DRAIN, self._drain, queue=subjects.WATCHERS)
         self._host.keep_time(self._tick_s, self._loop.feed)
 
     async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpClient] | None]) -> None:
-        """Ask the machine's cloud whenever the role says so; returns at once where there is none.
+        """Query the machine's cloud when the role commands it; returns at once where there is none.
 
         Raises:
-            MeshError: the cloud's doors cannot be opened, or the role asks no more.
+            MeshError: the cloud's certificates cannot be read, or the role stopped querying.
         """
         async with cloud as here:
             if here is None:
                 return
             self._here = here
-            metadata, door = here
+            metadata, client = here
             _log.info("watching", cloud=metadata.name)
             self._loop.feed(c.WatchStarted(metadata.name, self._poll_s or metadata.poll_s))
             while not self._due_s.empty():
                 await asyncio.sleep(max(0.0, self._due_s.get_nowait() - self._host.clock.now()))
-                answer = await door.converse(metadata.ask(self._host.clock.now()))
+                answer = await client.converse(metadata.ask(self._host.clock.now()))
                 self._metrics.questions.labels(metadata.name, outcome(answer.problem)).inc()
                 self._loop.feed(answer)
-        raise MeshError("the watcher asks its cloud no more; the log above says why")
+        raise MeshError("the watcher stopped querying its cloud; the log above says why")
 
     def close(self) -> None:
-        """Watch the machine's processes no more."""
+        """Stop watching the machine's processes."""
         self._processes.close()
 
-    async def _heard(self, member: Member, raw: BusMessage) -> None:
-        self._processes.heard(member)
+    async def _on_heartbeat(self, member: Member, raw: BusMessage) -> None:
+        self._processes.observe(member)
         self._loop.feed(member)
 
     async def _drain(self, order: Drain, raw: BusMessage) -> None:
@@ -129,8 +129,8 @@ class SpotWatcher:
     async def _acknowledge(self, event_id: str) -> None:
         if self._here is None:
             return
-        metadata, door = self._here
-        problem = await door.converse(metadata.acknowledge(event_id))
+        metadata, client = self._here
+        problem = await client.converse(metadata.acknowledge(event_id))
         self._metrics.acknowledgements.labels(outcome(problem)).inc()
         if problem is None:
             _log.info("acknowledged", event_id=event_id)

@@ -56,8 +56,8 @@ async def test_all_members_of_a_process_that_is_killed_are_told(
     """Each once, as its last heartbeat had it."""
     members = [member(process.pid, "a"), member(process.pid, "b")]
     for each in members:
-        processes.heard(each)
-        processes.heard(each)
+        processes.observe(each)
+        processes.observe(each)
     process.kill()
     await until(lambda: ended)
     assert ended == members
@@ -68,9 +68,9 @@ async def test_one_that_said_goodbye_is_not_told_of(
 ) -> None:
     """The others of its process are."""
     leaving, staying = member(process.pid, "a"), member(process.pid, "b")
-    processes.heard(leaving)
-    processes.heard(staying)
-    processes.heard(replace(leaving, state=MemberState.LEFT, grpc_address=""))
+    processes.observe(leaving)
+    processes.observe(staying)
+    processes.observe(replace(leaving, state=MemberState.LEFT, grpc_address=""))
     process.kill()
     await until(lambda: ended)
     assert ended == [staying]
@@ -80,10 +80,10 @@ async def test_what_is_not_of_this_machine_is_not_watched(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
     """Another host, a pid that somebody else has here, one that nobody has, and the watcher itself."""
-    processes.heard(member(process.pid, host="elsewhere"))
-    processes.heard(member(process.pid, incarnation=1))
-    processes.heard(member(2**22 + 1))
-    processes.heard(member(process.pid, "watcher"))
+    processes.observe(member(process.pid, host="elsewhere"))
+    processes.observe(member(process.pid, incarnation=1))
+    processes.observe(member(2**22 + 1))
+    processes.observe(member(process.pid, "watcher"))
     process.kill()
     await asyncio.to_thread(process.wait)
     await asyncio.sleep(0.05)
@@ -95,7 +95,7 @@ async def test_none_is_told_of_after_the_end(
 ) -> None:
     """Nothing is left open either."""
     before = open_files()
-    processes.heard(member(process.pid))
+    processes.observe(member(process.pid))
     processes.close()
     assert open_files() == before
     process.kill()
