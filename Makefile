@@ -55,9 +55,9 @@ down: ## Stop what `make up ARGS=--detach` started
 	@$(BIN)/spotwise down $(ARGS)
 
 check: setup proto-check ## Formatting, lint, types, import contracts, generated code
-	$(BIN)/ruff format --check libs services tests
-	$(BIN)/ruff check libs services tests
-	$(BIN)/mypy libs services
+	$(BIN)/ruff format --check libs services benchmarks tests
+	$(BIN)/ruff check libs services benchmarks tests
+	$(BIN)/mypy libs services benchmarks
 	$(BIN)/lint-imports
 
 # In a copy: the check must not touch the files that it compares with.
@@ -103,7 +103,7 @@ bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is i
 
 clean: ## Remove caches and build outputs
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build $(NATIVE)/_build $(COMPILED)
-	find libs services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find libs services benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well
 	rm -rf .venv

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import orjson
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.gateway_access import client_options
+from spotwise.cli.sse import decode_event
 
 #: Ids that every tokenizer has beyond its special tokens.
 _TOKEN_IDS = range(100, 10_000)
@@ -93,9 +93,9 @@ async def ask(
             await response.aread()
             response.raise_for_status()
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
+            event = decode_event(line)
+            if event is None:
                 continue
-            event = orjson.loads(line[6:])
             if "error" in event:
                 raise CommandError(f"a stream failed: {event['error']['message']}")
             if event["choices"]:

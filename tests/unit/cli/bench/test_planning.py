@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 from command_line import CommandLine
 
-from spotwise.cli.bench.planning import changes, choices
+from spotwise.benchmarks.planning import changes, choices
 
 
 def test_every_decision_is_measured(spotwise: CommandLine, tmp_path: Path) -> None:

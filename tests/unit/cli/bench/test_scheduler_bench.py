@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from command_line import CommandLine
 
-from spotwise.cli.bench.counting_fleet import CountingFleet
-from spotwise.cli.bench.scheduler import measure
+from spotwise.benchmarks.counting_fleet import CountingFleet
+from spotwise.benchmarks.scheduler import measure
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerRole
 
