@@ -1,9 +1,7 @@
-"""Who asks when, for how much: a schedule made before anything is measured.
+"""Open-loop schedules: when each request is sent, and its lengths, independent of the answers.
 
-Law: the same seed gives the same schedule; when a request is sent depends on the schedule alone, never on answers (an open
-loop), so a slow server cannot spare itself the load that shows it is slow.
-
-RequestSizes are those of Orca's evaluation (section 6.2): prompt and output lengths uniform and independent, arrivals Poisson.
+The same seed gives the same schedule. Lengths are those of Orca's evaluation (section 6.2):
+prompt and output lengths uniform and independent, arrivals Poisson.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def poisson_arrivals(rate: float, seconds: float, seed: int, sizes: RequestSizes
 
 
 def storm(count: int, seed: int, sizes: RequestSizes) -> list[TimedRequest]:
-    """So many requests, all at once."""
+    """`count` requests at time 0."""
     requests = _requests(f"{seed} in a storm", seed, sizes)
     return [_arrival(0.0, requests) for _ in range(count)]
 

@@ -1,7 +1,6 @@
-"""A latency-throughput curve: what a server gives at each offered rate (Orca, figure 10).
+"""A latency-throughput curve over offered rates (Orca, figure 10).
 
-Law: a point's latency is end to end and divided by the request's output tokens, since a request that asks for more must take
-longer; its throughput counts answers until the last one has come.
+Latency is end to end per output token (normalized); throughput counts answers until the last one.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.cli.bench.completion import Answer, ask, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.servers import ServerEndpoint
 
@@ -45,7 +45,7 @@ async def measure_interference(endpoint: ServerEndpoint, shape: Interference, se
         CommandError: the server does not answer, or answers with an error.
     """
     steady: list[Answer] = []
-    with told_plainly(endpoint.url):
+    with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, asyncio.TaskGroup() as tasks:
             started_s = time.monotonic()
 

@@ -1,7 +1,6 @@
 """Sends a schedule of requests to a server, each at its time.
 
-Law: a latency counts from when a request was to be sent, not from when this process came to send it: what the client is late
-by is not hidden (no coordinated omission).
+Latency counts from a request's scheduled time, so the client's own delay is included (no coordinated omission).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from spotwise.cli.errors import CommandError
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request.
+    """The result of one request.
 
     Attributes:
         arrival: as scheduled.

@@ -30,7 +30,7 @@ from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
 from spotwise.benchmarks.vllm_server import running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
-from spotwise.cli.bench.completion import ask, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import ask, http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
@@ -193,7 +193,7 @@ async def _warm_up(endpoint: ServerEndpoint, workload: PeerWorkload, seed: int) 
     else:
         requests = [(load.steady_input_tokens, load.steady_output_tokens)] * load.steady_streams
         requests.append((load.long_input_tokens, load.long_output_tokens))
-    with told_plainly(endpoint.url):
+    with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client:
             prompts = [(random_prompt(rng, input_tokens), output) for input_tokens, output in requests]
             await asyncio.gather(*(ask(client, endpoint.model, prompt, output) for prompt, output in prompts))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from spotwise.cli.bench.completion import ask, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import ask, http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status import gather_status
@@ -53,7 +53,7 @@ async def short_overtakes_long(endpoint: ServerEndpoint, workers: int) -> bool:
     running = 0
     all_run = asyncio.Event()
 
-    with told_plainly(endpoint.url):
+    with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, asyncio.TaskGroup() as tasks:
 
             async def long() -> float:

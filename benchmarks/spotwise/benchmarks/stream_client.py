@@ -1,7 +1,7 @@
-"""Thousands of streams from one process: a client that costs little of the machine it measures on.
+"""A client for thousands of streams that takes little CPU from the mesh on the same machine.
 
-Law: one connection a stream, kept for its next request; nothing of an answer is parsed but what tells its first token, its
-usage and its end. An error of any kind is an outcome, never an exception.
+One keep-alive connection per stream. Events are not parsed (unlike `cli/sse.py`): the bytes show the first token, the usage
+and the end. Errors are outcomes, not exceptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAIL_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
-    """What became of one request.
+    """The result of one request.
 
     Attributes:
         sent_s, first_s, ended_s: on the monotonic clock; `first_s` is `None` where no token came.
@@ -60,7 +60,7 @@ class StreamConnection(asyncio.Protocol):
         Args:
             url: of the gateway, without `/v1`.
             model: the name that it serves.
-            opened: told +1 at the first token of each stream and -1 at its end.
+            opened: called with +1 at the first token of each stream and -1 at its end.
         """
         self._model = model
         self._opened = opened
@@ -85,11 +85,11 @@ class StreamConnection(asyncio.Protocol):
         usage = _USAGE.search(self._tail)
         tokens = int(usage[1]) if usage else 0
         if failure is None and tokens != output_tokens:
-            failure = f"{tokens} tokens where {output_tokens} were asked for"
+            failure = f"{tokens} tokens where {output_tokens} were requested"
         return StreamOutcome(sent_s, self._first_s, time.monotonic(), tokens, failure)
 
     def close(self) -> None:
-        """Let go of the connection; idempotent."""
+        """Close the connection; idempotent."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None

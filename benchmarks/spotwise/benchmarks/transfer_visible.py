@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.cli.bench.completion import ask_whole, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import ask_whole, http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -71,7 +71,7 @@ async def measure_hand_offs(
     """
     rng = random.Random(seed)
     found = []
-    with told_plainly(mesh.url):
+    with http_errors_as_command_errors(mesh.url):
         async with open_client(mesh.url) as client, open_store(mesh.redis_url) as store:
             for number in range(requests + 1):
                 for length in lengths:

@@ -102,5 +102,5 @@ def read_result(result: Mapping[str, Any], load: ClosedLoop) -> dict[str, float]
         )
     expected_tokens = load.requests * load.output_tokens
     if result["total_output_tokens"] != expected_tokens:
-        raise CommandError(f"{result['total_output_tokens']} tokens came back where {expected_tokens} were asked for")
+        raise CommandError(f"{result['total_output_tokens']} tokens came back where {expected_tokens} were requested")
     return {key: float(result[key]) for key in _KEPT}

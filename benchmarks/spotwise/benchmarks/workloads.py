@@ -1,7 +1,4 @@
-"""The workloads on which a mesh and its peer are compared, and what each should show.
-
-Law: a workload says everything about its load but the seed; a figure says what ratio of ours to the peer's is asked for.
-"""
+"""The workloads on which a mesh and its peer are compared; a workload fixes its load except for the seed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def test_a_failed_request_is_an_outcome() -> None:
     async with completions_server(together=1) as url:
         outcomes = await run_open_loop(ServerEndpoint(url, "any"), arrivals)
     assert [outcome.latency_s is None for outcome in outcomes] == [True, True, False]
-    assert failures(outcomes) == {"an answer brought 2 tokens where 3 were asked for": 1, "status 503": 1}
+    assert failures(outcomes) == {"an answer brought 2 tokens where 3 were requested": 1, "status 503": 1}
 
 
 async def test_a_server_that_is_not_there_is_an_outcome() -> None:

@@ -28,7 +28,7 @@ async def test_every_kind_of_failure_is_an_outcome() -> None:
         failures = [(await connection.ask([1], 2)).failure for _ in range(5)]
         connection.close()
     assert failures[0] == "an error in the stream"
-    assert failures[1] == "0 tokens where 2 were asked for"
+    assert failures[1] == "0 tokens where 2 were requested"
     assert failures[2] == "status 429"
     assert str(failures[3]).startswith("the connection broke")
     assert failures[4] is None

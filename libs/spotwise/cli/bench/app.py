@@ -10,7 +10,7 @@ import typer
 from spotwise.cli.bench.load import load
 
 _ABOUT = "Measure a mesh; every benchmark takes --json FILE."
-_CHECKOUT_ONLY = "The developer benchmarks (control-plane, peer, ...) need a checkout of spotwise."
+_CHECKOUT_ONLY = "Developer benchmarks (control-plane, peer, ...) need a checkout."
 _IN_CHECKOUT = importlib.util.find_spec("spotwise.benchmarks") is not None
 
 bench = typer.Typer(help=_ABOUT, epilog=None if _IN_CHECKOUT else _CHECKOUT_ONLY, no_args_is_help=True)

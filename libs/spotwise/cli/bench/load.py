@@ -20,7 +20,7 @@ from typing import Annotated, Any, Self
 import typer
 
 from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
-from spotwise.cli.bench.completion import Answer, ask, open_client, told_plainly
+from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
@@ -92,7 +92,7 @@ async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -
         CommandError: the gateway does not answer, or answers with an error.
     """
     rng = random.Random(shape.seed)
-    with told_plainly(url):
+    with http_errors_as_command_errors(url):
         async with open_client(url) as client:
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
