@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.bench.servers import running_mesh, running_vllm
+from spotwise.benchmarks.vllm_server import running_vllm
+from spotwise.cli.bench.servers import running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.mesh.child_process import identify
 
@@ -30,7 +31,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("spotwise.cli.bench.servers._GRACE_S", 1.0)
+    monkeypatch.setattr("spotwise.benchmarks.vllm_server.GRACE_S", 1.0)
 
 
 def program(folder: Path, text: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import orjson
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.gateway_access import client_options
+from spotwise.cli.sse import decode_event
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.
@@ -95,7 +96,7 @@ class ChatClient:
                 figures.request_id = response.headers.get("X-Request-Id")
                 if response.status_code != httpx.codes.OK:
                     raise CommandError(_refusal(response.status_code, response.read()))
-                for event in _events(response):
+                for event in filter(None, map(decode_event, response.iter_lines())):
                     if "error" in event:
                         raise CommandError(f"the mesh broke off: {event['error'].get('message', event['error'])}")
                     if event.get("usage"):
@@ -115,13 +116,6 @@ class ChatClient:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return CommandError(f"nothing answers at {self._url}; start a mesh with `spotwise up`, or give its --url")
         return CommandError(f"{self._url} broke off ({error or type(error).__name__}); look at `spotwise status`")
-
-
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        data = line.removeprefix("data:").strip()
-        if line.startswith("data:") and data != "[DONE]":
-            yield orjson.loads(data)
 
 
 def _refusal(status: int, content: bytes) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.cli.bench.completion import ask_whole, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.completion import ask_whole, http_errors_as_command_errors, open_client, random_prompt
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -92,7 +92,7 @@ async def measure_costs(
     rng = random.Random(seed)
     found = Measurements()
     workers = await _workers(endpoint, found)
-    with told_plainly(endpoint.url):
+    with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
             # The first request of all pays for connections and for what is computed once.
             await ask_whole(client, endpoint.model, random_prompt(rng, 16), 4)

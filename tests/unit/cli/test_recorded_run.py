@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.bench.simulator import compared
+from spotwise.benchmarks.simulator import compared
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.core import messages as m

@@ -1,35 +1,24 @@
-"""The benchmarks, as one group of commands."""
+"""`spotwise bench`: the users' load benchmark, and in a checkout the developers' benchmarks (`benchmarks/`)."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import typer
 
-from spotwise.cli.bench.agreement import agreement
-from spotwise.cli.bench.batching import batching
-from spotwise.cli.bench.control_plane import control_plane
 from spotwise.cli.bench.load import load
-from spotwise.cli.bench.memory import memory
-from spotwise.cli.bench.peer import peer
-from spotwise.cli.bench.planning import planning
-from spotwise.cli.bench.policy import policy
-from spotwise.cli.bench.scheduler import scheduler
-from spotwise.cli.bench.simulator import simulator
-from spotwise.cli.bench.transfer import transfer
 
-bench = typer.Typer(help="Measure a mesh; every benchmark takes --json FILE.", no_args_is_help=True)
+_ABOUT = "Measure a mesh; every benchmark takes --json FILE."
+_CHECKOUT_ONLY = "Developer benchmarks (control-plane, peer, ...) need a checkout."
+_IN_CHECKOUT = importlib.util.find_spec("spotwise.benchmarks") is not None
+
+bench = typer.Typer(help=_ABOUT, epilog=None if _IN_CHECKOUT else _CHECKOUT_ONLY, no_args_is_help=True)
 bench.command()(load)
-bench.command()(peer)
-bench.command()(policy)
-bench.command()(batching)
-bench.command()(memory)
-bench.command()(transfer)
-bench.command()(agreement)
-bench.command()(scheduler)
-bench.command()(planning)
-bench.command()(control_plane)
-bench.command()(simulator)
+if _IN_CHECKOUT:
+    importlib.import_module("spotwise.benchmarks.app").add_commands(bench)
 
 
-@bench.callback()
+@bench.callback(help=_ABOUT)
 def _group() -> None:
-    """Measure a mesh; every benchmark takes --json FILE."""
+    """Keep `load` a subcommand where it is the only one."""

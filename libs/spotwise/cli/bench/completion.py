@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import orjson
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.gateway_access import client_options
+from spotwise.cli.sse import decode_event
 
 #: Ids that every tokenizer has beyond its special tokens.
 _TOKEN_IDS = range(100, 10_000)
@@ -27,12 +27,12 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back of one streamed completion.
+    """The measured answer to one streamed completion.
 
     Attributes:
         sent_s: when the request was sent, on this process's monotonic clock.
-        arrivals_s: when each chunk with output came; at least one.
-        output_tokens: as the answer's usage says.
+        arrivals_s: when each chunk with output arrived; at least one.
+        output_tokens: as the answer's usage reports them.
     """
 
     sent_s: float
@@ -56,18 +56,18 @@ class Answer:
 
 
 def random_prompt(rng: random.Random, tokens: int) -> list[int]:
-    """A prompt of so many random token ids."""
+    """A prompt of `tokens` random token ids."""
     return [rng.choice(_TOKEN_IDS) for _ in range(tokens)]
 
 
 def completion_body(model: str, prompt: list[int], output_tokens: int, *, stream: bool) -> dict[str, object]:
-    """What is asked of a server: the likeliest tokens, to the full length; a stream tells its usage at the end."""
+    """A greedy completion of exactly `output_tokens`; a stream ends with its usage."""
     whole = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
     return whole | {"stream": True, "stream_options": {"include_usage": True}} if stream else whole
 
 
 def open_client(url: str) -> httpx.AsyncClient:
-    """A client that opens as many connections as it is asked for, and waits long."""
+    """An HTTP client without a limit on connections and with a long timeout."""
     return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
 
@@ -81,8 +81,8 @@ async def ask(
     """Stream one completion to its end; `arrived` is called at each chunk with output.
 
     Raises:
-        CommandError: the stream carried an error, or not the tokens that were asked for.
-        httpx.HTTPError: the server did not answer, or with an error.
+        CommandError: the stream carried an error, or not `output_tokens` tokens.
+        httpx.HTTPError: the server did not answer, or answered with an error.
     """
     body = completion_body(model, prompt, output_tokens, stream=True)
     sent_s = time.perf_counter()
@@ -93,9 +93,9 @@ async def ask(
             await response.aread()
             response.raise_for_status()
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
+            event = decode_event(line)
+            if event is None:
                 continue
-            event = orjson.loads(line[6:])
             if "error" in event:
                 raise CommandError(f"a stream failed: {event['error']['message']}")
             if event["choices"]:
@@ -104,7 +104,7 @@ async def ask(
             elif event["usage"]:
                 produced = event["usage"]["completion_tokens"]
     if not arrivals_s or produced != output_tokens:
-        raise CommandError(f"a stream brought {produced} tokens where {output_tokens} were asked for")
+        raise CommandError(f"a stream brought {produced} tokens where {output_tokens} were requested")
     return Answer(sent_s, tuple(arrivals_s), produced)
 
 
@@ -112,20 +112,20 @@ async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], ou
     """Ask for one completion in one piece, and return the request's id.
 
     Raises:
-        CommandError: not the tokens that were asked for.
-        httpx.HTTPError: the server did not answer, or with an error.
+        CommandError: not `output_tokens` tokens.
+        httpx.HTTPError: the server did not answer, or answered with an error.
     """
     response = await client.post("/v1/completions", json=completion_body(model, prompt, output_tokens, stream=False))
     answer = response.raise_for_status().json()
     produced = answer["usage"]["completion_tokens"]
     if produced != output_tokens:
-        raise CommandError(f"an answer brought {produced} tokens where {output_tokens} were asked for")
+        raise CommandError(f"an answer brought {produced} tokens where {output_tokens} were requested")
     return str(answer["id"])
 
 
 @contextmanager
-def told_plainly(url: str) -> Iterator[None]:
-    """Turn the client's errors into a sentence.
+def http_errors_as_command_errors(url: str) -> Iterator[None]:
+    """Convert HTTP errors to `CommandError`.
 
     Raises:
         CommandError: instead of any `httpx.HTTPError`.

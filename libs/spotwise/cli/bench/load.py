@@ -1,7 +1,7 @@
 """`spotwise bench load`: TTFT, TPOT and throughput at several numbers of streams.
 
-Prompts are random token ids, outputs run to their full length (`ignore_eos`), and every stream asks again as soon as it is
-answered. A first round that nobody counts warms connections and caches.
+Prompts are random token ids; outputs run to their full length (`ignore_eos`). Each stream sends its next request when the last
+one is answered; its first request is not counted.
 """
 
 from __future__ import annotations
@@ -11,47 +11,52 @@ import functools
 import random
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
-from spotwise.cli.bench.completion import Answer, ask, open_client, random_prompt, told_plainly
+from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_loop
+from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client
 from spotwise.cli.bench.percentile import percentile
 from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import Row, environment, report_console, require_writable, write_report
-from spotwise.cli.bench.stream_load import StreamShape
+from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import OptionError
 from spotwise.cli.gateway_access import find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 
 
-@dataclass(slots=True)
-class Measured:
-    """What the streams of one round saw, seconds.
+@dataclass(frozen=True, slots=True)
+class RoundMeasurements:
+    """The measurements of one round, seconds.
 
     Attributes:
         ttft_s: from sending a request to its first token.
-        tpot_s: mean time per further token, by request (the papers' TBT).
+        tpot_s: mean time per further token, by request (TBT in Splitwise).
         itl_s: gaps between chunks, all requests together.
         elapsed_s: the round's length.
-        output_tokens: of all its requests, as their usage says.
+        output_tokens: of all requests, as their usage reports them.
     """
 
-    ttft_s: list[float] = field(default_factory=list)
-    tpot_s: list[float] = field(default_factory=list)
-    itl_s: list[float] = field(default_factory=list)
-    elapsed_s: float = 0.0
-    output_tokens: int = 0
+    ttft_s: list[float]
+    tpot_s: list[float]
+    itl_s: list[float]
+    elapsed_s: float
+    output_tokens: int
 
-    def add(self, answer: Answer) -> None:
-        """Count one more answer."""
-        self.output_tokens += answer.output_tokens
-        self.ttft_s.append(answer.ttft_s)
-        self.tpot_s.append(answer.tpot_s)
-        self.itl_s += answer.itl_s
+    @classmethod
+    def of(cls, answers: Sequence[Answer], elapsed_s: float) -> Self:
+        """Collect the times of all answers."""
+        return cls(
+            [answer.ttft_s for answer in answers],
+            [answer.tpot_s for answer in answers],
+            [gap_s for answer in answers for gap_s in answer.itl_s],
+            elapsed_s,
+            sum(answer.output_tokens for answer in answers),
+        )
 
 
 def load(
@@ -69,7 +74,7 @@ def load(
     require_writable(json)
     base_url = find_gateway(name, url)
     console = report_console()
-    rows: list[Row] = []
+    rows: list[ReportRow] = []
     with progress_bar(console) as progress:
         for count in rounds:
             task = progress.add_task(f"{count} streams", total=count * requests)
@@ -80,36 +85,32 @@ def load(
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
 
 
-async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -> Measured:
-    """Run all streams of a round at once, after one request each that is not counted.
+async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -> RoundMeasurements:
+    """Run one round: one uncounted request of each stream, then the load.
 
     Raises:
         CommandError: the gateway does not answer, or answers with an error.
     """
     rng = random.Random(shape.seed)
-    with told_plainly(url):
+    with http_errors_as_command_errors(url):
         async with open_client(url) as client:
             model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
-            async def stream(count: int, into: Measured) -> None:
-                for _ in range(count):
-                    prompt = random_prompt(rng, shape.input_tokens)
-                    into.add(await ask(client, model, prompt, shape.output_tokens))
-                    if into is measured:
-                        answered()
+            async def send(prompt: list[int]) -> Answer:
+                return await ask(client, model, prompt, shape.output_tokens)
 
-            measured = Measured()
-            warm_up = Measured()
-            await asyncio.gather(*(stream(1, warm_up) for _ in range(shape.streams)))
+            def open_stream() -> AbstractContextManager[SendPrompt[Answer]]:
+                return nullcontext(send)
+
+            await run_closed_loop(replace(shape, requests=1), rng, open_stream)  # warms connections and caches
             started_s = time.perf_counter()
-            await asyncio.gather(*(stream(shape.requests, measured) for _ in range(shape.streams)))
-            measured.elapsed_s = time.perf_counter() - started_s
-            return measured
+            answers = await run_closed_loop(shape, rng, open_stream, answered)
+            return RoundMeasurements.of(answers, time.perf_counter() - started_s)
 
 
-def _rows(streams: int, measured: Measured) -> list[Row]:
-    def row(figure: str, ours: float) -> Row:
-        return Row(f"{streams} streams: {figure}", ours)
+def _rows(streams: int, measured: RoundMeasurements) -> list[ReportRow]:
+    def row(figure: str, ours: float) -> ReportRow:
+        return ReportRow(f"{streams} streams: {figure}", ours)
 
     return [
         row("TTFT p50, ms", 1000 * statistics.median(measured.ttft_s)),

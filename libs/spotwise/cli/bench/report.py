@@ -43,7 +43,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One figure.
 
     Attributes:
@@ -72,10 +72,12 @@ class Row:
         return self.target.holds(self.ratio) if self.target is not None and self.ratio is not None else None
 
 
-def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], target: Target | None = None) -> Row:
+def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], target: Target | None = None) -> ReportRow:
     """Medians of several rounds, in which both sides were measured; ratios are spread within a round."""
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-    return Row(name, statistics.median(ours), statistics.median(theirs), target, spread_of(ours), spread_of(ratios))
+    return ReportRow(
+        name, statistics.median(ours), statistics.median(theirs), target, spread_of(ours), spread_of(ratios)
+    )
 
 
 def spread_of(values: Collection[float]) -> tuple[float, float] | None:
@@ -119,7 +121,7 @@ def report_console() -> Console:
 
 
 def write_report(
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     about: dict[str, Any],
     path: Path | None,
     console: Console,
@@ -140,7 +142,7 @@ def tell_failures(console: Console, failures: Mapping[str, int], where: str = ""
         console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)
 
 
-def _table(rows: Sequence[Row], cell: Callable[[float], str]) -> Table:
+def _table(rows: Sequence[ReportRow], cell: Callable[[float], str]) -> Table:
     def ranged(text: str, spread: tuple[float, float] | None, shown: Callable[[float], str]) -> str:
         return text if spread is None else f"{text} ({shown(spread[0])}–{shown(spread[1])})"
 
@@ -164,7 +166,7 @@ def _table(rows: Sequence[Row], cell: Callable[[float], str]) -> Table:
     return table
 
 
-def _as_dict(row: Row) -> dict[str, Any]:
+def _as_dict(row: ReportRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "reference": row.reference,

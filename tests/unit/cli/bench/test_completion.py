@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from spotwise.cli.bench.completion import Answer, ask, ask_whole, random_prompt, told_plainly
+from spotwise.cli.bench.completion import Answer, ask, ask_whole, http_errors_as_command_errors, random_prompt
 from spotwise.cli.errors import CommandError
 
 TOKEN = {"choices": [{"text": "a"}], "usage": None}
@@ -59,7 +59,7 @@ async def test_an_error_in_the_stream_is_told() -> None:
         await ask(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
 
 
-async def test_refusals_are_told_plainly() -> None:
+async def test_refusals_are_http_errors_as_command_errors() -> None:
     """Status and text, or that nobody answers."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
@@ -70,7 +70,7 @@ async def test_refusals_are_told_plainly() -> None:
 
     for server, message in ((refuse, "http://server answers 429: full"), (hang_up, "does not answer: refused")):
         client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(server))
-        with pytest.raises(CommandError, match=message), told_plainly("http://server"):
+        with pytest.raises(CommandError, match=message), http_errors_as_command_errors("http://server"):
             await ask(client, "m", [1], 3)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from spotwise.cli.bench.planning import changes, choices
+from spotwise.benchmarks.planning import changes, choices
 from tests.unit.cli.command_line import CommandLine
 
 

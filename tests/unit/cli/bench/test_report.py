@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from spotwise.cli.bench.report import Row, Target, environment, row_of_rounds, tell_failures, write_report
+from spotwise.cli.bench.report import ReportRow, Target, environment, row_of_rounds, tell_failures, write_report
 
 
 @pytest.mark.parametrize(
@@ -26,22 +26,22 @@ from spotwise.cli.bench.report import Row, Target, environment, row_of_rounds, t
 )
 def test_a_target_bounds_the_ratio(target: Target, ratio: float, holds: bool) -> None:
     """Bounds belong to what they allow."""
-    assert Row("x", 10 * ratio, 10.0, target).holds is holds
+    assert ReportRow("x", 10 * ratio, 10.0, target).holds is holds
 
 
 def test_without_a_reference_nothing_holds_or_fails() -> None:
     """Neither does it where the reference is nothing, or no target is set."""
-    assert (Row("x", 1.0).ratio, Row("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
-    assert Row("x", 1.0, 0.0, Target(at_most=1)).holds is None
-    assert (Row("x", 1.0, 2.0).ratio, Row("x", 1.0, 2.0).holds) == (0.5, None)
+    assert (ReportRow("x", 1.0).ratio, ReportRow("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
+    assert ReportRow("x", 1.0, 0.0, Target(at_most=1)).holds is None
+    assert (ReportRow("x", 1.0, 2.0).ratio, ReportRow("x", 1.0, 2.0).holds) == (0.5, None)
 
 
 def test_rounds_are_summed_up_by_their_medians() -> None:
     """Ratios are spread within a round, not between the medians; a single round has no spread."""
     target = Target(at_most=1.0)
     found = row_of_rounds("TPOT, ms", [2.0, 3.0, 10.0], [4.0, 2.0, 5.0], target)
-    assert found == Row("TPOT, ms", 3.0, 4.0, target, (2.0, 10.0), (0.5, 2.0))
-    assert row_of_rounds("alone", [2.0], [4.0]) == Row("alone", 2.0, 4.0)
+    assert found == ReportRow("TPOT, ms", 3.0, 4.0, target, (2.0, 10.0), (0.5, 2.0))
+    assert row_of_rounds("alone", [2.0], [4.0]) == ReportRow("alone", 2.0, 4.0)
 
 
 def test_failures_are_told_by_reason() -> None:
@@ -57,8 +57,8 @@ def test_failures_are_told_by_reason() -> None:
 def test_document_and_table_say_the_same(tmp_path: Path) -> None:
     """Six keys a row, computed ones included; spreads are for people, what they come from stands beside the rows."""
     rows = [
-        Row("TPOT, ms", 12.0, 10.0, Target(at_most=1.0), (11.0, 13.0), (1.1, 1.3)),
-        Row("alone", 7.0),
+        ReportRow("TPOT, ms", 12.0, 10.0, Target(at_most=1.0), (11.0, 13.0), (1.1, 1.3)),
+        ReportRow("alone", 7.0),
     ]
     text = io.StringIO()
     path = tmp_path / "result.json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.cli.bench.counting_fleet import CountingFleet
-from spotwise.cli.bench.scheduler import measure
+from spotwise.benchmarks.counting_fleet import CountingFleet
+from spotwise.benchmarks.scheduler import measure
 from spotwise.core import messages as m
 from spotwise.core.scheduler import SchedulerRole
 from tests.unit.cli.command_line import CommandLine

@@ -1,0 +1,68 @@
+"""Open-loop schedules: when each request is sent, and its lengths, independent of the answers.
+
+The same seed gives the same schedule. Lengths are those of Orca's evaluation (section 6.2):
+prompt and output lengths uniform and independent, arrivals Poisson.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSizes:
+    """Bounds, both included, between which lengths are uniform."""
+
+    input_tokens: tuple[int, int] = (32, 512)
+    output_tokens: tuple[int, int] = (1, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """One request.
+
+    Attributes:
+        at_s: when it is sent, from the start.
+        input_tokens, output_tokens: its lengths.
+        prompt_seed: of its random prompt.
+    """
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    prompt_seed: str
+
+
+def poisson_arrivals(rate: float, seconds: float, seed: int, sizes: RequestSizes) -> list[TimedRequest]:
+    """Arrivals at `rate` requests a second for so long; at least one.
+
+    Lengths and gaps come from two streams of numbers, so that another rate brings the same requests at other times.
+    """
+    gaps = random.Random(f"gaps {seed}")
+    requests = _requests(f"{seed} at {rate:g}/s", seed, sizes)
+    at_s = gaps.expovariate(rate)
+    arrivals = [_arrival(at_s, requests)]
+    while (at_s := at_s + gaps.expovariate(rate)) < seconds:
+        arrivals.append(_arrival(at_s, requests))
+    return arrivals
+
+
+def storm(count: int, seed: int, sizes: RequestSizes) -> list[TimedRequest]:
+    """`count` requests at time 0."""
+    requests = _requests(f"{seed} in a storm", seed, sizes)
+    return [_arrival(0.0, requests) for _ in range(count)]
+
+
+def _requests(prompts: str, seed: int, sizes: RequestSizes) -> Iterator[tuple[int, int, str]]:
+    rng = random.Random(f"sizes {seed}")
+    number = 0
+    while True:
+        yield rng.randint(*sizes.input_tokens), rng.randint(*sizes.output_tokens), f"{prompts} {number}"
+        number += 1
+
+
+def _arrival(at_s: float, requests: Iterator[tuple[int, int, str]]) -> TimedRequest:
+    input_tokens, output_tokens, prompt_seed = next(requests)
+    return TimedRequest(at_s, input_tokens, output_tokens, prompt_seed)

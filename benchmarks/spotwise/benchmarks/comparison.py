@@ -1,0 +1,118 @@
+"""From readings to rows: medians over rounds, ratios with their spread.
+
+Law: a row's figures are medians over all rounds of a side; its spread is that of the ratios within a round, where both sides
+were measured in the same minutes, on the same machine, with the same prompts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from spotwise.benchmarks.interference import Interference
+from spotwise.benchmarks.workloads import Figure, PeerWorkload
+from spotwise.cli.bench.report import ReportRow, spread_of
+
+
+class Side(StrEnum):
+    """Who is measured."""
+
+    OURS = "spotwise"
+    OURS_SPLIT = "spotwise-split"
+    PEER = "vllm"
+    TUNED_PEER = "vllm-tuned"
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is not ours."""
+        return self in (Side.PEER, Side.TUNED_PEER)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One workload, run once on one side.
+
+    Attributes:
+        round_number: from 1.
+        side, workload: what ran.
+        figures: by name.
+    """
+
+    round_number: int
+    side: Side
+    workload: str
+    figures: dict[str, float]
+
+
+def sides_of(workload: PeerWorkload) -> tuple[Side, ...]:
+    """On whom a workload runs; what tells whether small batches of prompts would do is asked of a peer so tuned as well."""
+    tuned = (Side.TUNED_PEER,) if isinstance(workload.load, Interference) else ()
+    return (Side.OURS, Side.OURS_SPLIT, Side.PEER, *tuned)
+
+
+def rows_of(workloads: Iterable[PeerWorkload], readings: Sequence[Reading]) -> list[ReportRow]:
+    """The rows of a report: against the tuned peer where there is one; without targets the split mesh and the untuned peer."""
+    measured = {(reading.side, reading.workload) for reading in readings}
+    rows = []
+    for workload in workloads:
+        *_, reference = sides_of(workload)
+        rows += [_row(workload, figure, Side.OURS, reference, readings) for figure in workload.figures]
+        besides = [("split", Side.OURS_SPLIT, reference)] if (Side.OURS_SPLIT, workload.name) in measured else []
+        if reference is Side.TUNED_PEER:
+            besides.append(("untuned peer", Side.OURS, Side.PEER))
+        rows += [
+            _row(workload, Figure(figure.key, f"{figure.title} ({what})"), ours, theirs, readings)
+            for what, ours, theirs in besides
+            for figure in workload.figures
+        ]
+    return rows
+
+
+def readings_as_json(readings: Iterable[Reading]) -> list[dict[str, Any]]:
+    """The readings as they stand in a report."""
+    return [
+        {"round": r.round_number, "side": r.side.value, "workload": r.workload, "figures": r.figures} for r in readings
+    ]
+
+
+def readings_from_json(rounds: Iterable[dict[str, Any]]) -> list[Reading]:
+    """The readings of a report.
+
+    Raises:
+        KeyError, TypeError, ValueError: they are no readings.
+    """
+    return [
+        Reading(
+            int(entry["round"]),
+            Side(entry["side"]),
+            str(entry["workload"]),
+            {str(key): float(value) for key, value in entry["figures"].items()},
+        )
+        for entry in rounds
+    ]
+
+
+def _row(workload: PeerWorkload, figure: Figure, side: Side, reference: Side, readings: Sequence[Reading]) -> ReportRow:
+    ours = _by_round(side, workload, figure, readings)
+    theirs = _by_round(reference, workload, figure, readings)
+    median = statistics.median(theirs.values()) if theirs else None
+    ratios = [value / theirs.get(number, median) for number, value in ours.items()] if median else []
+    return ReportRow(
+        f"{workload.name.upper()} {figure.title}",
+        statistics.median(ours.values()),
+        median,
+        figure.target,
+        spread_of(ours.values()),
+        spread_of(ratios),
+    )
+
+
+def _by_round(side: Side, workload: PeerWorkload, figure: Figure, readings: Sequence[Reading]) -> dict[int, float]:
+    return {
+        reading.round_number: reading.figures[figure.key]
+        for reading in readings
+        if (reading.side, reading.workload) == (side, workload.name)
+    }

@@ -1,0 +1,72 @@
+"""A latency-throughput curve over offered rates (Orca, figure 10).
+
+Latency is end to end per output token (normalized); throughput counts answers until the last one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotwise.benchmarks.open_loop import Outcome
+from spotwise.cli.bench.percentile import percentile
+from spotwise.cli.errors import CommandError
+
+
+@dataclass(frozen=True, slots=True)
+class RatePoint:
+    """One rate.
+
+    Attributes:
+        rate: requests offered, per second.
+        throughput: requests answered, per second.
+        median_s, p90_s: normalized latency, seconds per output token.
+        answered, failed: requests.
+    """
+
+    rate: float
+    throughput: float
+    median_s: float
+    p90_s: float
+    answered: int
+    failed: int
+
+
+def point_of(rate: float, outcomes: Sequence[Outcome]) -> RatePoint:
+    """Sum up one rate.
+
+    Raises:
+        CommandError: nothing was answered.
+    """
+    answered = [(outcome.arrival, outcome.latency_s) for outcome in outcomes if outcome.latency_s is not None]
+    if not answered:
+        raise CommandError(f"at {rate:g} requests/s nothing was answered: {outcomes[0].failure}")
+    normalized_s = [latency_s / arrival.output_tokens for arrival, latency_s in answered]
+    return RatePoint(
+        rate,
+        len(answered) / max(arrival.at_s + latency_s for arrival, latency_s in answered),
+        statistics.median(normalized_s),
+        percentile(normalized_s, 90),
+        len(answered),
+        len(outcomes) - len(answered),
+    )
+
+
+def throughput_within(points: Sequence[RatePoint], median_s: float) -> float | None:
+    """The most that a server gives while its median normalized latency stays within a bound, requests per second.
+
+    Between the last rate that keeps the bound and the next, the curve is taken for straight. Where every rate keeps it, the
+    answer is what was seen, so a sweep should go on until latency rises. None where not even the lowest rate keeps it.
+    """
+    ordered = sorted(points, key=lambda point: point.rate)
+    within = list(itertools.takewhile(lambda point: point.median_s <= median_s, ordered))
+    if not within:
+        return None
+    best = max(point.throughput for point in within)
+    if len(within) == len(ordered):
+        return best
+    below, above = within[-1], ordered[len(within)]
+    share = (median_s - below.median_s) / (above.median_s - below.median_s)
+    return max(best, below.throughput + share * (above.throughput - below.throughput))

@@ -1,0 +1,99 @@
+"""What a long prompt does to streams that are being written: what phase splitting is for (Splitwise, section III).
+
+Steady streams ask again as soon as they are answered, while a long prompt arrives at fixed intervals, whether the ones before
+it were answered or not. Two figures matter: gaps between a steady stream's chunks, and the long prompts' time to first token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spotwise.cli.bench.completion import Answer, ask, http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.percentile import percentile
+from spotwise.cli.bench.servers import ServerEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """The load's shape; streams that run at `seconds` end their answer.
+
+    Attributes:
+        steady_streams, steady_input_tokens, steady_output_tokens: the streams that should not notice.
+        long_input_tokens, long_output_tokens: the prompts that disturb.
+        every_s: from one long prompt to the next.
+        seconds: how long requests are sent.
+    """
+
+    steady_streams: int = 4
+    steady_input_tokens: int = 64
+    steady_output_tokens: int = 256
+    long_input_tokens: int = 2048
+    long_output_tokens: int = 8
+    every_s: float = 2.0
+    seconds: float = 40.0
+
+
+async def measure_interference(endpoint: ServerEndpoint, shape: Interference, seed: int) -> dict[str, float]:
+    """Run the load once; its figures by name, milliseconds.
+
+    Raises:
+        CommandError: the server does not answer, or answers with an error.
+    """
+    steady: list[Answer] = []
+    with http_errors_as_command_errors(endpoint.url):
+        async with open_client(endpoint.url) as client, asyncio.TaskGroup() as tasks:
+            started_s = time.monotonic()
+
+            async def send(input_tokens: int, output_tokens: int, *which: object) -> Answer:
+                # Seeded by what it is, not by when it is its turn: every server gets the same prompts.
+                rng = random.Random(repr((seed, which)))
+                return await ask(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
+
+            async def steady_stream(index: int) -> None:
+                turn = 0
+                while time.monotonic() - started_s < shape.seconds:
+                    steady.append(
+                        await send(shape.steady_input_tokens, shape.steady_output_tokens, "steady", index, turn)
+                    )
+                    turn += 1
+
+            async def long_prompt(number: int, at_s: float) -> Answer:
+                await asyncio.sleep(max(0.0, started_s + at_s - time.monotonic()))
+                return await send(shape.long_input_tokens, shape.long_output_tokens, "long", number)
+
+            for index in range(shape.steady_streams):
+                tasks.create_task(steady_stream(index))
+            long = [
+                tasks.create_task(long_prompt(number, at_s)) for number, at_s in enumerate(long_prompt_times(shape))
+            ]
+    return interference_figures(steady, [task.result() for task in long])
+
+
+def long_prompt_times(shape: Interference) -> list[float]:
+    """When long prompts arrive, seconds from the start: at once and then at fixed intervals, while requests are sent."""
+    times = [0.0]
+    while (following := len(times) * shape.every_s) < shape.seconds:
+        times.append(following)
+    return times
+
+
+def interference_figures(steady: Sequence[Answer], long: Sequence[Answer]) -> dict[str, float]:
+    """Figures of one run by name, milliseconds; chunks per token tell whether gaps were saved by bundling tokens."""
+    gaps_ms = [1000 * gap_s for answer in steady for gap_s in answer.itl_s]
+    ttft_ms = [1000 * answer.ttft_s for answer in long]
+    return {
+        "itl_p50_ms": statistics.median(gaps_ms),
+        "itl_p99_ms": percentile(gaps_ms, 99),
+        "itl_max_ms": max(gaps_ms),
+        "long_ttft_p50_ms": statistics.median(ttft_ms),
+        "long_ttft_p99_ms": percentile(ttft_ms, 99),
+        "chunks_per_token": sum(len(answer.arrivals_s) for answer in steady)
+        / sum(answer.output_tokens for answer in steady),
+        "steady_requests": len(steady),
+        "long_requests": len(long),
+    }

@@ -1,0 +1,90 @@
+"""Sends a schedule of requests to a server, each at its time.
+
+Latency counts from a request's scheduled time, so the client's own delay is included (no coordinated omission).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from spotwise.benchmarks.arrivals import TimedRequest
+from spotwise.cli.bench.completion import ask, ask_whole, open_client, random_prompt
+from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.cli.errors import CommandError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one request.
+
+    Attributes:
+        arrival: as scheduled.
+        latency_s: from its scheduled time to its whole answer; None where there was none.
+        failure: why there was none.
+        tokens_s: when tokens came, each from the scheduled time; only of answers that were streamed.
+    """
+
+    arrival: TimedRequest
+    latency_s: float | None
+    failure: str | None = None
+    tokens_s: tuple[float, ...] = ()
+
+
+async def run_open_loop(
+    endpoint: ServerEndpoint,
+    arrivals: Sequence[TimedRequest],
+    finished: Callable[[], Any] = lambda: None,
+    *,
+    stream: bool = False,
+) -> list[Outcome]:
+    """Send every request at its time and wait for all answers; outcomes in the order of the arrivals.
+
+    Args:
+        endpoint: of the server.
+        arrivals: the schedule.
+        finished: called at each end.
+        stream: whether answers are streamed, so that the times of tokens are known; costs the client more.
+    """
+    prompts = [random_prompt(random.Random(arrival.prompt_seed), arrival.input_tokens) for arrival in arrivals]
+    async with open_client(endpoint.url) as client:
+        started_s = time.monotonic()
+
+        async def send(arrival: TimedRequest, prompt: list[int]) -> Outcome:
+            due_s = started_s + arrival.at_s
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            tokens_s: list[float] = []
+            try:
+                if stream:
+                    await ask(
+                        client,
+                        endpoint.model,
+                        prompt,
+                        arrival.output_tokens,
+                        lambda: tokens_s.append(time.monotonic() - due_s),
+                    )
+                else:
+                    await ask_whole(client, endpoint.model, prompt, arrival.output_tokens)
+            except httpx.HTTPStatusError as error:
+                return Outcome(arrival, None, f"status {error.response.status_code}")
+            except httpx.HTTPError as error:
+                return Outcome(arrival, None, str(error) or type(error).__name__)
+            except CommandError as error:
+                return Outcome(arrival, None, str(error))
+            finally:
+                finished()
+            return Outcome(arrival, time.monotonic() - due_s, tokens_s=tuple(tokens_s))
+
+        return list(await asyncio.gather(*map(send, arrivals, prompts)))
+
+
+def failures(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many requests got no answer, by reason."""
+    reasons = sorted({outcome.failure for outcome in outcomes if outcome.failure is not None})
+    return {reason: sum(outcome.failure == reason for outcome in outcomes) for reason in reasons}

@@ -1,0 +1,152 @@
+"""`spotwise bench scheduler`: what a decision of the cluster scheduler costs, and whether its memory stays flat.
+
+Law: the real role, alone in this process: no broker, no store, no worker but its reports. A decision is a submission, or the
+heartbeat by which one that waited is placed; each event is timed by itself, in processor time of this thread, so that other
+programs on the machine do not count.
+Memory is compared between the middle and the end of a run in a steady state.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from spotwise.benchmarks.counting_fleet import CountingFleet
+from spotwise.cli.bench.percentile import percentile
+from spotwise.cli.bench.progress import progress_bar
+from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.mesh.garbage import collect_rarely
+
+#: A decision at 1,000 workers takes less than this.
+DECISION_US = 100.0
+#: Requests that a worker of the fleet serves at a time.
+_SERVED = 8
+#: Blocks of a worker: with room for what it serves, and with so few that requests wait.
+_ROOMY, _SCARCE = 4096, 400
+#: Heartbeats for each decision.
+_BEATS = 4
+_QUICK = (50, 500)
+
+
+def scheduler(
+    workers: Annotated[int, typer.Option(min=10, help="Of the fleet: prompt, token and mixed as 4 to 5 to 1.")] = 1000,
+    decisions: Annotated[int, typer.Option(min=10, help="Requests placed in each of the two runs.")] = 20_000,
+    quick: Annotated[bool, typer.Option("--quick", help="Few of both: shows that it runs.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of lengths and prefixes.")] = 1,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
+) -> None:
+    """Measure the cluster scheduler's decisions at many workers, in a fleet with room and in one that is full."""
+    workers, decisions = _QUICK if quick else (workers, decisions)
+    require_writable(json)
+    console = report_console()
+    rows: list[ReportRow] = []
+    collect_rarely()  # as in the service
+    with progress_bar(console) as progress:
+        for name, blocks in (("with room", _ROOMY), ("full", _SCARCE)):
+            task = progress.add_task(f"a fleet {name}", total=decisions)
+            taken = measure(workers, blocks, decisions, seed, functools.partial(progress.advance, task))
+            rows += _rows(name, taken)
+    about = environment(workers=workers, decisions=decisions, seed=seed, served_at_a_time=_SERVED * workers)
+    write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a run took.
+
+    Attributes:
+        decisions_us: events that placed a request, by submission or by heartbeat.
+        answers_us: reservations that stood, and orders that were accepted.
+        heartbeats_us: those that placed nobody.
+        waited: requests that found no room at once.
+        grown_objects: what Python's allocator had given out more at the end than in the middle.
+        resident_grown_kib: the same of the process.
+    """
+
+    # arrays, which hold no objects of their own: memory is measured
+    decisions_us: array[float] = field(default_factory=lambda: array("d"))
+    answers_us: array[float] = field(default_factory=lambda: array("d"))
+    heartbeats_us: array[float] = field(default_factory=lambda: array("d"))
+    waited: int = 0
+    grown_objects: int = 0
+    resident_grown_kib: float = 0.0
+
+
+def measure(workers: int, blocks: int, decisions: int, seed: int, advance: Callable[[int], Any]) -> Taken:
+    """Place so many requests on a fleet whose workers hold so many KV blocks each; `advance` hears of each batch of them."""
+    fleet, taken = CountingFleet(workers, blocks, seed), Taken()
+    role = SchedulerRole("scheduler-0", SchedulerLimits(max_queued=2 * workers, max_queue_s=1e9, member_timeout_s=1e9))
+    now = 1000.0
+    for worker in fleet.workers.values():
+        role.handle(worker.report(), now)
+    served, placed, half = _SERVED * workers, 0, (0, 0)
+
+    def feed(event: Any) -> tuple[list[Any], float]:
+        started_ns = time.thread_time_ns()
+        commands = role.handle(event, now)
+        return commands, (time.thread_time_ns() - started_ns) / 1e3
+
+    def settle(commands: list[Any]) -> int:
+        """Let the workers answer; return how many requests were placed."""
+        answers = fleet.take(commands)
+        for answer in answers:
+            started, answer_us = feed(answer)
+            taken.answers_us.append(answer_us)
+            fleet.take(started)
+        return len(answers)
+
+    while placed < decisions:
+        placed_before = placed
+        now += 1.0 / workers
+        if role.queued < workers:
+            commands, took_us = feed(fleet.submission())
+            if count := settle(commands):
+                taken.decisions_us.append(took_us)
+            else:
+                taken.waited += 1
+            placed += count
+        most = min(served, fleet.serving - 1) if role.queued else served
+        for closed in fleet.work(served // 8, most):
+            placed += settle(role.handle(closed, now))
+        for beat in fleet.beats(_BEATS):
+            commands, took_us = feed(beat)
+            count = settle(commands)
+            (taken.decisions_us if count else taken.heartbeats_us).append(took_us / max(1, count))
+            placed += count
+        if fleet.serving >= served // 2 and half == (0, 0) and placed >= decisions // 2:
+            half = _memory()
+        advance(placed - placed_before)
+    objects, resident = _memory()
+    taken.grown_objects, taken.resident_grown_kib = objects - half[0], (resident - half[1]) / 1024
+    return taken
+
+
+def _memory() -> tuple[int, int]:
+    """Blocks that Python's allocator has given out, and bytes of the process that are resident."""
+    gc.collect()
+    return sys.getallocatedblocks(), psutil.Process().memory_info().rss
+
+
+def _rows(name: str, taken: Taken) -> list[ReportRow]:
+    target = Target(at_most=1.0)
+    return [
+        ReportRow(f"{name}: decision p50, us", percentile(taken.decisions_us, 50), DECISION_US, target),
+        ReportRow(f"{name}: decision p99, us", percentile(taken.decisions_us, 99), DECISION_US, target),
+        ReportRow(f"{name}: answer of a worker p50, us", percentile(taken.answers_us, 50)),
+        ReportRow(f"{name}: heartbeat p50, us", percentile(taken.heartbeats_us, 50)),
+        ReportRow(f"{name}: heartbeat p99, us", percentile(taken.heartbeats_us, 99)),
+        ReportRow(f"{name}: requests that waited", taken.waited),
+        ReportRow(f"{name}: objects more at the end than in the middle", taken.grown_objects),
+        ReportRow(f"{name}: resident memory more at the end than in the middle, KiB", taken.resident_grown_kib),
+    ]

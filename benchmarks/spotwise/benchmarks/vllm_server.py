@@ -1,0 +1,83 @@
+"""The peer, vLLM, as a server that runs as long as its `with` block."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+from spotwise.cli.bench.servers import GRACE_S, POLL_S, ServerEndpoint, own_run_folder, wait_until
+from spotwise.mesh.child_process import ChildProcess, identify, is_alive, send_signal, start_child
+from spotwise.mesh.embedded import free_port
+
+_VLLM_MODEL = "peer"
+#: The longest prompt and answer of any workload, with a margin.
+_VLLM_CONTEXT_TOKENS = 4096
+#: No network access; the KV memory is enough for every workload.
+_VLLM_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+}
+
+
+@contextmanager
+def running_vllm(vllm: Path, model_folder: Path, arguments: Sequence[str]) -> Iterator[ServerEndpoint]:
+    """vLLM, serving the model in bfloat16, with these arguments on top.
+
+    Raises:
+        CommandError: it does not come up.
+    """
+    with own_run_folder("vllm") as folder:
+        port = free_port()
+        log_path = folder.log_path("vllm")
+        argv = [
+            *(str(vllm), "serve", str(model_folder), "--served-model-name", _VLLM_MODEL),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--dtype", "bfloat16", "--max-model-len", str(_VLLM_CONTEXT_TOKENS)),
+            *arguments,
+        ]
+        child = start_child(argv, log_path=log_path, env=vllm_environment())
+        try:
+            endpoint = ServerEndpoint(f"http://127.0.0.1:{port}", _VLLM_MODEL)
+            wait_until(lambda: _is_healthy(endpoint.url), child, "vLLM", log_path)
+            yield endpoint
+        finally:
+            _end_with_descendants(child)
+
+
+def vllm_environment() -> dict[str, str]:
+    """Variables of vLLM's processes; what the user set wins."""
+    # By itself it leaves one core to its front end, which of two cores is half of what the mesh has.
+    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    return {**_VLLM_ENV, "VLLM_CPU_OMP_THREADS_BIND": cores, **os.environ}
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _end_with_descendants(child: ChildProcess) -> None:
+    # The engine is a process of its own; one that outlived its server would take the next side's cores.
+    try:
+        found = psutil.Process(child.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        found = []
+    descendants = [identity for process in found if (identity := identify(process.pid)) is not None]
+    child.stop(GRACE_S)
+    deadline_s = time.monotonic() + GRACE_S
+    while any(map(is_alive, descendants)):
+        if time.monotonic() > deadline_s:
+            for descendant in descendants:
+                send_signal(descendant, signal.SIGKILL)
+        time.sleep(POLL_S)

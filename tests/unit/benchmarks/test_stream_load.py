@@ -1,0 +1,104 @@
+"""Many streams against a gateway, and the processes that serve them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spotwise.benchmarks.process_usage import ProcessUsage
+from spotwise.benchmarks.stream_load import StreamResult, run_streams
+from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.run_folder import run_folder
+from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, write_state
+from spotwise.cli.options import MeshOptions
+from spotwise.mesh.child_process import ProcessIdentity, identify
+from tests.unit.benchmarks.sse_gateway import failing, gateway, whole
+
+SHAPE = StreamShape(streams=1, requests=3, input_tokens=4, output_tokens=2, seed=1)
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A mesh whose gateway is this very process; of its workers one has not started and one is dead."""
+    monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
+    folder = run_folder("here")
+    folder.path.mkdir(parents=True)
+    this = identify(os.getpid())
+    assert this is not None
+    services = {
+        "gateway-0": RecordedService(state=ServiceState.HEALTHY, process=this),
+        "prompt-0": RecordedService(),
+        "token-0": RecordedService(state=ServiceState.HEALTHY, process=ProcessIdentity(2**22 + 1, 1)),
+    }
+    options = MeshOptions(name="here", model_folder=tmp_path, model_name="m")
+    state = RunState(
+        supervisor=this,
+        ready=True,
+        options=options,
+        nats_url="nats://127.0.0.1:1",
+        redis_url="redis://127.0.0.1:2/0",
+        started_unix_s=time.time(),
+        services=services,
+    )
+    write_state(folder.state_path, state)
+    return "here"
+
+
+def test_processes_say_what_they_have_used(mesh: str) -> None:
+    """Those that live: CPU time that grows, and memory."""
+    before = ProcessUsage.of_mesh(mesh)
+    assert list(before.cpu_s) == list(before.resident_bytes) == ["gateway-0"]
+    assert before.resident_bytes["gateway-0"] > 2**20
+    spent = time.process_time()
+    while time.process_time() < spent + 0.05:
+        pass
+    after = ProcessUsage.of_mesh(mesh)
+    assert 0.03 <= after.cpu_since(before)["gateway-0"] <= after.cpu_s["gateway-0"]
+    assert after.cpu_since(replace(before, cpu_s={})) == after.cpu_s  # who was not there yet had used nothing
+    with pytest.raises(CommandError, match="no mesh named"):
+        ProcessUsage.of_mesh("elsewhere")
+
+
+async def test_every_stream_asks_as_often_as_it_was_told(mesh: str) -> None:
+    """Tokens, failures by reason, memory and the most that were open at once."""
+    answered = Counter[str]()
+    async with gateway(whole, failing, whole) as (url, bodies):
+        endpoint = MeshEndpoint(url, "m", "redis://127.0.0.1:2/0", mesh)
+        result = await run_streams(endpoint, SHAPE, lambda: answered.update(["request"]))
+    assert answered["request"] == len(result.outcomes) == len(bodies) == 3
+    assert result.tokens == 4
+    assert result.failures.total() == 1
+    assert result.most_open == 1
+    assert result.seconds > 0.0
+    assert result.peak_bytes["gateway-0"] > 2**20
+    assert len({tuple(body["prompt"]) for body in bodies}) == 3  # type: ignore[arg-type]
+
+
+def test_cpu_time_is_shared_by_all_tokens() -> None:
+    """Of all processes together; a load without tokens has a figure, too."""
+    assert StreamResult(cpu_s={"a": 0.5, "b": 0.25}).cpu_us_per_token == 750_000
+
+
+async def test_a_load_may_open_as_many_files_as_it_has_streams(mesh: str) -> None:
+    """As far as the system allows; the limit is raised, never lowered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = psutil.Process().num_fds()
+    lower = max(open_now + 64, 128)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lower, hard))
+    try:
+        async with gateway(whole) as (url, _):
+            endpoint = MeshEndpoint(url, "m", "redis://127.0.0.1:2/0", mesh)
+            await run_streams(endpoint, replace(SHAPE, requests=1), lambda: None)
+        raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert raised >= min(SHAPE.streams + 200, hard if hard != resource.RLIM_INFINITY else 2**30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
