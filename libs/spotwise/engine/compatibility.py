@@ -18,7 +18,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from spotwise.engine import bloom
-from spotwise.engine.attention import causal_attention, set_attention_context
+from spotwise.engine.attention import AttentionCall, causal_attention, set_attention_context
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import KvGeometry
 from spotwise.engine.layer_attention import LayerAttention
@@ -82,21 +82,14 @@ class AttentionProbe:
         self.on_written: Callable[[int], None] | None = None
         self._masks = masks
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """Note the call and compute it; shapes as in `AttentionContext`.
 
         Raises:
             UnsupportedModelError: the call needs what the serving attention has not.
         """
+        _, query, key, value, attention_mask, scaling, options = call
+        module: torch.nn.Module = call.module
         for option, meaning in _UNSUPPORTED_OPTIONS.items():
             if options.get(option) is not None:
                 raise UnsupportedModelError(f"the model uses {meaning}, which this engine does not compute yet")
@@ -112,7 +105,7 @@ class AttentionProbe:
         )
         self.calls.append(
             _Call(
-                layer=int(module.layer_idx),  # type: ignore[arg-type]
+                layer=call.layer,
                 query_heads=query.shape[1],
                 kv_heads=key.shape[1],
                 key_dim=key.shape[3],

@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import PagedAttention
+from spotwise.engine.attention import AttentionCall, PagedAttention
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.flashinfer_attention import FlashInferAttention, FlashInferLayout, refusal
 from spotwise.engine.iteration import BatchLayout, SequenceRow
@@ -135,11 +135,11 @@ def _attended(
     backend: TorchBackend | FlashInferBackend, layer: int, rows: Rows[SequenceRow], parts: Rows[torch.Tensor]
 ) -> torch.Tensor:
     flat = backend.layout.lay_out(rows, last_only=False)
-    module: Any = SimpleNamespace(layer_idx=layer)
+    query, key, value = parts
     attention: Any = backend.attention
     attention.plan = flat.plan
     try:
-        output: torch.Tensor = attention.attend(module, *parts, None, None, {})
+        output: torch.Tensor = attention.attend(AttentionCall(SimpleNamespace(layer_idx=layer), query, key, value))
     finally:
         attention.plan = None
     return output.float()

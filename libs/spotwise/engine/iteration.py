@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import AttentionPlan, DecodeGroup, PrefillSpan
+from spotwise.engine.attention import AttentionPlan, DecodeGroup, Plan, PrefillSpan
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.sequences import EngineSequence
 
-Plan = TypeVar("Plan")
-
 # Contexts up to this many blocks are padded together; beyond, a group spans at most a factor of two.
 _SMALLEST_GROUP_BLOCKS = 32
-
 
 SequenceRow = tuple[BatchRow, EngineSequence]
 

@@ -7,7 +7,7 @@ tables, as arrays that the kernel reads; prefill and decode rows are alike to it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spotwise.engine.attention import AttentionCall, PlannedAttention
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import KvOrder, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
@@ -94,12 +95,11 @@ class NativeLayout:
             raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
 
 
-class NativeAttention:
+class NativeAttention(PlannedAttention[NativePlan]):
     """The serving context of a model whose attention modules call it one by one; see `AttentionContext`."""
 
     def __init__(self, kernels: Kernels, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
-        self.plan: NativePlan | None = None
-        self.on_written: Callable[[int], None] | None = None
+        super().__init__()
         self._attend = kernels.attend
         self._kept: list[torch.Tensor] = []
         self.cache = cache
@@ -107,26 +107,14 @@ class NativeAttention:
         self._layers = layers
         self._fields: dict[tuple[int, int], AttentionFields] = {}
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
-        plan = self.plan
-        if plan is None:
-            raise RuntimeError("attention was called outside an iteration")
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        heads = query.shape[1]
+        plan, layer = self.current_plan, call.layer
+        heads = call.query.shape[1]
         fields = self._fields.get((layer, heads))
         if fields is None:
             fields = self._fields[layer, heads] = self._make_fields(layer, heads)
-        query, key, value = (_unit_stride(part.to(self.cache.dtype)) for part in (query, key, value))
+        query, key, value = (_unit_stride(part.to(self.cache.dtype)) for part in (call.query, call.key, call.value))
         output = query.new_empty(1, query.shape[2], heads, value.shape[-1])
         self._attend(
             ctypes.addressof(fields),
