@@ -1,12 +1,7 @@
-"""Attention over flat batches and paged KV, called by transformers' own modules.
+"""Attention over flat batches and a paged KV cache, called by transformers' own modules.
 
-Law: all rows of an iteration go through the model as one flat sequence `[1, sum L]`; only attention looks at rows separately
-(selective batching: Orca, Yu et al., OSDI 2022, section 4.1). Keys and values are first written to the paged cache. Prefill
-rows attend one by one; decode rows attend together, padded to the longest of their group. The query heads of one KV head are
-stacked into one matrix, so that KV is never expanded. Everything that does not depend on the layer (index tensors, biases) is
-in the `AttentionPlan`, made once per iteration; what a layer adds to plain causal attention is in its `LayerAttention`.
-
-Invariant: a module finds its context as an attribute, put there at load; nothing depends on what a model's forward passes on.
+All rows of an iteration are one flat sequence `[1, sum L]`; only attention separates them (selective batching: Orca, Yu et
+al., OSDI 2022, section 4.1). An `AttentionPlan` holds what all layers share; `LayerAttention` says what one layer computes.
 """
 
 from __future__ import annotations
@@ -167,7 +162,7 @@ class PagedAttention(PlannedAttention[AttentionPlan]):
         self._kv_heads = cache.geometry.kv_heads
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
+        """Write the new KV of this layer, then attend."""
         plan, layer = self.current_plan, call.layer
         terms = self._terms[layer]
         query, new_keys, new_values = call.query, call.key[0], call.value[0]

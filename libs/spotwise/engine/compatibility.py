@@ -1,11 +1,8 @@
-"""Whether this engine computes a model rightly, decided before it serves.
+"""Decides before serving whether this engine computes a model exactly.
 
-Law: what a model's attention needs is seen where it is used: one tiny forward runs through a probe in place of our attention,
-and through one in place of transformers' masks. Every layer must call it exactly once, and ask for nothing that a
-`LayerAttention` does not say; otherwise the model is refused with one sentence. Where only *long* contexts would differ
-(chunked attention, rotary scalings that change with the length of a batch), the context is limited to what is exact.
-
-Invariant: a model that passes gives the same distribution as transformers' own attention, at every position it accepts.
+One tiny forward runs with probes in place of attention and masks. Every layer must attend through the interface exactly once,
+and with nothing that `LayerAttention` does not describe; otherwise the model is refused. Where only long contexts would
+differ (chunked attention, length-dependent rotary scaling), the context is limited to what is exact.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ class _Call:
 
 
 class AttentionProbe:
-    """Stands in for the serving attention in one forward of a single short sequence, and notes what it is asked."""
+    """Records the attention calls of one forward of a short sequence, in place of the serving attention."""
 
     def __init__(self, masks: MaskProbe) -> None:
         self.calls: list[_Call] = []
@@ -83,10 +80,10 @@ class AttentionProbe:
         self._masks = masks
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Note the call and compute it; shapes as in `AttentionContext`.
+        """Record the call and compute it.
 
         Raises:
-            UnsupportedModelError: the call needs what the serving attention has not.
+            UnsupportedModelError: the call needs what the serving attention lacks.
         """
         _, query, key, value, attention_mask, scaling, options = call
         module: torch.nn.Module = call.module

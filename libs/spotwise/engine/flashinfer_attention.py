@@ -1,16 +1,11 @@
-"""Attention by FlashInfer's kernels (Ye et al., MLSys 2025), over the same paged cache, on a GPU.
+"""Attention by FlashInfer's kernels (Ye et al., MLSys 2025) over the paged cache of a GPU.
 
-Law: computes what `LayerAttention` says, or is not used: `refusal` names what it would not compute. Keys and values are written
-to the cache by us; FlashInfer only reads, through a view of the cache in its "HND" order `[block, kv_head, position, dim]`, so
-that nothing is copied. All rows of an iteration, prefills and decodes, are one call a layer. What an iteration needs is planned
-on the host before it is computed; layers that attend alike share one plan.
+FlashInfer reads the cache through a view in its "HND" order `[block, kv_head, position, dim]`. All rows of an iteration are one
+call a layer, planned on the host before the forward; layers that attend alike share a plan. FlashInfer sends plans from one
+pinned buffer: the device must finish an iteration before the next plan, which the engine guarantees.
 
-Invariant: between two plans the device has done what the first one was made for (an iteration ends with its logits read on the
-host, see `Engine`), since FlashInfer sends a plan from one pinned buffer.
-
-Which of FlashInfer's arguments means what was read from its documentation and sources: `window_left` does not count the query's
-own position; `logits_soft_cap` applies to scaled scores; plans take `indptr`s on the host and in int32; the "fa2" backend
-follows any strides but that of the last dimension.
+From FlashInfer's documentation and sources: `window_left` excludes the query's own position; `logits_soft_cap` applies to
+scaled scores; plans take int32 `indptr`s on the host; the "fa2" backend follows any strides but the last dimension's.
 """
 
 from __future__ import annotations
@@ -165,7 +160,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
         self._recorded: dict[Bucket, dict[_Kind, Any]] = {}
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
+        """Write the new KV of this layer, then attend."""
         plan, layer = self.current_plan, call.layer
         self._cache.write(layer, plan.places, call.key[0], call.value[0])
         by_token = call.query[0].transpose(0, 1).to(self._dtype).contiguous()

@@ -1,7 +1,6 @@
-"""A batch of rows laid out as one flat model input, with everything attention needs to take it apart again.
+"""Lays a batch of rows out as one flat model input.
 
-Law: decode rows come first, grouped by context length (so that one long context does not pad all others), then the prefill
-rows; index arithmetic is done once, in numpy, and not per layer. Within a group rows stay in order of arrival.
+Decode rows come first, grouped by context length so that one long context does not pad the others, then prefill rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Attention by the native kernel: the same paged cache, one call a layer for all rows.
-
-Law: computes what `LayerAttention` says. The plan of an iteration is the rows' places in the flat batch and their block
-tables, as arrays that the kernel reads; prefill and decode rows are alike to it.
-"""
+"""Attention by the native kernel over the paged cache: one call a layer for all rows, prefills and decodes alike."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ class NativePlan:
     Attributes:
         fields: for the kernels.
         arrays: what `fields` points into.
-        last_only: whether nobody reads the last layer's output but for each row's last token.
+        last_only: whether only each row's last token of the last layer's output is read.
     """
 
     fields: RowFields
@@ -108,7 +104,7 @@ class NativeAttention(PlannedAttention[NativePlan]):
         self._fields: dict[tuple[int, int], AttentionFields] = {}
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
+        """Write the new KV of this layer, then attend."""
         plan, layer = self.current_plan, call.layer
         heads = call.query.shape[1]
         fields = self._fields.get((layer, heads))

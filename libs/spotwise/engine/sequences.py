@@ -1,8 +1,4 @@
-"""The tokens an engine knows of each sequence.
-
-Law: a sequence is its prompt followed by its output tokens; which of them have their KV computed is the scheduler's knowledge
-and comes with every row. Invariants: tokens are only appended; `output_index` is the index of the next output token.
-"""
+"""The tokens of the engine's sequences: a prompt, then output tokens, append-only."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ class EngineSequence:
         self._length = len(known)
         self._block_ids: tuple[int, ...] = ()
         self._block_table = np.empty(0, dtype=np.int64)
-        # An attempt that goes on after committed outputs has reported its prompt already.
+        # An attempt that continues after committed outputs has reported its prompt already.
         reports_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] * self.prompt_length if reports_prompt else None
@@ -39,7 +35,7 @@ class EngineSequence:
 
     @classmethod
     def of_tokens(cls, token_ids: Iterable[int]) -> Self:
-        """Return a prompt that no request asked for: the engine's own."""
+        """Return a sequence of the engine's own, without a request."""
         stop = StopCriteria(max_new_tokens=1)
         return cls(RequestRecord("", 0, "", 0, "", tuple(token_ids), (), SamplingParams(temperature=0.0), stop, 0.0))
 
@@ -64,7 +60,7 @@ class EngineSequence:
             self._tokens = np.concatenate([self._tokens, np.empty(self._length, dtype=np.int64)])
         self._tokens[self._length] = token_id
         self._length += 1
-        self.prompt_logprobs = None  # they go out with the first output token, by whoever samples it
+        self.prompt_logprobs = None  # reported with the first output token
 
     def block_table(self, block_ids: tuple[int, ...]) -> NDArray[np.int64]:
         """Return `block_ids` as an array, converted anew only when they changed."""
