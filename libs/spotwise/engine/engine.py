@@ -30,7 +30,7 @@ from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import SamplingRow, logprobs_where_asked, sample
-from spotwise.engine.sequences import EngineSequence
+from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
@@ -193,17 +193,9 @@ class Engine:
         Raises:
             ValueError: the id is known, there is no prompt, it is longer than the context, or a token is not in the vocabulary.
         """
-        known = record.prompt_token_ids + record.output_token_ids
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
-        if not record.prompt_token_ids:
-            raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
-        if len(known) > self.context_length:
-            raise ValueError(
-                f"sequence {record.sequence_id} has {len(known)} tokens, the context {self.context_length}"
-            )
-        if min(known) < 0 or max(known) >= self.vocab_size:
-            raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{self.vocab_size - 1}")
+        require_valid(record, self.context_length, self.vocab_size)
         self._sequences[record.sequence_id] = EngineSequence(record)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
@@ -319,11 +311,5 @@ class Engine:
 
     def _checked(self, row: BatchRow) -> EngineSequence:
         sequence = self._sequence(row.sequence_id)
-        end = row.first_position + row.num_tokens
-        if row.first_position < 0 or row.num_tokens < 1 or end > sequence.num_tokens:
-            raise ValueError(
-                f"row {row.sequence_id}: tokens {row.first_position}..{end} of a sequence of {sequence.num_tokens}"
-            )
-        if end > len(row.block_ids) * self.block_size:
-            raise ValueError(f"row {row.sequence_id}: {len(row.block_ids)} blocks do not hold {end} tokens")
+        sequence.check_row(row, self.block_size)
         return sequence

@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from spotwise.core.batching import BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
@@ -54,6 +55,16 @@ class EngineSequence:
         """Known tokens, a view."""
         return self._tokens[: self._length]
 
+    def check_row(self, row: BatchRow, block_size: int) -> None:
+        """Raise ValueError where a row names tokens that are not known, or too few blocks."""
+        end = row.first_position + row.num_tokens
+        if row.first_position < 0 or row.num_tokens < 1 or end > self._length:
+            raise ValueError(
+                f"row {row.sequence_id}: tokens {row.first_position}..{end} of a sequence of {self._length}"
+            )
+        if end > len(row.block_ids) * block_size:
+            raise ValueError(f"row {row.sequence_id}: {len(row.block_ids)} blocks do not hold {end} tokens")
+
     def append(self, token_id: int) -> None:
         """Add an output token."""
         if self._length == len(self._tokens):
@@ -69,3 +80,14 @@ class EngineSequence:
                 self._block_table = np.asarray(block_ids, dtype=np.int64)
             self._block_ids = block_ids
         return self._block_table
+
+
+def require_valid(record: RequestRecord, context_length: int, vocab_size: int) -> None:
+    """Raise ValueError where a model cannot take a record's tokens."""
+    known = record.prompt_token_ids + record.output_token_ids
+    if not record.prompt_token_ids:
+        raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
+    if len(known) > context_length:
+        raise ValueError(f"sequence {record.sequence_id} has {len(known)} tokens, the context {context_length}")
+    if min(known) < 0 or max(known) >= vocab_size:
+        raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{vocab_size - 1}")
