@@ -1,8 +1,7 @@
-"""AWS: instance metadata (IMDSv2) of a spot instance.
+"""AWS: spot signs from the instance metadata service (IMDSv2).
 
-Law: nothing is asked without a session's token, which is renewed before it ends and at once when the service refuses it.
-Status 404 is the usual answer and means that there is no sign. The instance action has a time, two minutes ahead when it
-appears; the rebalance recommendation comes before it, or not at all, and is a hint.
+Status 404 means no sign. The instance action is the interruption notice, two minutes ahead; a rebalance recommendation may
+precede it, as a hint.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Aws:
         self._renew_at_s = 0.0
 
     def detect(self) -> Dialogue[bool]:
-        """Ask for a token: no other cloud has that door."""
+        """Request a session token, which no other cloud offers."""
         return (yield from self._renew(0.0)) is None
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
@@ -82,7 +81,7 @@ class Aws:
         answer = yield request
         token = answer.text() if answer.status == 200 else None
         if token is None:
-            # Never a 404 of its own: whoever asked would take that for the answer that there is no sign.
+            # Never a 404 of its own: the caller would take it for "no sign".
             what = "no token" if answer.status == 200 else answer.outcome
             return request, HttpAnswer(None, failure=what)
         self._token = token

@@ -1,12 +1,8 @@
 """Azure: scheduled events of a virtual machine.
 
-Law: an event concerns this machine where its resources name it, whatever other machines' events the answer holds. The machine
-goes by an event of type Preempt, or Terminate; others leave it where it is, or bring it back. `NotBefore` is the deadline. It
-is empty where none is set yet, and the machine has the 30 seconds that each preemption is announced ahead; or where the event
-has begun, and it has none.
-
-An answer to an event lets it begin at once, for all of its resources. Where it names other machines too, none is offered:
-nobody here knows what these still do.
+Preempt and Terminate events end the machine if its name is among their resources. `NotBefore` is the deadline; if empty, the
+event has started, or the 30 s notice of a preemption applies. An acknowledgement starts an event at once for all its resources,
+so it is offered only where the event names this machine alone.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ class Azure:
         self._vm_name = vm_name
 
     def detect(self) -> Dialogue[bool]:
-        """Ask for the machine's name; no other cloud has that door."""
+        """Request the machine's name, which no other cloud offers at this path."""
         answer = yield HttpRequest("GET", VM_NAME, HEADERS)
         return _name(answer) is not None
 

@@ -1,7 +1,4 @@
-"""The clouds' ways to write a time, as Unix seconds.
-
-Law: a text is a time or it is none; nothing is raised. One without a zone is UTC, as all clouds mean it.
-"""
+"""Parses the clouds' timestamps to Unix seconds; one without a zone is UTC."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""What is said between a machine and its cloud's metadata service, without the wire.
+"""Requests to a cloud's metadata service, independent of the transport.
 
-Law: a dialogue is a generator: it yields requests, is sent their answers, and returns what it learned. It never raises,
-whatever the answers are; an answer that makes no sense is a problem in words. `http_door` carries dialogues out, and a test
-may answer them.
-
-Problems are the same words while their cause is the same, so that a log can say them once.
+A dialogue is a generator: it yields requests, is sent their answers and returns what it learned. It never raises; problems are
+texts that stay the same while their cause does, so that a log can report them once. `HttpClient` carries dialogues out.
 """
 
 from __future__ import annotations

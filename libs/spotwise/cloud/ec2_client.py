@@ -1,9 +1,7 @@
-"""The door to EC2: opens boto3's client, calls it in a thread, and says what its errors mean.
+"""Calls EC2 through boto3 in a thread, and classifies its errors; for the market step, no service uses it yet.
 
-boto3 is imported when a client is opened, not before. It retries what is worth it by itself, throttled calls
-(`RequestLimitExceeded`) with growing, random pauses; what it gives up on arrives here.
-
-The meanings of the codes are those of EC2's documentation, "Error codes for the Amazon EC2 API".
+boto3 is imported when a client is opened, and retries throttled calls itself. Error codes: EC2's documentation, "Error codes
+for the Amazon EC2 API".
 """
 
 from __future__ import annotations
@@ -147,7 +145,7 @@ _STATES = {
     "pending": InstanceState.STARTING,
     "running": InstanceState.RUNNING,
     "shutting-down": InstanceState.LEAVING,
-    # Nobody here stops instances. One that is stopped all the same does no work, and its discs cost until it is released.
+    # An instance stopped by hand does no work, and its volumes cost until it is released.
     "stopping": InstanceState.LEAVING,
     "stopped": InstanceState.LEAVING,
     "terminated": InstanceState.GONE,
@@ -168,8 +166,8 @@ class Ec2Failure(Exception):  # noqa: N818 - it is no error yet: what it means t
         self.cause = cause or _cause_of(code)
         self._advice = advice or _ADVICE.get(code, _CHECK)
 
-    def told(self, request: AcquireRequest | None = None) -> ProviderError:
-        """Return it as the port's callers know it."""
+    def as_provider_error(self, request: AcquireRequest | None = None) -> ProviderError:
+        """Return the provider error that it means."""
         if self.cause is Cause.CAPACITY and request is not None:
             return NoCapacity(request.instance_types, request.market, str(self))
         if self.cause is Cause.REFUSAL:
@@ -277,7 +275,7 @@ def _client_failure(response: dict[str, Any]) -> Ec2Failure:
     error = response.get("Error", {})
     code, message = str(error.get("Code", "Unknown")), str(error.get("Message", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    # A code that nobody knows, from a server that is in trouble.
+    # An unknown code with a 5xx status.
     troubled = status >= 500 and _cause_of(code) is Cause.REFUSAL
     return Ec2Failure(code, message, Cause.PATIENCE if troubled else None)
 

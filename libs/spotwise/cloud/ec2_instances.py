@@ -1,11 +1,7 @@
-"""The provider `aws`: instances are virtual machines of Amazon EC2.
+"""The provider `aws`: virtual machines of Amazon EC2; for the market step, no service uses it yet.
 
-Law: an order becomes one CreateFleet of type `instant` (EC2 tries all types and subnets at once and answers with what it
-got) or, where that is not allowed, RunInstances for one type and subnet after the other. An order's token is kept in a tag of
-its instances, and goes to EC2 as a client token besides: tags may take a moment to show, client tokens do not. So a retry
-finds what was bought, or buys the same thing, and never twice.
-
-Whose an instance is says its mesh tag, and nothing without it is ever terminated.
+An order is one CreateFleet of type `instant` or, where not allowed, RunInstances by type and subnet. Its token is both a tag
+and EC2's client token, since tags may show late: a retry never buys twice. Only instances with the mesh tag are terminated.
 """
 
 from __future__ import annotations
@@ -57,16 +53,16 @@ class Ec2Instances:
     Args:
         mesh: whose instances.
         options: what they are made from, and where.
-        door: to EC2; `connect` opens one.
+        connection: to EC2; `connect` opens one.
         now: seconds since the epoch.
     """
 
     def __init__(
-        self, mesh: str, options: Ec2Options, door: Ec2Connection, now: Callable[[], float] = time.time
+        self, mesh: str, options: Ec2Options, connection: Ec2Connection, now: Callable[[], float] = time.time
     ) -> None:
         self._mesh = require_mesh_name(mesh)
         self._options = options
-        self._door = door
+        self._connection = connection
         self._now = now
         # Bought here, and not yet shown by EC2.
         self._unseen: dict[str, AcquiredInstance] = {}
@@ -96,14 +92,14 @@ class Ec2Instances:
             try:
                 bought = await self._buy(request)
             except Ec2Failure as failure:
-                raise failure.told(request) from failure
+                raise failure.as_provider_error(request) from failure
             if not bought.instances:
                 if not bought.failures:
                     raise ProviderUnavailable(
                         f"EC2 filled order {request.token!r} before and does not show its instances yet; "
                         "order again with the same token"
                     )
-                raise worst(bought.failures).told(request)
+                raise worst(bought.failures).as_provider_error(request)
             self._unseen.update({instance.id: instance for instance in bought.instances})
             if len(bought.instances) < request.count:
                 why = sorted({str(failure) for failure in bought.failures})
@@ -126,7 +122,7 @@ class Ec2Instances:
             for first in range(0, len(own), _PAGE):
                 await self._terminate(own[first : first + _PAGE])
         except Ec2Failure as failure:
-            raise failure.told() from failure
+            raise failure.as_provider_error() from failure
 
     async def instances(self) -> list[AcquiredInstance]:
         """Return this mesh's instances, those bought here that EC2 does not show yet included.
@@ -141,13 +137,13 @@ class Ec2Instances:
         }
         try:
             while True:
-                page = await self._door.call("describe_instances", **parameters)
+                page = await self._connection.call("describe_instances", **parameters)
                 shown += [instance_of(each) for group in page["Reservations"] for each in group["Instances"]]
                 if not page.get("NextToken"):
                     break
                 parameters["NextToken"] = page["NextToken"]
         except Ec2Failure as failure:
-            raise failure.told() from failure
+            raise failure.as_provider_error() from failure
         for instance in shown:
             self._unseen.pop(instance.id, None)
         oldest_unix_s = self._now() - _UNSEEN_S
@@ -156,7 +152,7 @@ class Ec2Instances:
 
     async def close(self) -> None:
         """Close boto3's connections; idempotent."""
-        await self._door.close()
+        await self._connection.close()
 
     # --- buying -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +166,7 @@ class Ec2Instances:
                 raise
             _log.warning("fleet_refused", why=str(failure))
             bought = await self._run_instances(request)
-            # Where neither is allowed, both are told.
+            # Where neither is allowed, both are reported.
             return bought if bought.instances else _Bought([], [failure, *bought.failures])
 
     async def _create_fleet(self, request: AcquireRequest) -> _Bought:
@@ -186,7 +182,7 @@ class Ec2Instances:
             for subnet in self._options.subnets or (None,)
         ]
         spot = request.market is Market.SPOT
-        answer = await self._door.call(
+        answer = await self._connection.call(
             "create_fleet",
             Type="instant",
             ClientToken=self._client_token(request, "fleet"),
@@ -215,7 +211,7 @@ class Ec2Instances:
                 if not missing:
                     break
                 try:
-                    answer = await self._door.call(
+                    answer = await self._connection.call(
                         "run_instances",
                         ClientToken=self._client_token(request, f"{instance_type}/{subnet}"),
                         LaunchTemplate=self._options.template(),
@@ -227,7 +223,7 @@ class Ec2Instances:
                         **(_ONE_TIME_SPOT if request.market is Market.SPOT else {}),
                     )
                 except Ec2Failure as failure:
-                    # Whether it was done is not known: whoever turns to another pool now may have too many in the end.
+                    # The result is unknown: trying another pool now could buy too many.
                     if failure.cause is Cause.PATIENCE and not instances:
                         raise
                     failures.append(failure)
@@ -260,7 +256,7 @@ class Ec2Instances:
 
     async def _terminate(self, instance_ids: Sequence[str]) -> None:
         try:
-            await self._door.call("terminate_instances", InstanceIds=list(instance_ids))
+            await self._connection.call("terminate_instances", InstanceIds=list(instance_ids))
         except Ec2Failure as failure:
             if failure.code != _NOT_FOUND:
                 raise

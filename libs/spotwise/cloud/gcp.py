@@ -1,8 +1,7 @@
-"""Google Cloud: the instance's value `preempted`.
+"""Google Cloud: the metadata value `preempted`, by long polling.
 
-Law: the first question is plain, because the value may be true already; each further one names the version of the value that
-is known (its ETag), and is answered when there is another one, or after a while. A change between two questions is thus not
-missed. Whatever goes wrong, the next question is plain again. The value comes without a time: the machine has 30 seconds.
+After a plain request each further one names the known ETag and is answered when the value changes. Any failure returns to the
+plain request. The value has no time: the notice is 30 s.
 """
 
 from __future__ import annotations

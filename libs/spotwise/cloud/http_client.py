@@ -1,9 +1,7 @@
 """Carries dialogues with a metadata service out over HTTP.
 
-Law: every request ends, within its time and with an answer that says what came: a refused connection, a slow, a broken or an
-endless answer are answers without a status. Proxies of the environment are not asked, because metadata is this machine's own;
-redirects are not followed. Each request has a connection of its own: there are few of them, and a service that was restarted
-has none left.
+Every request ends in time, with an answer that may be a failure. Environment proxies and redirects are not used, since metadata
+is local to the machine; each request has its own connection.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ MAX_BODY_BYTES = 4 << 20
 
 
 class HttpClient:
-    """The way to one metadata service.
+    """A client of one metadata service.
 
     Args:
         base_url: of the service.
@@ -36,7 +34,7 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._client = httpx.AsyncClient(
             base_url=base_url,
-            # A context of certificates that nobody asks for takes long to make.
+            # Loading default certificates takes long, and plain HTTP needs none.
             verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             trust_env=False,
             follow_redirects=False,

@@ -1,10 +1,8 @@
-"""The port through which machines are acquired and released; what every provider of machines keeps to.
+"""The port for acquiring and releasing instances, for the market step: no service uses it yet.
 
-Law: an order is known by its token. Whoever repeats it, after a lost answer or a crash, gets what the first one bought, and
-nothing is bought again. Less than what was asked for is an answer, nothing at all is `NoCapacity`. What a mesh acquired is
-marked as its own, and a provider that is opened for that mesh sees, counts and releases nothing else.
-
-How to write another provider: docs/providers.md. What it must pass: tests/contracts/instances.py.
+An order is identified by its token: repeating it returns its instances and buys nothing. A partial order is an answer; none at
+all is `NoCapacity`. A provider sees and releases only its mesh's instances.
+How to write a provider: docs/providers.md; its contract: tests/contracts/instances.py.
 """
 
 from __future__ import annotations
@@ -25,17 +23,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Market(StrEnum):
-    """How an instance is paid for: cheap and taken back at short notice, or dear and kept."""
+    """How an instance is paid for: spot (preemptible at short notice) or on-demand."""
 
     SPOT = "spot"
     ON_DEMAND = "on_demand"
 
 
 class InstanceState(StrEnum):
-    """Where an instance is in its life; it goes forward only.
+    """The state of an instance; it only moves forward.
 
-    STARTING is paid for, and not open for work; LEAVING takes no more; GONE does not come back, and after a while (an hour
-    at least) is no longer told of.
+    STARTING is billed but not ready; LEAVING takes no more work; GONE is final, and listed for an hour at least.
     """
 
     STARTING = "starting"
@@ -103,15 +100,15 @@ class AcquiredInstance:
 
 
 class ProviderError(Exception):
-    """A provider did not do what was asked; the message says what to do."""
+    """A provider did not do what was requested; the message says what to do."""
 
 
 class NoCapacity(ProviderError):  # noqa: N818 - what happened, as the port's users name it
-    """Nothing of these types is to be had now: try another type, the other market, or later with a new token.
+    """No capacity for these types now: try another type, the other market, or later with a new token.
 
     Attributes:
-        instance_types: the types that were asked for.
-        market: where.
+        instance_types: the types requested.
+        market: the market requested.
     """
 
     def __init__(self, instance_types: Sequence[str], market: Market, why: str) -> None:
@@ -121,15 +118,15 @@ class NoCapacity(ProviderError):  # noqa: N818 - what happened, as the port's us
 
 
 class ProviderRefused(ProviderError):  # noqa: N818 - as above
-    """It will go on refusing until somebody changes something: credentials, a limit, a name. Nothing was bought."""
+    """The provider refuses until credentials, a limit or a name change. Nothing was bought."""
 
 
 class ProviderUnavailable(ProviderError):  # noqa: N818 - as above
-    """It did not answer, or asks for patience: try again later, an order with the same token, since it may have been filled."""
+    """The provider did not answer or throttles: retry later with the same token, since the order may have been filled."""
 
 
 class InstanceProvider(Protocol):
-    """Machines of one mesh. Any number of tasks may call it at once."""
+    """Acquires and releases the instances of one mesh; tasks may call it concurrently."""
 
     async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
         """Buy what was ordered, or as much of it as there is.
@@ -159,7 +156,7 @@ class InstanceProvider(Protocol):
     async def instances(self) -> list[AcquiredInstance]:
         """Return this mesh's instances, the ones gone lately included: those acquired first come first, then by id.
 
-        What somebody else acquired for this mesh may take a few seconds to appear.
+        Instances that another process acquired may take a few seconds to appear.
 
         Raises:
             ProviderRefused, ProviderUnavailable: it cannot tell.

@@ -1,8 +1,6 @@
-"""Kubernetes: taints of the node that say that its machine is taken back.
+"""Kubernetes: taints of a node whose machine is being reclaimed.
 
-Law: what stands between a cloud and Kubernetes (AWS' node termination handler, Google's kubelet, Karpenter) taints a node
-that must go. A taint has no deadline: it is the time at which it was added, where that is said, and the grace period of the
-settings, else the time of the first sight and that.
+A taint has no deadline: it is `timeAdded`, else the first sight, plus the configured grace period.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The provider `local`: instances are processes on this computer.
+"""The provider `local`: processes of this computer; for the market step, no service uses it yet.
 
-For development, for tests, and for a computer with several devices. An instance is a session of processes, started from a
-command, that outlives this provider; whoever opens the folder again knows it. Spot and on-demand differ in name only: nobody
-takes a process back but who gave it.
+An instance is a session of processes that outlives this provider; a provider that opens the folder again knows it. Spot and
+on-demand differ in name only.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ class LocalOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Departure:
-    """What one release has done beyond asking to leave.
+    """Progress of one release after SIGTERM.
 
     Attributes:
-        told_late: machines whose first process left before others, which were then asked too.
-        killed_unix_s: when it began to kill, by machine.
+        late_ids: machines whose first process left before others, which then received SIGTERM too.
+        killed_unix_s: time of the first SIGKILL, by machine.
     """
 
-    told_late: set[str] = field(default_factory=set)
+    late_ids: set[str] = field(default_factory=set)
     killed_unix_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -112,7 +111,7 @@ class LocalInstances:
         await asyncio.to_thread(self._own)
 
     async def instances(self) -> list[AcquiredInstance]:
-        """Return this mesh's instances; ends by force those whose grace is over, whoever released them."""
+        """Return this mesh's instances; ends by force those whose grace is over."""
         return await asyncio.to_thread(self._own)
 
     async def close(self) -> None:
@@ -140,7 +139,7 @@ class LocalInstances:
                 self._folder.write(state)
                 if not ordered:
                     raise ProviderRefused(f"instance type {never[0].instance_type!r}: {error}") from error
-            return in_order([self._told(machine) for machine in ordered])
+            return in_order([self._acquired(machine) for machine in ordered])
 
     def _order(self, request: AcquireRequest, state: LocalState) -> list[LocalMachine]:
         """Return the machines of a new order, as many as there is room for."""
@@ -241,8 +240,8 @@ class LocalInstances:
                     raise ProviderUnavailable(
                         f"{machine.id} (pid {process.pid}) was killed and is still there; look at it"
                     )
-            elif machine.id not in departure.told_late and process.left_behind():
-                departure.told_late.add(machine.id)
+            elif machine.id not in departure.late_ids and process.left_behind():
+                departure.late_ids.add(machine.id)
                 process.terminate()
         return left
 
@@ -254,13 +253,13 @@ class LocalInstances:
                 if machine.mesh != self._mesh or machine.gone_unix_s is not None or machine.kill_at_unix_s is None:
                     continue
                 process = self._folder.process(machine)
-                # Whoever released it has gone too, perhaps.
+                # The process that released it may have ended.
                 if process is not None and now_unix_s >= machine.kill_at_unix_s:
                     process.kill()
             self._folder.write(state)
-            return in_order([self._told(machine) for machine in state.machines if machine.mesh == self._mesh])
+            return in_order([self._acquired(machine) for machine in state.machines if machine.mesh == self._mesh])
 
-    def _told(self, machine: LocalMachine) -> AcquiredInstance:
+    def _acquired(self, machine: LocalMachine) -> AcquiredInstance:
         return AcquiredInstance(
             id=machine.id,
             instance_type=machine.instance_type,

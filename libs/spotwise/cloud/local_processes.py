@@ -1,11 +1,7 @@
-"""Processes that stand for machines: started apart from whoever starts them, found again later, ended as a whole.
+"""Processes that stand for machines of the provider `local` (market step); Linux only.
 
-Law: a machine is everything that its first process has started, told by the kernel's session and by a mark in the
-environment that children inherit. It is no child of the one who starts it, so it survives that one and leaves no zombie. A
-process is known by its pid and its start time, and by the boot in which that was so; a signal goes through a descriptor of
-exactly that process. No stranger that was given the same number later is ever taken for it.
-
-Linux only.
+A machine is its first process and all descendants, known by session and by a mark in their environment. A process is identified
+by pid, start time and boot; signals go through a pidfd, so that a reused pid is never signalled.
 """
 
 from __future__ import annotations

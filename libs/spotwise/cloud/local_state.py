@@ -1,8 +1,7 @@
-"""What a folder remembers of this computer's machines, so that a provider that comes back knows them.
+"""The persisted state of the provider `local` (market step).
 
-Law: one file, replaced whole; it is read and written by whoever holds the folder's lock, and nobody starts a machine without
-it. An order is written before the first of its machines starts, so an order that is known is never bought again; a machine
-that has no process file was never started.
+One file, replaced atomically under the folder's lock. An order is written before its first machine starts, so that it is never
+bought again; a machine without a process file was never started.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class LocalMachine(BaseModel):
         id: of the instance.
         mesh, token, instance_type, market, tags: of the order.
         launched_unix_s: when.
-        kill_at_unix_s: when it is ended by force; `None` while nobody has released it.
+        kill_at_unix_s: when it is ended by force; `None` until released.
         gone_unix_s: when it was first seen to have gone.
     """
 
@@ -134,5 +133,5 @@ class LocalFolder:
     def _has_gone(self, machine: LocalMachine) -> bool:
         process = self.process(machine)
         if process is None:
-            return machine.kill_at_unix_s is not None  # never started, and nobody wants it any more
+            return machine.kill_at_unix_s is not None  # released before it was started
         return not process.is_alive()

@@ -1,8 +1,7 @@
-"""How often this engine's greedy tokens are those of `transformers`.
+"""Compares this engine's greedy tokens with those of `transformers`.
 
-Law: transformers continues each prompt greedily; then both sides are asked at every position of that text which token is the
-likeliest, so that one difference does not count for all that follow. In float32 they are to agree everywhere; in bfloat16
-the products are rounded in another order, and where two tokens are nearly as likely the answer may be either.
+Both sides score the same text at every position, so that one difference does not count for all tokens after it. In float32
+they agree everywhere; in bfloat16 products are rounded in another order, and near ties may differ.
 """
 
 from __future__ import annotations

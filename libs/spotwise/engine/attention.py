@@ -1,19 +1,15 @@
-"""Attention over flat batches and paged KV, called by transformers' own modules.
+"""Attention over flat batches and a paged KV cache, called by transformers' own modules.
 
-Law: all rows of an iteration go through the model as one flat sequence `[1, sum L]`; only attention looks at rows separately
-(selective batching: Orca, Yu et al., OSDI 2022, section 4.1). Keys and values are first written to the paged cache. Prefill
-rows attend one by one; decode rows attend together, padded to the longest of their group. The query heads of one KV head are
-stacked into one matrix, so that KV is never expanded. Everything that does not depend on the layer (index tensors, biases) is
-in the `AttentionPlan`, made once per iteration; what a layer adds to plain causal attention is in its `LayerAttention`.
-
-Invariant: a module finds its context as an attribute, put there at load; nothing depends on what a model's forward passes on.
+All rows of an iteration are one flat sequence `[1, sum L]`; only attention separates them (selective batching: Orca, Yu et
+al., OSDI 2022, section 4.1). An `AttentionPlan` holds what all layers share; `LayerAttention` says what one layer computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -25,6 +21,8 @@ from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
 
+Plan = TypeVar("Plan")
+
 ATTENTION_NAME = "spotwise_paged"
 #: The same under another name, under which the compatibility probe also builds masks.
 PROBE_NAME = "spotwise_probe"
@@ -35,26 +33,64 @@ _MAX_PADDED_POSITIONS = 1 << 16
 _CONTEXT_ATTRIBUTE = "spotwise_attention_context"
 
 
-class AttentionContext(Protocol):
-    """What computes attention for the modules of one model.
+class AttentionCall(NamedTuple):
+    """One call of the attention interface by a module of a model.
 
     Attributes:
-        on_written: called with a layer's index once its new KV is in the cache, where somebody wants to know.
+        module: it holds `layer_idx`, the layer's index.
+        query: `[1, heads, tokens, key_dim]`.
+        key: `[1, kv_heads, tokens, key_dim]`.
+        value: `[1, kv_heads, tokens, value_dim]`.
+        attention_mask: transformers' mask; `None` in service.
+        scaling: factor of the products, where the module passes one.
+        options: all other keyword arguments.
+    """
+
+    module: Any
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    scaling: float | None = None
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def layer(self) -> int:
+        """Index of the layer."""
+        index: int = self.module.layer_idx
+        return index
+
+
+class AttentionContext(Protocol):
+    """Computes attention for the modules of one model.
+
+    Attributes:
+        on_written: called with a layer's index once its new KV is in the cache; `None`: no call.
     """
 
     on_written: Callable[[int], None] | None
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Return `[1, tokens, heads, value_dim]` for `[1, heads, tokens, dim]` of queries, keys and values."""
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Return `[1, tokens, heads, value_dim]`."""
+
+
+class PlannedAttention(Generic[Plan]):
+    """Serving attention: follows the plan of the current iteration, which the engine sets."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        self.on_written: Callable[[int], None] | None = None
+
+    @property
+    def current_plan(self) -> Plan:
+        """The plan.
+
+        Raises:
+            RuntimeError: no iteration is running.
+        """
+        if self.plan is None:
+            raise RuntimeError("attention was called outside an iteration")
+        return self.plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +144,7 @@ class AttentionPlan:
     prefill_spans: tuple[PrefillSpan, ...]
 
 
-class PagedAttention:
+class PagedAttention(PlannedAttention[AttentionPlan]):
     """The serving context: attention over one paged cache, following the plan of the current iteration.
 
     Its decodes can be recorded: see `decode_graphs`.
@@ -120,32 +156,19 @@ class PagedAttention:
     max_padded_positions: int | None = _MAX_PADDED_POSITIONS
 
     def __init__(self, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
+        super().__init__()
         self._terms = [ScoreTerms(layer, cache.device) for layer in layers]
-        self.plan: AttentionPlan | None = None
-        self.on_written: Callable[[int], None] | None = None
         self._cache = cache
         self._kv_heads = cache.geometry.kv_heads
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
-        plan = self.plan
-        if plan is None:
-            raise RuntimeError("attention was called outside an iteration")
-        layer: int = module.layer_idx  # type: ignore[assignment]
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Write the new KV of this layer, then attend."""
+        plan, layer = self.current_plan, call.layer
         terms = self._terms[layer]
-        new_keys, new_values = key[0], value[0]
+        query, new_keys, new_values = call.query, call.key[0], call.value[0]
         self._cache.write(layer, plan.places, new_keys, new_values)
 
-        output = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+        output = query.new_empty(query.shape[2], query.shape[1], new_values.shape[-1])
         by_token = query[0].transpose(0, 1)
         for group in plan.decode_groups:
             output[group.start : group.end] = self._decode(layer, by_token[group.start : group.end], group, terms)
@@ -265,10 +288,10 @@ def attention_function(
 ) -> tuple[torch.Tensor, None]:
     """The shape of function that transformers calls; see `transformers.AttentionInterface`."""
     context: AttentionContext = getattr(module, _CONTEXT_ATTRIBUTE)
-    output = context.attend(module, query, key, value, attention_mask, scaling, options)
+    call = AttentionCall(module, query, key, value, attention_mask, scaling, options)
+    output = context.attend(call)
     if context.on_written is not None:
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        context.on_written(layer)
+        context.on_written(call.layer)
     return output, None
 
 

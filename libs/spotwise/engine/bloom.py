@@ -1,10 +1,4 @@
-"""BLOOM's attention, led through ours.
-
-Law: the layers of BLOOM (Le Scao et al., 2022) do not use transformers' attention interface: they compute attention
-themselves, with an ALiBi bias made for one padded batch. So their attention modules become this class, which keeps their
-weights, hands queries, keys and values to the attention function of all other models, and names the slopes instead of a
-finished bias. Everything else of the model runs as it is.
-"""
+"""Adapts BLOOM (Le Scao et al., 2022) to transformers' attention interface, which its own layers do not use."""
 
 from __future__ import annotations
 

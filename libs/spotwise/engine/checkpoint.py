@@ -1,8 +1,7 @@
-"""What the files of a model's folder hold, by their headers alone.
+"""Reads the headers of a model folder's files, and finds missing or truncated ones before anything is loaded.
 
-Law: a folder is read as transformers reads it: `model.safetensors`, else the shards that `model.safetensors.index.json` names.
-A file that is cut short, a shard or a tensor that is not where the index says, is found here, before anything is loaded, and
-named. Which tensors the model needs is not known here (`loading.py`). Nothing here imports torch: `spotwise up` looks first.
+The folder is read as transformers reads it: `model.safetensors`, else the shards of `model.safetensors.index.json`. Does not
+import torch: `spotwise up` checks models with it.
 """
 
 from __future__ import annotations

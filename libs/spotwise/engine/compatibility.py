@@ -1,11 +1,8 @@
-"""Whether this engine computes a model rightly, decided before it serves.
+"""Decides before serving whether this engine computes a model exactly.
 
-Law: what a model's attention needs is seen where it is used: one tiny forward runs through a probe in place of our attention,
-and through one in place of transformers' masks. Every layer must call it exactly once, and ask for nothing that a
-`LayerAttention` does not say; otherwise the model is refused with one sentence. Where only *long* contexts would differ
-(chunked attention, rotary scalings that change with the length of a batch), the context is limited to what is exact.
-
-Invariant: a model that passes gives the same distribution as transformers' own attention, at every position it accepts.
+One tiny forward runs with probes in place of attention and masks. Every layer must attend through the interface exactly once,
+and with nothing that `LayerAttention` does not describe; otherwise the model is refused. Where only long contexts would
+differ (chunked attention, length-dependent rotary scaling), the context is limited to what is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from spotwise.engine import bloom
-from spotwise.engine.attention import causal_attention, set_attention_context
+from spotwise.engine.attention import AttentionCall, causal_attention, set_attention_context
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import KvGeometry
 from spotwise.engine.layer_attention import LayerAttention
@@ -75,28 +72,21 @@ class _Call:
 
 
 class AttentionProbe:
-    """Stands in for the serving attention in one forward of a single short sequence, and notes what it is asked."""
+    """Records the attention calls of one forward of a short sequence, in place of the serving attention."""
 
     def __init__(self, masks: MaskProbe) -> None:
         self.calls: list[_Call] = []
         self.on_written: Callable[[int], None] | None = None
         self._masks = masks
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Note the call and compute it; shapes as in `AttentionContext`.
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Record the call and compute it.
 
         Raises:
-            UnsupportedModelError: the call needs what the serving attention has not.
+            UnsupportedModelError: the call needs what the serving attention lacks.
         """
+        _, query, key, value, attention_mask, scaling, options = call
+        module: torch.nn.Module = call.module
         for option, meaning in _UNSUPPORTED_OPTIONS.items():
             if options.get(option) is not None:
                 raise UnsupportedModelError(f"the model uses {meaning}, which this engine does not compute yet")
@@ -112,7 +102,7 @@ class AttentionProbe:
         )
         self.calls.append(
             _Call(
-                layer=int(module.layer_idx),  # type: ignore[arg-type]
+                layer=call.layer,
                 query_heads=query.shape[1],
                 kv_heads=key.shape[1],
                 key_dim=key.shape[3],

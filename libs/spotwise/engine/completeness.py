@@ -1,8 +1,6 @@
-"""Whether a checkpoint gave a model all its weights.
+"""Refuses checkpoints that lack weights of their model.
 
-Law: transformers fills a tensor that a checkpoint lacks, or has in another shape, with random numbers, and says so in a log. A
-model with one such tensor is none: every worker would draw its own. What transformers itself knows to be dispensable (tied
-weights, buffers that are computed) it does not count as missing.
+transformers fills a missing or misshapen tensor with random numbers, and only logs it: every worker would draw its own.
 """
 
 from __future__ import annotations

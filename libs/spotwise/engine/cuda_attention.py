@@ -1,8 +1,7 @@
-"""What computes attention where no native kernel does: FlashInfer on a GPU that has it, else torch.
+"""Chooses FlashInfer or torch for attention where no native kernel computes it, once, at load.
 
-Law: chosen here and nowhere else, once, when a model is loaded. FlashInfer is used where it is installed, would compute every
-layer of the model (`flashinfer_attention.refusal`), and gives what torch gives on a trial: a prompt and a decode through each
-kind of layer. Whatever speaks against it is said in the log; torch computes everything.
+FlashInfer is used where it is installed, supports every layer (`flashinfer_attention.refusal`) and agrees with torch on a
+trial: a prompt and a decode through each kind of layer. The log says why it is not used.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import structlog
 import torch
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import PagedAttention
+from spotwise.engine.attention import AttentionCall, PagedAttention
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.flashinfer_attention import FlashInferAttention, FlashInferLayout, refusal
 from spotwise.engine.iteration import BatchLayout, SequenceRow
@@ -50,7 +49,7 @@ class FlashInferBackend:
 
 
 def choose_attention(cache: PagedKvCache, facts: ModelFacts) -> TorchBackend | FlashInferBackend:
-    """Return what computes the attention of a model; nobody's KV is in the cache yet."""
+    """Return the attention backend of a model; the cache is still empty."""
     plain = torch_attention(cache, facts)
     if cache.device.type != "cuda":
         return plain
@@ -94,7 +93,7 @@ def try_flashinfer(
 
 @torch.inference_mode()
 def _difference(cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend, tried: FlashInferBackend) -> float:
-    """Return the largest relative distance of the outputs, over one layer of each kind; nobody's KV is in the cache."""
+    """Return the largest relative distance of the outputs, over one layer of each kind; the cache is empty."""
     rows = _trial_rows(cache)
     tokens = sum(row.num_tokens for row, _ in rows)
     used = 1 + max(block for row, _ in rows for block in row.block_ids)
@@ -135,11 +134,11 @@ def _attended(
     backend: TorchBackend | FlashInferBackend, layer: int, rows: Rows[SequenceRow], parts: Rows[torch.Tensor]
 ) -> torch.Tensor:
     flat = backend.layout.lay_out(rows, last_only=False)
-    module: Any = SimpleNamespace(layer_idx=layer)
+    query, key, value = parts
     attention: Any = backend.attention
     attention.plan = flat.plan
     try:
-        output: torch.Tensor = attention.attend(module, *parts, None, None, {})
+        output: torch.Tensor = attention.attend(AttentionCall(SimpleNamespace(layer_idx=layer), query, key, value))
     finally:
         attention.plan = None
     return output.float()

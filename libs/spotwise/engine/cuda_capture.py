@@ -1,10 +1,7 @@
-"""Recording a computation as a CUDA graph; the `Capture` of `decode_graphs` on a GPU.
+"""Records a computation as a CUDA graph: the `Capture` of `decode_graphs` on a GPU.
 
-Law: everything that is recorded runs on one stream of its own, where it ran once before, so that libraries have made their
-handles and workspaces and no allocation of theirs becomes part of the recording. All recordings take temporary memory from one
-pool: nothing of one is needed when another one is replayed, since outputs are copied into a buffer outside of it.
-
-Errors are those of this thread alone ("thread_local"): other threads copy KV on streams of their own meanwhile, and allocate.
+All recordings share one stream and one memory pool; their outputs are copied out of it. Capture errors are "thread_local",
+since other threads copy KV and allocate meanwhile.
 """
 
 from __future__ import annotations

@@ -1,18 +1,8 @@
-"""Decode iterations as graphs: recorded once for each size of batch, replayed afterwards.
+"""Records decode iterations as graphs, one for each bucket of batch sizes, and replays them.
 
-Law: a batch in which every row decodes is padded to a bucket, a power of two of rows and, where attention reads padded block
-tables, of blocks. What an iteration brings (tokens, positions, blocks) is copied into the bucket's one input buffer; all that
-follows, up to the logits, is computed from that buffer, in shapes that belong to the bucket. So it can be recorded when the
-bucket is first used and replayed in one call. A row of padding is token 0 at position 0 of the cache's scratch block, which it
-writes and reads. Prefills and mixed batches are not recorded, nor are batches beyond the bounds.
-
-How recording is done is a `Capture`: `cuda_capture` on a GPU; tests on a CPU replay the recorded operations one by one.
-
-Bounds: buckets of at most `MAX_ROWS` rows; where attention gathers padded tables, `max_padded_positions` positions of all rows
-together, which bounds the number of buckets and what one layer gathers. All recordings share one pool of memory, so that
-it is about that of the largest; beside it there is one buffer of logits, `[MAX_ROWS, vocab_size]`.
-
-Source: CUDA graphs for decodes in buckets are common in servers (vLLM, SGLang); the padding is this engine's.
+A batch of decodes is padded to a power of two of rows and, where attention reads padded block tables, of blocks. Padding rows
+read and write the cache's scratch block. Prefills, mixed batches and batches above the bounds are not recorded.
+Source: CUDA graphs for bucketed decodes are common in servers (vLLM, SGLang); the padding is this engine's.
 """
 
 from __future__ import annotations

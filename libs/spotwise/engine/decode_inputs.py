@@ -1,4 +1,4 @@
-"""What a recorded decode reads, and what attention must offer to be recorded; see `decode_graphs`."""
+"""Inputs of recorded decodes, and the interface of attention that can be recorded; see `decode_graphs`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,8 @@
-"""A GPU's KV cache as the transfer sees it.
+"""A GPU's KV cache as KV transfer uses it.
 
-Law: blocks are gathered on the device into one flat buffer, and scattered from one, on a stream that is not the model's. What a
-method returns or was given is complete when it returns: its stream has been waited for. So whoever has the bytes may read them
-in any thread, on any stream, or let a network card read them. What is gathered has been written: a device finishes an iteration
-before the engine returns it (see `Engine`), and layers of one that still runs are waited for by their event.
-
-`direct`: the flat buffers stay on the device, and UCX moves them from there (GPUDirect RDMA, CUDA IPC, or copies of its own).
-Otherwise they pass through pinned memory of the host.
-
-A payload on the device is not hashed by xxh3, which runs on a CPU: `word_sum` is computed where the bytes are. Only workers
-whose payloads are alike exchange any: the layout says it.
+Blocks are gathered into, and scattered from, one flat buffer, on a stream of its own; every method waits for that stream, so
+that any thread, stream or network card may read the result. With `direct` the buffers stay on the device (GPUDirect RDMA,
+CUDA IPC) and are checked by `word_sum`; otherwise they pass through pinned host memory and are checked by xxh3.
 """
 
 from __future__ import annotations
@@ -127,9 +120,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def word_sum(payload: torch.Tensor) -> int:
-    """Return the sum of a flat tensor's words of 8 bytes, each times an odd number of its place, modulo 2^64.
+    """Return the sum of the 8-byte words of a flat tensor, each times an odd number of its place, modulo 2^64.
 
-    A multilinear hash with fixed keys: against damage, not against an enemy. A last word is filled up with zeros.
+    A multilinear hash with fixed keys, against damage only. The last word is padded with zeros.
     """
     size = payload.numel()
     whole = size // _WORD_BYTES * _WORD_BYTES

@@ -1,14 +1,8 @@
-"""One model, its paged KV cache, and iterations over batches of rows.
+"""Runs one model's iterations over batches of rows.
 
-Law: the engine decides nothing. Which rows run, in which blocks, is the scheduler's; when a sequence ends is its owner's. The
-engine runs one forward over all rows of a batch (prefills and decodes together: Orca's selective batching), samples for each
-row that reaches the end of its known tokens, and appends what it sampled.
-
-Invariants: a token is the same whatever rows run beside it (bit for bit in so far as the matrix products are); weights are
-held once, by all workers of a machine together where they have a folder for that; every method but the KV cache's is called
-from one thread; when an iteration returns, a device has finished what it was given, so that any thread may copy the KV that
-was written, on any stream; one that raises has appended nothing, so that its rows can be run again. Layers of an iteration
-that still runs are told of as they write theirs (`layer_progress`).
+The scheduler decides which rows run, and in which blocks. An iteration is one forward over all rows (Orca's selective
+batching); a row that reaches the end of its known tokens is sampled. All methods are called from one thread. When an
+iteration returns, the device has finished it: any thread may copy its KV. One that raises has appended nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
 from spotwise.engine.sampler import SamplingRow, logprobs_where_asked, sample
-from spotwise.engine.sequences import EngineSequence
+from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
@@ -100,7 +94,7 @@ class Engine:
     def _rewrite(
         self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout, memory: WeightMemory
     ) -> None:
-        """Try native layers on a prompt of some tokens, in the cache's first blocks, which are nobody's yet."""
+        """Try native layers on a prompt of some tokens, in the cache's first blocks, which are still free."""
         length = min(_PROBE_TOKENS, self.context_length, self.num_blocks * self.block_size)
         probe = EngineSequence.of_tokens([index % self.vocab_size for index in range(length)])
         row = BatchRow("probe", 0, length, tuple(range(-(-length // self.block_size))))
@@ -194,22 +188,14 @@ class Engine:
         return len(self._sequences)
 
     def add_sequence(self, record: RequestRecord) -> None:
-        """Learn a sequence: its prompt and the output tokens committed so far.
+        """Add a sequence: its prompt and the output tokens committed so far.
 
         Raises:
             ValueError: the id is known, there is no prompt, it is longer than the context, or a token is not in the vocabulary.
         """
-        known = record.prompt_token_ids + record.output_token_ids
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
-        if not record.prompt_token_ids:
-            raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
-        if len(known) > self.context_length:
-            raise ValueError(
-                f"sequence {record.sequence_id} has {len(known)} tokens, the context {self.context_length}"
-            )
-        if min(known) < 0 or max(known) >= self.vocab_size:
-            raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{self.vocab_size - 1}")
+        require_valid(record, self.context_length, self.vocab_size)
         self._sequences[record.sequence_id] = EngineSequence(record)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
@@ -303,7 +289,7 @@ class Engine:
         return logits if self._keeps_logits else logits[keep]
 
     def _wait_for_device(self) -> None:
-        """Keep the law where no logits are read: reading them waits by itself."""
+        """Wait for the device; reading logits waits by itself."""
         if self._model.device.type == "cuda":
             torch.cuda.current_stream(self._model.device).synchronize()
 
@@ -325,11 +311,5 @@ class Engine:
 
     def _checked(self, row: BatchRow) -> EngineSequence:
         sequence = self._sequence(row.sequence_id)
-        end = row.first_position + row.num_tokens
-        if row.first_position < 0 or row.num_tokens < 1 or end > sequence.num_tokens:
-            raise ValueError(
-                f"row {row.sequence_id}: tokens {row.first_position}..{end} of a sequence of {sequence.num_tokens}"
-            )
-        if end > len(row.block_ids) * self.block_size:
-            raise ValueError(f"row {row.sequence_id}: {len(row.block_ids)} blocks do not hold {end} tokens")
+        sequence.check_row(row, self.block_size)
         return sequence

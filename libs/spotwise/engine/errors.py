@@ -1,4 +1,4 @@
-"""What can be wrong with a model before it serves anything; every message says what to do."""
+"""Errors of a model that cannot be served; every message says what to do."""
 
 from __future__ import annotations
 

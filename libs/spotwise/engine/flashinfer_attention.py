@@ -1,21 +1,16 @@
-"""Attention by FlashInfer's kernels (Ye et al., MLSys 2025), over the same paged cache, on a GPU.
+"""Attention by FlashInfer's kernels (Ye et al., MLSys 2025) over the paged cache of a GPU.
 
-Law: computes what `LayerAttention` says, or is not used: `refusal` names what it would not compute. Keys and values are written
-to the cache by us; FlashInfer only reads, through a view of the cache in its "HND" order `[block, kv_head, position, dim]`, so
-that nothing is copied. All rows of an iteration, prefills and decodes, are one call a layer. What an iteration needs is planned
-on the host before it is computed; layers that attend alike share one plan.
+FlashInfer reads the cache through a view in its "HND" order `[block, kv_head, position, dim]`. All rows of an iteration are one
+call a layer, planned on the host before the forward; layers that attend alike share a plan. FlashInfer sends plans from one
+pinned buffer: the device must finish an iteration before the next plan, which the engine guarantees.
 
-Invariant: between two plans the device has done what the first one was made for (an iteration ends with its logits read on the
-host, see `Engine`), since FlashInfer sends a plan from one pinned buffer.
-
-Which of FlashInfer's arguments means what was read from its documentation and sources: `window_left` does not count the query's
-own position; `logits_soft_cap` applies to scaled scores; plans take `indptr`s on the host and in int32; the "fa2" backend
-follows any strides but that of the last dimension.
+From FlashInfer's documentation and sources: `window_left` excludes the query's own position; `logits_soft_cap` applies to
+scaled scores; plans take int32 `indptr`s on the host; the "fa2" backend follows any strides but the last dimension's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spotwise.engine.attention import AttentionCall, PlannedAttention
 from spotwise.engine.decode_graphs import MAX_ROWS
 from spotwise.engine.decode_inputs import Bucket, DecodeInputs, DecodeTables
 from spotwise.engine.iteration import FlatBatch, SequenceRow
@@ -127,7 +123,7 @@ class FlashInferLayout:
         )
 
 
-class FlashInferAttention:
+class FlashInferAttention(PlannedAttention[FlashInferPlan]):
     """The serving context of a model on a GPU; see `AttentionContext` and `GraphedAttention`.
 
     Args:
@@ -150,8 +146,7 @@ class FlashInferAttention:
     ) -> None:
         if cache.order is not KvOrder.PLAIN:
             raise ValueError(f"FlashInfer reads caches in plain order, this one is {cache.order}")
-        self.plan: FlashInferPlan | None = None
-        self.on_written: Callable[[int], None] | None = None
+        super().__init__()
         self._library = library
         self._cache = cache
         self._layers = [_kind(layer) for layer in layers]
@@ -164,26 +159,14 @@ class FlashInferAttention:
         self._eager = {kind: self._prefill_wrapper() for kind in self._kinds}
         self._recorded: dict[Bucket, dict[_Kind, Any]] = {}
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
-        plan = self.plan
-        if plan is None:
-            raise RuntimeError("attention was called outside an iteration")
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        self._cache.write(layer, plan.places, key[0], value[0])
-        by_token = query[0].transpose(0, 1).to(self._dtype).contiguous()
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Write the new KV of this layer, then attend."""
+        plan, layer = self.current_plan, call.layer
+        self._cache.write(layer, plan.places, call.key[0], call.value[0])
+        by_token = call.query[0].transpose(0, 1).to(self._dtype).contiguous()
         pages = self._cache.keys[layer].transpose(0, 1), self._cache.values[layer].transpose(0, 1)
         attended: torch.Tensor = plan.wrappers[self._layers[layer]].run(by_token, pages)
-        return attended.to(query.dtype).unsqueeze(0)
+        return attended.to(call.query.dtype).unsqueeze(0)
 
     def plan_rows(self, num_tokens: Sequence[int], rows: DecodeTables) -> Mapping[_Kind, Any]:
         """Plan rows of any number of tokens, the last of which are at `rows.positions`; return the wrappers by kind."""

@@ -1,8 +1,7 @@
-"""A decoder layer of the common kind, computed by one native call.
+"""A decoder layer of the common form, computed by one native call.
 
-Law: Llama and its many relatives (Mistral, Qwen2, Qwen3, SmolLM, ...) share one form: norm, grouped-query attention with rotary
-positions, norm, gated MLP, two residuals. A layer whose modules have that form is packed here; whether it really computes the
-same is tried, not assumed (`rewriting.py`). The query, key and value projections become one product, gate and up another.
+The form is that of Llama, Mistral, Qwen2, Qwen3, SmolLM: norm, grouped-query attention with rotary positions, norm, gated MLP,
+two residuals. `rewriting.py` tries whether a layer really computes it.
 """
 
 from __future__ import annotations

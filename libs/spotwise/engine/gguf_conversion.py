@@ -1,9 +1,6 @@
-"""A GGUF file made into a folder in Hugging Face layout, with transformers' own reader.
+"""Converts a GGUF file to a folder in Hugging Face layout, with transformers' reader.
 
-Law: the dequantized values are kept exactly, so weights are stored as float32 (a Q4_1 value is a product and a sum of float16
-numbers and 4-bit integers: bfloat16 cannot hold it); the engine rounds to its own dtype at load. The chat template goes into
-`tokenizer_config.json`, and the tokenizer's end-of-sequence id is one of the generation config's. A file that lacks a tensor is
-refused before anything is written.
+Dequantized values are stored exactly, in float32 (bfloat16 cannot hold a Q4_1 value); the engine rounds to its dtype at load.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
                 quantization_config=GgufConfig(dequantize=True),
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # told of, and refused here by name
+                ignore_mismatched_sizes=True,  # reported in loading_info, and refused below by name
             )
         loading_info["unexpected_keys"] |= _surplus(gguf, model.config.num_hidden_layers)
         require_complete(gguf, loading_info)

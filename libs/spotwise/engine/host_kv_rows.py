@@ -1,7 +1,6 @@
-"""Blocks of a cache in host memory, copied out and in by numpy.
+"""Copies blocks of a KV cache in host memory with numpy.
 
-Law: a block of a head is one row of machine words, and a copy moves whole rows: torch's own `index_select` and `index_copy_`
-take three to six times as long on a CPU. What is prepared once per layer is not prepared again per chunk.
+A block of one head is one row of machine words; torch's `index_select` and `index_copy_` take three to six times as long.
 """
 
 from __future__ import annotations

@@ -1,18 +1,8 @@
-"""KV in the host's memory, for which the device has no room just now.
+"""Swap space for KV blocks in host memory (FastServe, Wu et al., 2023, section 4.2).
 
-Law: the host keeps blocks as the device has them, in a cache of its own of the same shape and order; which block is whose is
-decided elsewhere (`core.worker.swaps`). A move copies blocks through two buffers of bounded size, in the thread that asks for
-it, and is complete when it returns.
-
-On a GPU the copies are queued on a stream of their own, beside the model's, and the buffers are pinned: while the device fills
-or reads one, the host's memory reads or fills the other. Neither stream waits for the other. None needs to: what a move reads
-was written by iterations that the device had finished before the move was asked for (see `Engine`), or by a transfer that had
-been waited for; and whoever reads what a move has written, or writes where it has read, is asked for it after the move has
-returned, which waits for its stream. The iteration that runs meanwhile has other blocks.
-
-Source: FastServe (Wu et al., 2023), section 4.2. Its published code copies beside the model's stream without such an order.
-
-Invariants: what was swapped out and in again is the same bit for bit; memory of the host is committed as blocks are written.
+The host's blocks lie in a cache of the device's shape and order; `core.worker.swaps` decides who owns them. A move copies
+through two bounded buffers, pinned on a GPU and on a stream beside the model's, and is complete when it returns. That needs no
+order between the streams: the running iteration uses other blocks, and what a move reads was finished before it.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ _BUFFER_BYTES = 16 << 20
 
 
 class HostSwap:
-    """The host's blocks, and how they are filled; one thread at a time calls it, and any one.
+    """The host's blocks; called by one thread at a time.
 
     Args:
         cache: the device's.
@@ -114,7 +104,7 @@ class HostSwap:
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
-        """Queue what is inside on the stream of moves, and wait for it, however it ends: its buffers are used again."""
+        """Queue the block on the stream of moves, and wait for it even on an error: its buffers are reused."""
         if self._stream is None:
             yield
             return
@@ -126,10 +116,7 @@ class HostSwap:
 
 
 class _Buffer:
-    """Memory of the host between the two caches.
-
-    On a GPU it is pinned, and remembers what was queued that uses it.
-    """
+    """A host buffer between the two caches; pinned on a GPU, with an event of its last use."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
         self._data = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)

@@ -1,29 +1,25 @@
-"""A batch of rows laid out as one flat model input, with everything attention needs to take it apart again.
+"""Lays a batch of rows out as one flat model input.
 
-Law: decode rows come first, grouped by context length (so that one long context does not pad all others), then the prefill
-rows; index arithmetic is done once, in numpy, and not per layer. Within a group rows stay in order of arrival.
+Decode rows come first, grouped by context length so that one long context does not pad the others, then prefill rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import AttentionPlan, DecodeGroup, PrefillSpan
+from spotwise.engine.attention import AttentionPlan, DecodeGroup, Plan, PrefillSpan
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.sequences import EngineSequence
 
-Plan = TypeVar("Plan")
-
 # Contexts up to this many blocks are padded together; beyond, a group spans at most a factor of two.
 _SMALLEST_GROUP_BLOCKS = 32
-
 
 SequenceRow = tuple[BatchRow, EngineSequence]
 

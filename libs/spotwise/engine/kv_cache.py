@@ -1,14 +1,8 @@
-"""The paged KV cache of one engine, all layers of it.
+"""The paged KV cache of one engine (PagedAttention: Kwon et al., SOSP 2023, section 4.1).
 
-Law: keys and values of a position live in block `block_table[position // block_size]`; who owns a block is decided elsewhere
-(`core.kv_blocks`), here are only the bytes: `[layer, kv_head, block, ...]`, keys and values apart, so that a tensor shard is a
-range of heads. Within a block they are in one of two orders (`KvOrder`), which workers that exchange KV have in common.
-
-Source: PagedAttention (Kwon et al., SOSP 2023), section 4.1.
-
-Invariants: every byte is a finite number from the start (zero), because padded attention multiplies unused slots by zero;
-on a CPU no page is touched before a block in it is written; a scratch block is nobody's: rows that only pad a batch read and
-write it.
+A position's keys and values lie in block `block_table[position // block_size]`; `core.kv_blocks` decides whose it is.
+Keys and values are separate, `[layer, kv_head, block, ...]`, so that a tensor shard is a range of heads. All bytes start as
+zero, since padded attention multiplies unused slots by zero; on a CPU a page is committed when first written.
 """
 
 from __future__ import annotations
@@ -113,7 +107,7 @@ class PagedKvCache:
             block_size: tokens of a block.
             dtype: of keys and values.
             device: where they are.
-            scratch: add a block that is nobody's.
+            scratch: add a block that no sequence owns.
             order: of positions within a block; by default the device's own.
         """
         self.geometry = geometry

@@ -1,16 +1,13 @@
-"""What the attention of one layer computes, as data, for whoever computes it.
+"""Describes what the attention of one layer computes, for the torch path and all kernels.
 
-Law: the score of a query at position `i` and a key at position `j <= i` is
+The score of a query at position `i` and a key at position `j <= i` is
 
     s = scaling * (q . k)
-    s = softcap * tanh(s / softcap)      where there is a soft cap (Gemma 2, section 2)
-    s = s - slope[head] * (i - j)        where there are slopes (ALiBi: Press et al., ICLR 2022, section 3)
+    s = softcap * tanh(s / softcap)      with a soft cap (Gemma 2, section 2)
+    s = s - slope[head] * (i - j)        with slopes (ALiBi: Press et al., ICLR 2022, section 3)
     s = -inf                             where `i - j >= window` (Mistral 7B, section 2)
 
-and the weights are `softmax(s)`; with a sink, `exp(sink[head])` joins the sum that they are divided by (gpt-oss). Nothing here
-says how: the torch path (`score_terms`) and any kernel read the same fields.
-
-Invariant: a value without any option but its scaling is plain causal attention.
+The weights are `softmax(s)`; with a sink, `exp(sink[head])` is added to their divisor (gpt-oss).
 """
 
 from __future__ import annotations

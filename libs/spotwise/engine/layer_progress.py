@@ -1,11 +1,7 @@
-"""How far the forward of an iteration is: which layers have written their KV.
+"""Reports which layers of a running iteration have written their KV.
 
-Law: a layer is told of as soon as its new keys and values are in the cache, on the engine's thread, in the order of the
-layers; who listens does next to nothing there. On a device nothing is written yet at that moment: an event is recorded behind
-what was queued, and whoever copies the layer waits for it (`PagedKvCache.written_event`).
-
-Invariants: a layer is told of after all before it, or not at all, so that a number of layers says which; nobody is told of
-forwards that only score a prompt.
+A layer is reported after all layers before it, on the engine's thread. On a GPU an event marks when its KV is written; copies
+of the layer wait for it (`PagedKvCache.written_event`).
 """
 
 from __future__ import annotations
@@ -22,18 +18,18 @@ LayersWritten = Callable[[int], None]
 
 @contextlib.contextmanager
 def telling(attention: AttentionContext, cache: PagedKvCache, listener: LayersWritten | None) -> Iterator[None]:
-    """Tell a listener of the layers of the forward inside; `None` hears nothing, and costs nothing."""
+    """Call `listener` for each layer of the forward inside; `None`: no calls."""
     if listener is None:
         yield
         return
-    told = 0
+    reported = 0
 
     def written(layer: int) -> None:
-        nonlocal told
-        if layer == told:
+        nonlocal reported
+        if layer == reported:
             cache.note_written(layer)
-            told += 1
-            listener(told)
+            reported += 1
+            listener(reported)
 
     attention.on_written = written
     try:

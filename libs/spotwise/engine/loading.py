@@ -1,7 +1,6 @@
-"""A model read from its folder, on its device, in its dtype, with our attention in place.
+"""Loads a model from its folder, with this engine's attention.
 
-Law: one copy of the weights is resident; nothing is fetched from a network and no code from a model folder is run. Every weight
-is the checkpoint's: a model of which a tensor is missing, surplus or of another shape is refused, and none is ever drawn.
+Nothing is fetched from a network, and no code of a model folder is run. A model with missing or surplus tensors is refused.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
                 use_safetensors=True,
                 device_map=None if device.type == "cpu" else {"": device},
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # told of, and refused below by name
+                ignore_mismatched_sizes=True,  # reported in loading_info, and refused below by name
             )
     except ModelError:
         raise

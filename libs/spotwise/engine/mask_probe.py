@@ -1,12 +1,7 @@
-"""Which positions a model lets its layers see, read from the very functions that transformers would build its masks from.
+"""Reads a layer's sliding window from the mask function that transformers builds its mask from.
 
-Law: some models name their window when they call attention, some only build it into their mask, and some name one that their
-mask does not have; the mask is what `generate` computes with. So during the probe a mask builder of our own is registered. It
-asks the mask's function which keys the last two queries of the longest context see. All of them: full attention. As many for
-both, the nearest ones: a sliding window of that size. Anything else is not served.
-
-Invariants: only a mask that a layer gets is judged (models also build some that none uses); it is recognized by its storage,
-so that a model may slice what it was given.
+The mask is what `generate` computes with; windows named elsewhere may differ from it. Only masks that a layer receives count;
+a mask is recognized by its storage, since a model may slice it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""A name for what a model computes: its weights and its structure.
+"""A digest of a model's weights and structure.
 
-Law: two folders have the same digest when every tensor has the same name, shape, number format and bytes and their configs say
-the same model, however many files they are and wherever they lie. Every byte counts. Which number format a worker computes in,
-and with which kernels, is not in it: those may differ between hand-offs that are refused for other reasons (`KvMemory.layout`).
-It tells accidents apart, not forgeries.
-
-Why every byte, and what that costs: docs/adr/0025-digest-of-the-weights.md.
+Equal for folders whose tensors have equal names, shapes, formats and bytes and whose configs compute the same, however the
+files are split. It detects accidents, not forgeries. Why every byte counts: docs/adr/0025-digest-of-the-weights.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Where a model's files are, and how they get there.
+"""Resolves a model reference to a folder in Hugging Face layout.
 
-Law: a model reference becomes a folder in Hugging Face layout (`config.json`, weights as safetensors, tokenizer). A GGUF file
-is converted once; a finished conversion is one folder that appeared by a rename, so that a crash or a second process never
-leaves a half-written model under its final name. Nothing here imports torch: a second start costs no more than a few `stat`s.
+A GGUF file is converted once; the finished folder appears by a rename, so that a crash leaves no partial model. Imports torch
+only for a conversion.
 """
 
 from __future__ import annotations

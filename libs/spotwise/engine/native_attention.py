@@ -1,13 +1,9 @@
-"""Attention by the native kernel: the same paged cache, one call a layer for all rows.
-
-Law: computes what `LayerAttention` says. The plan of an iteration is the rows' places in the flat batch and their block
-tables, as arrays that the kernel reads; prefill and decode rows are alike to it.
-"""
+"""Attention by the native kernel over the paged cache: one call a layer for all rows, prefills and decodes alike."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spotwise.engine.attention import AttentionCall, PlannedAttention
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import KvOrder, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
@@ -28,7 +25,7 @@ class NativePlan:
     Attributes:
         fields: for the kernels.
         arrays: what `fields` points into.
-        last_only: whether nobody reads the last layer's output but for each row's last token.
+        last_only: whether only each row's last token of the last layer's output is read.
     """
 
     fields: RowFields
@@ -94,12 +91,11 @@ class NativeLayout:
             raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
 
 
-class NativeAttention:
+class NativeAttention(PlannedAttention[NativePlan]):
     """The serving context of a model whose attention modules call it one by one; see `AttentionContext`."""
 
     def __init__(self, kernels: Kernels, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
-        self.plan: NativePlan | None = None
-        self.on_written: Callable[[int], None] | None = None
+        super().__init__()
         self._attend = kernels.attend
         self._kept: list[torch.Tensor] = []
         self.cache = cache
@@ -107,26 +103,14 @@ class NativeAttention:
         self._layers = layers
         self._fields: dict[tuple[int, int], AttentionFields] = {}
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Write the new KV of this layer, then attend; shapes as in `AttentionContext`."""
-        plan = self.plan
-        if plan is None:
-            raise RuntimeError("attention was called outside an iteration")
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        heads = query.shape[1]
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Write the new KV of this layer, then attend."""
+        plan, layer = self.current_plan, call.layer
+        heads = call.query.shape[1]
         fields = self._fields.get((layer, heads))
         if fields is None:
             fields = self._fields[layer, heads] = self._make_fields(layer, heads)
-        query, key, value = (_unit_stride(part.to(self.cache.dtype)) for part in (query, key, value))
+        query, key, value = (_unit_stride(part.to(self.cache.dtype)) for part in (call.query, call.key, call.value))
         output = query.new_empty(1, query.shape[2], heads, value.shape[-1])
         self._attend(
             ctypes.addressof(fields),

@@ -1,8 +1,6 @@
 """Linear layers with weights packed for the native kernels.
 
-Law: a weight is packed once, into the order in which a tile reads it, and the original is given up; workers of one machine
-may share it (`shared_weights.py`). A row of the result is added up in the same order whatever rows are computed beside it:
-batches do not change tokens, in bfloat16 either.
+A result row is summed in the same order whatever rows are computed beside it: batches do not change tokens.
 """
 
 from __future__ import annotations

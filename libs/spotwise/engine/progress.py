@@ -1,4 +1,4 @@
-"""How long work on a model tells how far it is."""
+"""The callback for progress of work on a model."""
 
 from __future__ import annotations
 

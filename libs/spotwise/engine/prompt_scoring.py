@@ -1,9 +1,6 @@
-"""Log-probabilities of prompts, in pieces.
+"""Log-probabilities of prompts, in forwards of at most `PROMPT_CHUNK_TOKENS` tokens.
 
-Law: a prompt whose log-probabilities are asked for needs logits at every position, `vocab_size` numbers each. Its tokens are
-therefore computed in forwards of their own, at most `PROMPT_CHUNK_TOKENS` of them each, several short prompts together; only
-what is left (the last prompt token, whose logits are sampled) stays in the iteration's forward. Memory is bounded by
-`PROMPT_CHUNK_TOKENS * vocab_size` whatever the prompts are.
+They bound the logits in memory to `PROMPT_CHUNK_TOKENS * vocab_size`. The last prompt token stays in the iteration's forward.
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ PROMPT_CHUNK_TOKENS = 256
 def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow]], list[SequenceRow]]:
     """Cut the rows into forwards that score prompts, in order, and the rows of the iteration's own forward."""
     forwards: list[list[SequenceRow]] = []
-    room = 0
+    free_tokens = 0
     remaining: list[SequenceRow] = []
     for row, sequence in rows:
         first, end = row.first_position, row.first_position + row.num_tokens
         scored_end = min(end, sequence.prompt_length - 1) if sequence.prompt_logprobs is not None else first
         while first < scored_end:
-            if room == 0:
+            if free_tokens == 0:
                 forwards.append([])
-                room = PROMPT_CHUNK_TOKENS
-            taken = min(room, scored_end - first)
+                free_tokens = PROMPT_CHUNK_TOKENS
+            taken = min(free_tokens, scored_end - first)
             forwards[-1].append((row._replace(first_position=first, num_tokens=taken), sequence))
             first += taken
-            room -= taken
+            free_tokens -= taken
         if first < end:
             remaining.append((row._replace(first_position=first, num_tokens=end - first), sequence))
     return forwards, remaining

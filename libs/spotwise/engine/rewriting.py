@@ -1,9 +1,7 @@
-"""Puts native kernels in the place of a loaded model's modules.
+"""Replaces a loaded model's modules by native kernels.
 
-Law: what is put in the place of a module computes the same. A decoder layer that looks like the common form is tried on the
-model's own activations against the module it replaces; one that differs stays as it was, with a line in the log. Whatever
-is not fused keeps transformers' own code, with packed weights in its linear layers. So every architecture keeps working, and
-the common ones are fast. Packed weights, and all others that are large, lie where workers may share them.
+A decoder layer of the common form is fused if its output agrees with the original's on a probe; other layers keep
+transformers' code, with packed linear layers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""From logits to tokens, for a batch of sequences with different parameters.
+"""Samples tokens for a batch of sequences with different parameters.
 
-Law: the meanings are those of `core.sampling`. Order: logit bias, the stop-token mask of `min_new_tokens`, repetition,
-frequency and presence penalties, temperature, `min_p`, `top_k`, `top_p` (over what the two before left), then one draw by
-inverse CDF with `counter_uniform(seed, output_index)`: over the vocabulary in its own order where nothing is filtered, else
-over the tokens sorted by probability, equal ones by their ids. All three filters keep a prefix of the sorted tokens, so in
-most cases the few hundred likeliest decide and the vocabulary is never sorted. On a CPU the native kernel does all of this for
-a whole batch in one call (`native/sampling.h`); what is written here with torch is for where there is none, and says what it
-must give.
-
-Invariants: a row's token depends on its own logits and parameters only, not on the rows beside it; `logits` is not changed; a
-token whose logit is -inf is not drawn, which is how tokens are masked (`_adjust`).
+Order: logit bias, the stop-token mask of `min_new_tokens`, repetition, frequency and presence penalties, temperature, `min_p`,
+`top_k`, `top_p`, then one draw by inverse CDF with `counter_uniform(seed, output_index)`: in vocabulary order where nothing is
+filtered, else by descending probability, ties by id. A row's token does not depend on other rows. On a CPU the native kernel
+(`native/sampling.h`) does it in one call; the torch code here is its reference.
 """
 
 from __future__ import annotations
@@ -149,7 +143,7 @@ def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int
 def logprobs_where_asked(
     logits: torch.Tensor, sampling: Rows[SamplingParams], token_ids: Rows[int]
 ) -> list[TokenLogprobs | None]:
-    """Return the same for the rows whose parameters ask for it."""
+    """Return log-probabilities for the rows whose parameters request them."""
     found: list[TokenLogprobs | None] = [None] * len(sampling)
     asking = [index for index, parameters in enumerate(sampling) if parameters.logprobs is not None]
     if asking:

@@ -1,8 +1,6 @@
-"""From products of queries and keys to weights, in torch: the plain reference for everything a layer may ask.
+"""Attention weights from query-key products, in torch: the reference for all that `LayerAttention` describes.
 
-Law: `LayerAttention` says what; here it is done in its order, in float32, on scores of any number of sequences at once.
-Distances (position of the query less position of the key) carry all that is needed of positions: a negative one is a key that
-the query does not see, be it later in its sequence or padding.
+Distances are query position less key position; a negative one is a key that the query does not see.
 """
 
 from __future__ import annotations

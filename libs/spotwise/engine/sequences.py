@@ -1,8 +1,4 @@
-"""The tokens an engine knows of each sequence.
-
-Law: a sequence is its prompt followed by its output tokens; which of them have their KV computed is the scheduler's knowledge
-and comes with every row. Invariants: tokens are only appended; `output_index` is the index of the next output token.
-"""
+"""The tokens of the engine's sequences: a prompt, then output tokens, append-only."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from spotwise.core.batching import BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs
@@ -31,7 +28,7 @@ class EngineSequence:
         self._length = len(known)
         self._block_ids: tuple[int, ...] = ()
         self._block_table = np.empty(0, dtype=np.int64)
-        # An attempt that goes on after committed outputs has reported its prompt already.
+        # An attempt that continues after committed outputs has reported its prompt already.
         reports_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] * self.prompt_length if reports_prompt else None
@@ -39,7 +36,7 @@ class EngineSequence:
 
     @classmethod
     def of_tokens(cls, token_ids: Iterable[int]) -> Self:
-        """Return a prompt that no request asked for: the engine's own."""
+        """Return a sequence of the engine's own, without a request."""
         stop = StopCriteria(max_new_tokens=1)
         return cls(RequestRecord("", 0, "", 0, "", tuple(token_ids), (), SamplingParams(temperature=0.0), stop, 0.0))
 
@@ -58,13 +55,23 @@ class EngineSequence:
         """Known tokens, a view."""
         return self._tokens[: self._length]
 
+    def check_row(self, row: BatchRow, block_size: int) -> None:
+        """Raise ValueError where a row names tokens that are not known, or too few blocks."""
+        end = row.first_position + row.num_tokens
+        if row.first_position < 0 or row.num_tokens < 1 or end > self._length:
+            raise ValueError(
+                f"row {row.sequence_id}: tokens {row.first_position}..{end} of a sequence of {self._length}"
+            )
+        if end > len(row.block_ids) * block_size:
+            raise ValueError(f"row {row.sequence_id}: {len(row.block_ids)} blocks do not hold {end} tokens")
+
     def append(self, token_id: int) -> None:
         """Add an output token."""
         if self._length == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty(self._length, dtype=np.int64)])
         self._tokens[self._length] = token_id
         self._length += 1
-        self.prompt_logprobs = None  # they go out with the first output token, by whoever samples it
+        self.prompt_logprobs = None  # reported with the first output token
 
     def block_table(self, block_ids: tuple[int, ...]) -> NDArray[np.int64]:
         """Return `block_ids` as an array, converted anew only when they changed."""
@@ -73,3 +80,14 @@ class EngineSequence:
                 self._block_table = np.asarray(block_ids, dtype=np.int64)
             self._block_ids = block_ids
         return self._block_table
+
+
+def require_valid(record: RequestRecord, context_length: int, vocab_size: int) -> None:
+    """Raise ValueError where a model cannot take a record's tokens."""
+    known = record.prompt_token_ids + record.output_token_ids
+    if not record.prompt_token_ids:
+        raise ValueError(f"sequence {record.sequence_id} has an empty prompt")
+    if len(known) > context_length:
+        raise ValueError(f"sequence {record.sequence_id} has {len(known)} tokens, the context {context_length}")
+    if min(known) < 0 or max(known) >= vocab_size:
+        raise ValueError(f"sequence {record.sequence_id} has a token id outside 0..{vocab_size - 1}")

@@ -1,12 +1,8 @@
-"""Weights in a file that all workers of a machine map.
+"""Packed weights in a file that all workers of a machine map.
 
-Law: a mapped file is in memory once, however many workers map it. Who comes first writes it, under a lock and another name,
-and renames it when it is whole; whoever comes meanwhile waits and maps it. It is named after all that its bytes depend on,
-and believed only where its checksums agree, so that nobody waits for the disk. Where there can be no file, a worker keeps a
-copy of its own, and the log says why. A weight is the same wherever it lies.
-
-The file is in the safetensors format, so that other programs can read it; its header is padded with blanks, which lets the
-weights be written before their number is known, one after the other, and never held twice.
+The first worker writes the file under a lock and renames it when complete; the others wait and map it. Its name covers all that
+its bytes depend on, and checksums are verified. Without a file a worker keeps its own copy, and the log says why.
+The format is safetensors, with a header padded so that weights can be written one after the other.
 """
 
 from __future__ import annotations
@@ -79,7 +75,7 @@ class _MappedMemory(_FileMemory):
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         shared = sum(tensor.nbytes for tensor in self._tensors.values())
-        self._tensors = {}  # what nobody asked for is not kept mapped
+        self._tensors = {}  # unused weights do not stay mapped
         _log.info("weights_mapped", file=str(self._path), shared_bytes=shared, own_bytes=self._own_bytes)
 
 
@@ -177,11 +173,11 @@ class _WrittenMemory(_FileMemory):
         self._path.replace(self._target)
         for older in _siblings(self._target, f"{_family(self._target)}-", _SUFFIX):
             if older != self._target:
-                older.unlink(missing_ok=True)  # who maps it keeps it
+                older.unlink(missing_ok=True)  # existing mappings stay valid
         _log.info("weights_written", file=str(self._target), shared_bytes=self._end - begin)
 
     def _abandon(self) -> None:
-        """Close the file, remove it where it has not got its name, and let others have their turn."""
+        """Close the file, remove it where it has not got its name, and release the lock."""
         with contextlib.suppress(OSError):  # of a write that failed already
             self._file.close()
         self._file = None
@@ -248,8 +244,7 @@ def _family_name(model_dir: Path, dtype: torch.dtype) -> str:
 
 
 def weights_fingerprint(model_dir: Path) -> str:
-    """Name all that packed weights depend on, and computing with them, beside number format and device: the model's weights and
-    structure, the kernels.
+    """Return a digest of all that packed weights depend on but number format and device.
 
     Raises:
         OSError: the folder cannot be read.

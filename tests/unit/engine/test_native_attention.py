@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import PagedAttention
+from spotwise.engine.attention import AttentionCall, PagedAttention
 from spotwise.engine.iteration import BatchLayout, SequenceRow
 from spotwise.engine.kv_cache import KvGeometry, KvPlaces, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
@@ -99,7 +99,7 @@ class Rows:
         in_order = [chosen[place] for place in order]
         attention.plan = flat.plan
         operands = (self.new(tensors, in_order) for tensors in (self.queries, self.keys, self.values))
-        output = attention.attend(SimpleNamespace(layer_idx=LAYER), *operands, None, None, {})[0]
+        output = attention.attend(AttentionCall(SimpleNamespace(layer_idx=LAYER), *operands))[0]
         pieces = dict(zip(in_order, output.split([self.rows[i][0].num_tokens for i in in_order]), strict=True))
         return [pieces[i] for i in chosen]
 
@@ -229,5 +229,5 @@ def test_attention_outside_an_iteration_is_a_mistake(kernels: Kernels) -> None:
     part = torch.zeros(1, 1, 1, 16)
     with pytest.raises(RuntimeError, match="outside an iteration"):
         NativeAttention(kernels, cache, [LayerAttention(1.0)]).attend(
-            torch.nn.Module(), part, part, part, None, None, {}
+            AttentionCall(torch.nn.Module(), part, part, part)
         )

@@ -1,8 +1,7 @@
 """Compiles the kernels, once for each kind of processor.
 
-Law: a library is named after its sources, its flags and the kind of processor it is for; one that exists is right. It is
-compiled on first use, beside the sources where that folder can be written, else in the user's cache folder; several
-processes may ask at once. `python -m spotwise.engine.native.build --all` makes all of them, for an image.
+A library is named after its sources, flags and processor. It is compiled on first use, beside the sources if writable, else in
+the user's cache folder. `python -m spotwise.engine.native.build --all` compiles all variants, for an image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The kernels' C interface, as Python calls it.
+"""The kernels' C interface.
 
-Law: shapes and types are checked where tensors become pointers, here and in the modules that own the tensors; the C++ side
-checks nothing. One thread calls at a time (the engine's). Structures hold addresses only: who builds one keeps the tensors.
+Shapes and types are checked in Python; the C++ side checks nothing. One thread calls at a time. Structures hold addresses
+only: their owner keeps the tensors alive.
 """
 
 from __future__ import annotations
