@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages import LedgerEntry
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from spotwise.core.messages import Member, MemberState
+from spotwise.core.members import Member, MemberState
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.redis_store import RedisStore

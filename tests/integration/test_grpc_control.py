@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.cost_model import BatchShape
-from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.embedded import LOOPBACK, free_port
 from spotwise.mesh.grpc_control import (
     ControlServer,

@@ -15,7 +15,7 @@ import pytest
 
 from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.mesh.child_process import ProcessIdentity
 from spotwise.mesh.embedded import LOOPBACK, free_port
 from spotwise.mesh.grpc_control import ControlServer

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from spotwise.core.messages import Drain, Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.worker_messages import Drain
 from spotwise.mesh.grpc_control import EngineDescription, RecentIterations, is_serving
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.redis_store import RedisStore

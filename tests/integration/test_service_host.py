@@ -11,15 +11,9 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.messages import (
-    CancelRequest,
-    LedgerEntry,
-    Member,
-    MemberKind,
-    MemberState,
-    RequestAccepted,
-    WorkerLoad,
-)
+from spotwise.core.members import Member, MemberKind, MemberState, WorkerLoad
+from spotwise.core.messages import LedgerEntry, RequestAccepted
+from spotwise.core.worker_messages import CancelRequest
 from spotwise.mesh.event_errors import LoggedErrors
 from spotwise.mesh.grpc_control import is_serving
 from spotwise.mesh.ports import BusMessage, MeshError, PayloadTooLargeError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.messages import MemberState
+from spotwise.core.members import MemberState
 from spotwise.mesh.embedded import LOOPBACK, free_port, nats_server, redis_server, running
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.integration.onlooker import Onlooker, looking_on

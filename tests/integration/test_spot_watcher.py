@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.messages import Drain, InterruptionKind, InterruptionReported, MemberKind, MemberState
+from spotwise.core.members import MemberKind, MemberState
+from spotwise.core.messages import InterruptionKind, InterruptionReported
+from spotwise.core.worker_messages import Drain
 from spotwise.mesh.ports import BusMessage
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode

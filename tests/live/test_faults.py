@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from spotwise.core.messages import MemberKind
+from spotwise.core.members import MemberKind
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream

@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.core.messages import LedgerEntry, WorkerLoad
+from spotwise.core.members import WorkerLoad
+from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts

@@ -13,11 +13,12 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.messages import Drain, Pool
+from spotwise.core.members import Pool
 from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.scheduler import SchedulerLimits
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.core.worker_messages import Drain
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(

@@ -13,7 +13,7 @@ from spotwise.cli.bench.completion import ask, http_errors_as_command_errors, op
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status import gather_status
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 
 ITERATION_LEVEL = "iteration_level"
 REQUEST_LEVEL = "request_level"

@@ -14,7 +14,9 @@ from rich.console import Console
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import MeshAddresses, find_broker, find_mesh
-from spotwise.core.messages import Drain, DrainReply, Member, MemberState
+from spotwise.core.members import Member, MemberState
+from spotwise.core.messages import DrainReply
+from spotwise.core.worker_messages import Drain
 from spotwise.mesh.nats_bus import NatsBus
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError
 from spotwise.mesh.redis_store import RedisStore

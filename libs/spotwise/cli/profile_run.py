@@ -18,7 +18,7 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import open_store
 from spotwise.cli.status import gather_status
-from spotwise.core.messages import Member
+from spotwise.core.members import Member
 from spotwise.mesh.grpc_control import IterationTime, RecentIterations, recent_iterations
 
 #: A ledger is written with the next heartbeat; this is many of them.

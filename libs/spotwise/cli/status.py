@@ -17,7 +17,7 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.run_state import RunState, ServiceState
 from spotwise.cli.mesh_access import find_store, open_store, running_state
 from spotwise.core.cluster.views import has_off_pool_work
-from spotwise.core.messages import Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.members import Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.ports import MeshError
 

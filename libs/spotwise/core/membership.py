@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 
 
 @dataclass(frozen=True, slots=True)

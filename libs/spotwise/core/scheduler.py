@@ -22,8 +22,9 @@ from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.requests import AcceptedRequest, Requests
 from spotwise.core.cluster.tombstones import Tombstones
 from spotwise.core.confirmation import Confirmations
+from spotwise.core.members import MemberKind
 from spotwise.core.membership import MemberJoined, MemberLost, Membership
-from spotwise.core.messages import MemberKind, RejectCode
+from spotwise.core.messages import RejectCode
 
 SchedulerEvent = (
     m.SubmitRequest

@@ -21,7 +21,8 @@ import orjson
 import structlog
 
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.messages import Member, Send
+from spotwise.core.members import Member
+from spotwise.core.messages import Send
 from spotwise.mesh.journal_formats import FORMAT
 
 _log = structlog.get_logger(__name__)

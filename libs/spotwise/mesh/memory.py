@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 import structlog
 
-from spotwise.core.messages import LedgerEntry, Member
+from spotwise.core.members import Member
+from spotwise.core.messages import LedgerEntry
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.clock import Clock, SystemClock
 from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError, PayloadTooLargeError, ReplyTimeoutError

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotwise.core.messages import LedgerEntry, Member
+from spotwise.core.members import Member
+from spotwise.core.messages import LedgerEntry
 from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
 
 

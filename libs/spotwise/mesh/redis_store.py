@@ -19,7 +19,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Pool, QuarantinedPair
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, QuarantinedPair
+from spotwise.core.messages import LedgerEntry
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.redaction import without_passwords

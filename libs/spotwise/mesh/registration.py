@@ -6,7 +6,7 @@ import os
 import socket
 import time
 
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.mesh.ports import MeshStore
 from spotwise.mesh.settings import ServiceSettings
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from spotwise.core.messages import Member
+from spotwise.core.members import Member
 from spotwise.mesh.grpc_control import answers
 from spotwise.mesh.ports import MeshError, MeshStore
 

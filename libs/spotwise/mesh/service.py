@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from spotwise.core.members import NEWS_INTERVAL_S
-from spotwise.core.messages import LedgerEntry, Member, MemberKind, MemberState, Message, Tick
+from spotwise.core.members import NEWS_INTERVAL_S, Member, MemberKind, MemberState
+from spotwise.core.messages import LedgerEntry, Message, Tick
 from spotwise.mesh.attention import Attention
 from spotwise.mesh.cancelling import end_tasks
 from spotwise.mesh.clock import Clock, SystemClock

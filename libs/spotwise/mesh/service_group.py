@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 
 import structlog
 
-from spotwise.core.messages import MemberKind
+from spotwise.core.members import MemberKind
 from spotwise.mesh.connections import bus_and_store, control_server
 from spotwise.mesh.grpc_control import ControlServer, EngineView, SharedHealth
 from spotwise.mesh.ports import MeshError, MeshStore, MessageBus

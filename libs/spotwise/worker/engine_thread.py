@@ -19,9 +19,10 @@ import structlog
 from spotwise.core.batching import Batch
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
-from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.layer_progress import LayersWritten
+from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 
 _log = structlog.get_logger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from spotwise.core.messages import MemberKind
+from spotwise.core.members import MemberKind
 from spotwise.core.record import RequestRecord
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost

@@ -9,7 +9,8 @@ import psutil
 
 from spotwise.core.cost_model import BatchShape
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.messages import Member, RecordLedger, Send, TokenBatch, TokenDelta
+from spotwise.core.members import Member
+from spotwise.core.messages import RecordLedger, Send, TokenBatch, TokenDelta
 from spotwise.core.record import KvHandoff
 from spotwise.core.request import FinishReason
 from spotwise.core.sampling import SampledToken

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 
-from spotwise.core.messages import MemberKind, Pool
+from spotwise.core.members import MemberKind, Pool
 from spotwise.core.worker.policy import Discipline
-from spotwise.engine.engine import EngineConfig
 from spotwise.engine.errors import ModelError
+from spotwise.engine.loading import EngineConfig
 from spotwise.mesh.ports import MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.ucx_transfer import UcxKvTransport

@@ -13,7 +13,7 @@ from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies

@@ -7,11 +7,9 @@ import structlog
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.members import Member, MemberKind, QuarantinedPair
 from spotwise.core.messages import (
     CloseRequest,
-    Member,
-    MemberKind,
-    QuarantinedPair,
     RecordLedger,
     RequestAccepted,
     RequestRejected,

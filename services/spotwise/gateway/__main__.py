@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.messages import MemberKind
+from spotwise.core.members import MemberKind
 from spotwise.gateway.api import create_app
 from spotwise.gateway.http_protocol import http_protocol
 from spotwise.gateway.mesh_client import MeshGeneration

@@ -12,22 +12,12 @@ import structlog
 
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
-from spotwise.core.messages import (
-    LedgerEntry,
-    Member,
-    MemberKind,
-    MemberState,
-    Message,
-    RecordLedger,
-    RejectCode,
-    Send,
-    StreamRef,
-    SubmitRequest,
-    Tick,
-)
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages import LedgerEntry, Message, RecordLedger, RejectCode, Send, SubmitRequest, Tick
 from spotwise.core.prefix_spans import prefix_spans
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
+from spotwise.core.worker_messages import StreamRef
 from spotwise.gateway.addresses import without_addresses
 from spotwise.gateway.generation import GeneratedTokens, GenerationError, MeshHealth, SequenceSpec
 from spotwise.gateway.metrics import GatewayMetrics

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from spotwise.core.messages import Member
+from spotwise.core.members import Member
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.request_series import EndedSequence, RequestSeries
 

@@ -4,8 +4,9 @@ import sys
 
 import structlog
 
+from spotwise.core.members import Member, MemberKind
 from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
-from spotwise.core.messages import Member, MemberKind, Tick
+from spotwise.core.messages import Tick
 from spotwise.mesh.ports import BusMessage
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost

@@ -2,7 +2,7 @@
 
 import sys
 
-from spotwise.core.messages import MemberKind, Pool
+from spotwise.core.members import MemberKind, Pool
 from spotwise.mesh.run_service import run_service
 from spotwise.worker.serve import serve_worker
 from spotwise.worker.settings import WorkerSettings

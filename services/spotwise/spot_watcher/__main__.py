@@ -7,7 +7,7 @@ announces members of its machine whose process has ended.
 import contextlib
 import sys
 
-from spotwise.core.messages import MemberKind
+from spotwise.core.members import MemberKind
 from spotwise.mesh.run_service import run_service
 from spotwise.mesh.service import ServiceHost
 from spotwise.spot_watcher.clouds import cloud_of_this_machine

@@ -9,9 +9,11 @@ import structlog
 
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.http_client import HttpClient
-from spotwise.core.messages import Drain, DrainReply, Member
+from spotwise.core.members import Member
+from spotwise.core.messages import DrainReply
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.role import SpotWatcherRole
+from spotwise.core.worker_messages import Drain
 from spotwise.mesh.ports import BusMessage, MeshError
 from spotwise.mesh.role_loop import RoleLoop
 from spotwise.mesh.service import ServiceHost

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotwise.cli.status import MemberStatus, _as_dict, _legend, _row, _table, _with_other_weights
-from spotwise.core.messages import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc_control import EngineDescription
 
 

@@ -9,7 +9,7 @@ import pytest
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.status import MemberStatus, _missing, _unhealthy
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.mesh.child_process import ProcessIdentity
 
 NEEDED = (MemberKind.GATEWAY, MemberKind.CLUSTER_SCHEDULER, MemberKind.TOKEN_WORKER)

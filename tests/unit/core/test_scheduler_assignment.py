@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from spotwise.core import messages as m
-from spotwise.core.messages import Pool, RejectCode
+from spotwise.core.members import Pool
+from spotwise.core.messages import RejectCode
 from spotwise.core.record import KvTarget
 from spotwise.core.scheduler import SchedulerLimits
 from tests.unit.core.builders import ledger, only, sent, worker_member

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core import messages as m
-from spotwise.core.messages import MemberKind, MemberState, Pool
+from spotwise.core.members import MemberKind, MemberState, Pool
 from spotwise.core.request import FinishReason
 from spotwise.core.scheduler import SchedulerLimits
 from tests.unit.core.builders import only, plain_member, sent, worker_member

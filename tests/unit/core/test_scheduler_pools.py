@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from tests.unit.core.builders import ledger, only, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, accepted, refused, reserved, submission
 

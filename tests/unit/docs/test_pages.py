@@ -17,7 +17,8 @@ from typer.core import TyperGroup
 
 from spotwise.cli.__main__ import app
 from spotwise.core.gateway import commands as g
-from spotwise.core.messages import MemberKind, RejectCode
+from spotwise.core.members import MemberKind
+from spotwise.core.messages import RejectCode
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.parameters import IGNORED, REFUSED, REFUSED_STREAM_OPTIONS, Endpoint, Ignored, Refused
 from spotwise.gateway.schema_chat import ChatRequest

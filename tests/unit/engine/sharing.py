@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from structlog.testing import capture_logs
 
-from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.engine import Engine
+from spotwise.engine.loading import EngineConfig
 
 Log = dict[str, Any]
 

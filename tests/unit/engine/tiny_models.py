@@ -14,7 +14,8 @@ from spotwise.core.kv_blocks import BlockPool
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
-from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.engine import Engine
+from spotwise.engine.loading import EngineConfig
 
 VOCAB_SIZE = 211
 

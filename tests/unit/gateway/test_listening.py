@@ -13,7 +13,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.gateway.__main__ import serve
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded import LOOPBACK, free_port

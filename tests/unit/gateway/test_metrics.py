@@ -6,7 +6,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.messages import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams
 from spotwise.gateway.generation import SequenceSpec

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.messages import CloseRequest, Member, MemberKind, MemberState, RequestAccepted, SubmitRequest
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages import CloseRequest, RequestAccepted, SubmitRequest
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams

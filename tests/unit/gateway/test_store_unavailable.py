@@ -12,7 +12,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.messages import Member, MemberKind, MemberState, RejectCode, RequestRejected
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages import RejectCode, RequestRejected
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams

@@ -12,15 +12,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from spotwise.core.messages import (
-    CloseRequest,
-    Member,
-    MemberKind,
-    MemberState,
-    RejectCode,
-    RequestRejected,
-    SubmitRequest,
-)
+from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages import CloseRequest, RejectCode, RequestRejected, SubmitRequest
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.mesh.embedded import LOOPBACK
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore

@@ -12,8 +12,10 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from spotwise.core.messages import Drain, DrainReply, InterruptionKind, InterruptionReported, Member, MemberKind
-from spotwise.core.messages import MemberState as State
+from spotwise.core.members import Member, MemberKind
+from spotwise.core.members import MemberState as State
+from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported
+from spotwise.core.worker_messages import Drain
 from spotwise.mesh.embedded import LOOPBACK, free_port
 from spotwise.mesh.grpc_control import ControlServer
 from spotwise.mesh.journal_replay import find_journals, replay

@@ -16,8 +16,9 @@ from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SampledToken, SamplingParams
-from spotwise.engine.engine import Engine, EngineConfig
+from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
+from spotwise.engine.loading import EngineConfig
 from spotwise.worker.engine_thread import EngineThread
 from tests.contracts.waiting import until
 from tests.unit.worker.summing_engine import ByteHost, SummingEngine, next_token

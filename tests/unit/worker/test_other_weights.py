@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.messages import Member, MemberKind, MemberState
+from spotwise.core.members import Member, MemberKind, MemberState
 from spotwise.core.request import FinishReason
 from spotwise.mesh.memory import FakeClock, MemoryStore
 from spotwise.mesh.service import ServiceHost

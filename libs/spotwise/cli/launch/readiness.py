@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.options import server_address
-from spotwise.core.messages import MemberState
+from spotwise.core.members import MemberState
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0

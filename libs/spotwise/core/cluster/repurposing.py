@@ -17,7 +17,7 @@ from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import PROMPT_OFF_POOL, TOKEN_OFF_POOL, Pools
 from spotwise.core.cluster.views import WorkerView
 from spotwise.core.members import Pool
-from spotwise.core.messages import ChangeHomePool
+from spotwise.core.worker_messages import ChangeHomePool
 
 _OPPOSITE = {Pool.PROMPT: Pool.TOKEN, Pool.TOKEN: Pool.PROMPT}
 

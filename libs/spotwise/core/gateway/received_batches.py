@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.messages import Member, TokenBatch
+from spotwise.core.members import Member
+from spotwise.core.messages import TokenBatch
 
 #: A worker silent for so long is forgotten; if it returns, its requests are computed again at worst.
 FORGET_AFTER_S = 600.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.messages import Drain, DrainReply, InterruptionReported, Member, Tick
+from spotwise.core.members import Member
+from spotwise.core.messages import DrainReply, InterruptionReported, Tick
 from spotwise.core.spot.signs import MetadataAnswered
+from spotwise.core.worker_messages import Drain
 
 # --- events -----------------------------------------------------------------------------------------------------------
 

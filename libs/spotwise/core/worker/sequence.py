@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from spotwise.core.messages import StreamRef
 from spotwise.core.mlfq import QueueLevel, QueueState
 from spotwise.core.record import KvTarget, RequestRecord, sequence_id
 from spotwise.core.request import RequestEvent, RequestState, StopCriteria, advance
+from spotwise.core.worker_messages import StreamRef
 
 _COMPUTED_HERE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 

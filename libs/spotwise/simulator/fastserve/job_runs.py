@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from spotwise.core.cost_model import BatchShape
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from spotwise.simulator.fastserve.engines import (
     ENGINES,
     USUAL_QUEUES,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spotwise.core.cost_model import IterationCost
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from spotwise.simulator.costs.hardware import GIB, MachineType
 from spotwise.simulator.world.settings import SimulatedMachine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from spotwise.core.cost_profile import CostProfile, at_speed
-from spotwise.core.messages import MemberKind, Pool
+from spotwise.core.members import MemberKind, Pool
 from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service import ServiceHost
 from spotwise.mesh.service_group import ServiceGroup

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from spotwise.core.cost_model import NO_LINK, LinkCost
 from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK, CostProfile, at_speed
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.worker.settings import Cost, WorkerSettings
 

@@ -6,7 +6,7 @@ from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cluster.pools import Pools
 from spotwise.core.cluster.repurposing import Repurposing
 from spotwise.core.members import Member, Pool
-from spotwise.core.messages import ChangeHomePool
+from spotwise.core.worker_messages import ChangeHomePool
 from tests.unit.core.builders import worker_member
 
 WINDOW_S = 100.0

@@ -8,7 +8,8 @@ import pytest
 
 from spotwise.core import messages as m
 from spotwise.core.cluster.served_model import ServedModel
-from spotwise.core.messages import MemberState, Pool, RejectCode
+from spotwise.core.members import MemberState, Pool
+from spotwise.core.messages import RejectCode
 from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 

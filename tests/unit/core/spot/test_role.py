@@ -6,18 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.messages import (
-    Drain,
-    DrainReply,
-    InterruptionKind,
-    InterruptionReported,
-    MemberKind,
-    MemberState,
-    Tick,
-)
+from spotwise.core.members import MemberKind, MemberState
+from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import RETELL_S
+from spotwise.core.worker_messages import Drain
 from tests.unit.core.spot.watching import (
     DRAIN,
     POLL_S,

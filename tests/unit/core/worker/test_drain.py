@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core import messages as m
-from spotwise.core.messages import MemberState
+from spotwise.core.members import MemberState
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, error_delta, rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from spotwise.core.batching import BatchLimits
 from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.messages import StreamRef
 from spotwise.core.mlfq import MlfqPolicy, QueueLevel
 from spotwise.core.record import KvHandoff, RequestRecord
 from spotwise.core.request import RequestState, StopCriteria
@@ -13,6 +12,7 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker_messages import StreamRef
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, rows
 

@@ -8,7 +8,6 @@ import pytest
 
 from spotwise.core.cost_model import BatchShape, LinearIterationCost
 from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.messages import StreamRef
 from spotwise.core.mlfq import MlfqPolicy, QueueLevel
 from spotwise.core.request import RequestState, StopCriteria
 from spotwise.core.worker.mlfq_policy import MlfqSchedulingPolicy, queues_for
@@ -18,6 +17,7 @@ from spotwise.core.worker.prefix_cache import PrefixCache
 from spotwise.core.worker.scheduling_policy import KeyedPolicy, by_priority, by_tokens_left
 from spotwise.core.worker.sequence import Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
+from spotwise.core.worker_messages import StreamRef
 
 #: A decode takes 1 s, a prompt token a tenth more; others beside it make it no longer.
 COST = LinearIterationCost(fixed_s=1.0, prompt_token_s=0.1, prompt_context_s=0.0, decode_s=0.0, decode_context_s=0.0)

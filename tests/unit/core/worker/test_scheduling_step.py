@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.core.messages import StreamRef
 from spotwise.core.request import RequestState
 from spotwise.core.worker.scheduling_policy import KeyedPolicy
 from spotwise.core.worker.scheduling_step import SchedulingStep
 from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker_messages import StreamRef
 
 
 class Planned(KeyedPolicy):

@@ -13,7 +13,8 @@ from spotwise.core.migration.planning.plan import MigrationPlan
 from spotwise.core.migration.planning.planner import plan_migration
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.simulator.spotserve.fleet import InstanceEvent, Stage
-from spotwise.simulator.spotserve.serving import SpotOutcome, serve, world_of
+from spotwise.simulator.spotserve.run import SpotOutcome
+from spotwise.simulator.spotserve.serving import serve, world_of
 from spotwise.simulator.spotserve.standing import lacking
 from spotwise.simulator.spotserve.systems import SPOTSERVE
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind

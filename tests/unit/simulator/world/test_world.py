@@ -13,7 +13,7 @@ from spotwise.core.batching import BatchLimits
 from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.cost_model import LinearIterationCost
 from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.world.client import SimulationError
 from spotwise.simulator.world.events import EventQueue

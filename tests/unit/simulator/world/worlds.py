@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost
-from spotwise.core.messages import Pool
+from spotwise.core.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
