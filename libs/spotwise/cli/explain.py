@@ -40,7 +40,9 @@ def explain(
         )
     console = Console()
     if as_json:
-        console.print_json(json.dumps([{**dataclasses.asdict(e), "facts": dict(e.facts)} for e in entries]))
+        # `request_id` is the former name of `choice_id`.
+        shown = [{"request_id": e.choice_id, **dataclasses.asdict(e), "facts": dict(e.facts)} for e in entries]
+        console.print_json(json.dumps(shown))
         return
     choices = sorted({entry.choice_id for entry in entries})
     for choice in choices:

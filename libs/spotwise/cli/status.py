@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -238,7 +238,9 @@ def _share(used: int, total: int) -> str:
 def _as_dict(status_: MemberStatus) -> dict[str, object]:
     engine = status_.engine
     now = {"serving": status_.serving, "pool_now": status_.pool_now}
-    fields: dict[str, object] = {**now, **dataclasses.asdict(status_.member_now)}
+    fields: dict[str, Any] = {**now, **dataclasses.asdict(status_.member_now)}
+    if fields["load"] is not None:
+        fields["load"]["owed_tokens"] = fields["load"]["remaining_tokens"]  # its former name
     if engine is not None:
         fields["engine"] = {
             "description": engine.engine,

@@ -10,7 +10,7 @@ import spotwise.core
 # Pure modules: no clock, no chance, no input or output, no threads.
 STDLIB = {
     *("__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fractions"),
-    *("functools", "hashlib", "heapq", "itertools", "json", "math", "re", "sys", "types", "typing"),
+    *("functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "types", "typing"),
 }
 NUMERIC = {"numpy", "numpy.typing", "scipy.optimize"}
 

@@ -66,7 +66,11 @@ def test_the_table_says_of_a_setting_what_the_code_says() -> None:
 def test_variables_exist(page: Path) -> None:
     """Every `SPOTWISE_*` on a page is a setting, or is read by the command line or by docker-compose.yml."""
     known = {f"SPOTWISE_{field.upper()}" for settings in OWNERS.values() for field in settings.model_fields}
-    readers = [*(ROOT / "libs" / "spotwise" / "cli").rglob("*.py"), ROOT / "docker-compose.yml"]
+    readers = [
+        *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "libs" / "spotwise" / "cli").rglob("*.py"),
+        ROOT / "docker-compose.yml",
+    ]
     for reader in readers:
         known |= set(re.findall(r"SPOTWISE_[A-Z_]*[A-Z]", reader.read_text()))
     assert set(re.findall(r"SPOTWISE_[A-Z_]*[A-Z]", page.read_text())) <= known

@@ -98,8 +98,8 @@ class Rows:
         order = sorted(range(len(chosen)), key=lambda place: flat.last_token[place])  # a layout may put decodes first
         in_order = [chosen[place] for place in order]
         attention.plan = flat.plan
-        operands = (self.new(tensors, in_order) for tensors in (self.queries, self.keys, self.values))
-        output = attention.attend(AttentionCall(SimpleNamespace(layer_idx=LAYER), *operands))[0]
+        query, key, value = (self.new(tensors, in_order) for tensors in (self.queries, self.keys, self.values))
+        output = attention.attend(AttentionCall(SimpleNamespace(layer_idx=LAYER), query, key, value))[0]
         pieces = dict(zip(in_order, output.split([self.rows[i][0].num_tokens for i in in_order]), strict=True))
         return [pieces[i] for i in chosen]
 
