@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from spotwise.benchmarks.arrivals import RequestSizes, storm
+from spotwise.benchmarks.arrivals import UniformSizes, storm
 from tests.live.mesh import LiveMesh
 
 
@@ -32,7 +32,7 @@ def test_a_storm_stays_within_its_budget_and_gives_everything_back(mesh: LiveMes
         assert (
             rows[f"{worker}: resident at the peak, MiB"]["ours"] >= rows[f"{worker}: resident before, MiB"]["ours"] > 0
         )
-    asked = storm(100, 1, RequestSizes((32, 64), (1, 8)))
+    asked = storm(100, 1, UniformSizes((32, 64), (1, 8)))
     blocks = [-(-(arrival.input_tokens + arrival.output_tokens) // 16) for arrival in asked]
     assert sum(blocks) > rows["token-0: KV blocks used at the peak, of all"]["reference"]
     mesh.wait_until_idle()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSizes:
+class UniformSizes:
     """Bounds, both included, between which lengths are uniform."""
 
     input_tokens: tuple[int, int] = (32, 512)
@@ -35,7 +35,7 @@ class TimedRequest:
     prompt_seed: str
 
 
-def poisson_arrivals(rate: float, seconds: float, seed: int, sizes: RequestSizes) -> list[TimedRequest]:
+def poisson_arrivals(rate: float, seconds: float, seed: int, sizes: UniformSizes) -> list[TimedRequest]:
     """Arrivals at `rate` requests a second for so long; at least one.
 
     Lengths and gaps come from two streams of numbers, so that another rate brings the same requests at other times.
@@ -49,13 +49,13 @@ def poisson_arrivals(rate: float, seconds: float, seed: int, sizes: RequestSizes
     return arrivals
 
 
-def storm(count: int, seed: int, sizes: RequestSizes) -> list[TimedRequest]:
+def storm(count: int, seed: int, sizes: UniformSizes) -> list[TimedRequest]:
     """`count` requests at time 0."""
     requests = _requests(f"{seed} in a storm", seed, sizes)
     return [_arrival(0.0, requests) for _ in range(count)]
 
 
-def _requests(prompts: str, seed: int, sizes: RequestSizes) -> Iterator[tuple[int, int, str]]:
+def _requests(prompts: str, seed: int, sizes: UniformSizes) -> Iterator[tuple[int, int, str]]:
     rng = random.Random(f"sizes {seed}")
     number = 0
     while True:

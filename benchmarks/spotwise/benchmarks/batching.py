@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, TaskID
 
-from spotwise.benchmarks.arrivals import RequestSizes, TimedRequest, poisson_arrivals, storm
+from spotwise.benchmarks.arrivals import UniformSizes, TimedRequest, poisson_arrivals, storm
 from spotwise.benchmarks.batching_report import comparison_rows, curves_table, latency_bound_s, merge_rounds
 from spotwise.benchmarks.curve import RatePoint, point_of
 from spotwise.benchmarks.open_loop import failures, run_open_loop
@@ -79,7 +79,7 @@ def batching(
     sweeps: dict[str, list[list[RatePoint]]] = {label: [] for label in labels}
     with progress_bar(console) as progress:
         for number in range(1, rounds + 1):
-            schedules = [poisson_arrivals(rate, seconds, seed * 1000 + number, RequestSizes()) for rate in swept]
+            schedules = [poisson_arrivals(rate, seconds, seed * 1000 + number, UniformSizes()) for rate in swept]
             for label in in_order_of_round(number, labels):
                 task = progress.add_task(f"round {number}, {label}: starting", total=sum(map(len, schedules)))
                 with server(label) as endpoint:
@@ -90,7 +90,7 @@ def batching(
     about = environment(
         model=located.name,
         dtype="bfloat16",
-        workload=dataclasses.asdict(RequestSizes()),
+        workload=dataclasses.asdict(UniformSizes()),
         rounds=rounds,
         rates=swept,
         seconds=seconds,
@@ -132,7 +132,7 @@ def _sweep(
 ) -> list[RatePoint]:
     if isinstance(endpoint, MeshEndpoint):
         asyncio.run(require_policy(endpoint, label))
-    asyncio.run(run_open_loop(endpoint, storm(_WARM_UP_REQUESTS, 0, RequestSizes())))
+    asyncio.run(run_open_loop(endpoint, storm(_WARM_UP_REQUESTS, 0, UniformSizes())))
     points = []
     for rate, arrivals in zip(rates, schedules, strict=True):
         progress.update(task, description=f"{label}: {rate:g} requests/s")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spotwise.benchmarks.arrivals import RequestSizes, TimedRequest, storm
+from spotwise.benchmarks.arrivals import UniformSizes, TimedRequest, storm
 from spotwise.benchmarks.memory_samples import Sample, held_by, memory_rows, read_samples, summarize
 from spotwise.benchmarks.open_loop import Outcome, failures, run_open_loop
 from spotwise.benchmarks.sampling import sampled
@@ -53,7 +53,7 @@ def memory(
 ) -> None:
     """Watch KV use and resident memory of every worker through a storm of requests."""
     requests = _QUICK_REQUESTS if quick else requests
-    sizes = RequestSizes((min(32, input_tokens), input_tokens), (1, output_tokens))
+    sizes = UniformSizes((min(32, input_tokens), input_tokens), (1, output_tokens))
     require_writable(json)
     console = report_console()
     with progress_bar(console) as progress:

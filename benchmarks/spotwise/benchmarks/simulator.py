@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from spotwise.benchmarks.arrivals import RequestSizes, poisson_arrivals, storm
+from spotwise.benchmarks.arrivals import UniformSizes, poisson_arrivals, storm
 from spotwise.benchmarks.batching import parse_rates
 from spotwise.benchmarks.open_loop import failures, run_open_loop
 from spotwise.cli.bench.percentile import percentile
@@ -53,7 +53,7 @@ def simulator(
 ) -> None:
     """Say how far the simulator is from a live mesh: p50 and p90 of TTFT, TPOT and E2E of the same requests."""
     swept, seconds = parse_rates(_QUICK_RATES if quick else rates), _QUICK_SECONDS if quick else seconds
-    sizes = RequestSizes((min(32, longest_prompt), longest_prompt), (2, longest_answer))
+    sizes = UniformSizes((min(32, longest_prompt), longest_prompt), (2, longest_answer))
     schedules = [poisson_arrivals(rate, seconds, seed, sizes) for rate in swept]
     steps = profile_steps(64, 2, 1) if quick else profile_steps(longest_prompt, 16, 2)
     require_writable(json)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.benchmarks.arrivals import RequestSizes, TimedRequest, poisson_arrivals, storm
+from spotwise.benchmarks.arrivals import UniformSizes, TimedRequest, poisson_arrivals, storm
 
 seeds = st.integers(0, 1000)
 
@@ -17,15 +17,15 @@ seeds = st.integers(0, 1000)
 @given(st.floats(0.1, 50), st.floats(1, 20), seeds)
 def test_a_schedule_is_its_seed(rate: float, seconds: float, seed: int) -> None:
     """Same seed, same schedule; another seed, other requests."""
-    arrivals = poisson_arrivals(rate, seconds, seed, RequestSizes())
-    assert arrivals == poisson_arrivals(rate, seconds, seed, RequestSizes())
-    assert arrivals != poisson_arrivals(rate, seconds, seed + 1, RequestSizes())
+    arrivals = poisson_arrivals(rate, seconds, seed, UniformSizes())
+    assert arrivals == poisson_arrivals(rate, seconds, seed, UniformSizes())
+    assert arrivals != poisson_arrivals(rate, seconds, seed + 1, UniformSizes())
 
 
 @given(st.floats(0.1, 50), st.floats(1, 20), seeds)
 def test_arrivals_are_in_order_and_in_bounds(rate: float, seconds: float, seed: int) -> None:
     """At least one; times ascend and, but for a lone first, lie in the window; lengths keep their bounds."""
-    arrivals = poisson_arrivals(rate, seconds, seed, RequestSizes((3, 9), (2, 4)))
+    arrivals = poisson_arrivals(rate, seconds, seed, UniformSizes((3, 9), (2, 4)))
     assert arrivals
     times = [arrival.at_s for arrival in arrivals]
     assert all(earlier < later for earlier, later in itertools.pairwise(times))
@@ -35,7 +35,7 @@ def test_arrivals_are_in_order_and_in_bounds(rate: float, seconds: float, seed: 
 
 def test_gaps_are_exponential() -> None:
     """Mean and standard deviation of the gaps are both one over the rate."""
-    times = [arrival.at_s for arrival in poisson_arrivals(5.0, 4000.0, 1, RequestSizes())]
+    times = [arrival.at_s for arrival in poisson_arrivals(5.0, 4000.0, 1, UniformSizes())]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.03)
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.05)
@@ -43,7 +43,7 @@ def test_gaps_are_exponential() -> None:
 
 def test_lengths_are_uniform_as_in_orca() -> None:
     """Every length within the bounds turns up, both bounds included."""
-    arrivals = storm(20_000, 1, RequestSizes())
+    arrivals = storm(20_000, 1, UniformSizes())
     assert {arrival.input_tokens for arrival in arrivals} == set(range(32, 513))
     assert {arrival.output_tokens for arrival in arrivals} == set(range(1, 129))
 
@@ -54,7 +54,7 @@ def test_another_rate_brings_the_same_lengths_but_other_prompts() -> None:
     def lengths(arrivals: list[TimedRequest]) -> list[tuple[int, int]]:
         return [(arrival.input_tokens, arrival.output_tokens) for arrival in arrivals]
 
-    slow, fast = (poisson_arrivals(rate, 60.0, 7, RequestSizes()) for rate in (1.0, 4.0))
+    slow, fast = (poisson_arrivals(rate, 60.0, 7, UniformSizes()) for rate in (1.0, 4.0))
     assert lengths(slow) == lengths(fast)[: len(slow)]
-    prompts = [arrival.prompt_seed for arrival in (*slow, *fast, *storm(10, 7, RequestSizes()))]
+    prompts = [arrival.prompt_seed for arrival in (*slow, *fast, *storm(10, 7, UniformSizes()))]
     assert len(set(prompts)) == len(prompts)

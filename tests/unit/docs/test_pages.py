@@ -98,12 +98,12 @@ def test_modules_exist(page: Path) -> None:
 
 
 def test_every_service_has_its_page() -> None:
-    """Owns, hears, says, fails how; and the README links it."""
+    """Owns, receives, sends, fails how; and the README links it."""
     readme = README.read_text()
     for kind in MemberKind:
         page = ROOT / "services" / "spotwise" / kind.value / "README.md"
         text = page.read_text()
-        assert all(f"**{word}" in text for word in ("Owns", "Hears", "Says", "Fails how")), page
+        assert all(f"**{word}" in text for word in ("Owns", "Receives", "Sends", "Fails how")), page
         assert f"({page_name(page)})" in readme
 
 

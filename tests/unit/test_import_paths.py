@@ -1,0 +1,61 @@
+"""One import path a name, and one meaning a class name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("libs", "services", "benchmarks")
+
+
+def modules(*roots: str) -> Iterator[tuple[str, ast.Module]]:
+    """Each module of these folders by its dotted name; generated code apart."""
+    for root in roots:
+        for path in sorted((ROOT / root).rglob("*.py")):
+            if "v1" not in path.parts:
+                name = ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__")
+                yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def bound(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that statements define; what they import is defined elsewhere."""
+    for node in body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.If(body=then, orelse=otherwise):
+                yield from bound([*then, *otherwise])
+
+
+DEFINED = {name: set(bound(module.body)) for name, module in modules(*SOURCES)}
+
+
+def test_names_are_imported_from_where_they_are_defined() -> None:
+    """By the sources and by the tests: a name that moves has one place to be changed."""
+    packages = {name.rpartition(".")[0] for name in DEFINED}
+    wrong = [
+        f"{importer}: {node.module}.{alias.name}"
+        for importer, module in modules(*SOURCES, "tests")
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom) and node.module in DEFINED
+        for alias in node.names
+        if alias.name not in DEFINED[node.module] and f"{node.module}.{alias.name}" not in DEFINED.keys() | packages
+    ]
+    assert wrong == []
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """Over all packages; names of one module alone begin with an underscore."""
+    places = defaultdict(list)
+    for name, module in modules(*SOURCES):
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
