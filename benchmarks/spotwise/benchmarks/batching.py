@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress, TaskID
 
-from spotwise.benchmarks.arrivals import UniformSizes, TimedRequest, poisson_arrivals, storm
+from spotwise.benchmarks.arrivals import TimedRequest, UniformSizes, poisson_arrivals, storm
 from spotwise.benchmarks.batching_report import comparison_rows, curves_table, latency_bound_s, merge_rounds
 from spotwise.benchmarks.curve import RatePoint, point_of
 from spotwise.benchmarks.open_loop import failures, run_open_loop

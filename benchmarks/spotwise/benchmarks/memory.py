@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spotwise.benchmarks.arrivals import UniformSizes, TimedRequest, storm
+from spotwise.benchmarks.arrivals import TimedRequest, UniformSizes, storm
 from spotwise.benchmarks.memory_samples import Sample, held_by, memory_rows, read_samples, summarize
 from spotwise.benchmarks.open_loop import Outcome, failures, run_open_loop
 from spotwise.benchmarks.sampling import sampled

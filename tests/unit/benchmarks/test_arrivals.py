@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.benchmarks.arrivals import UniformSizes, TimedRequest, poisson_arrivals, storm
+from spotwise.benchmarks.arrivals import TimedRequest, UniformSizes, poisson_arrivals, storm
 
 seeds = st.integers(0, 1000)
 
