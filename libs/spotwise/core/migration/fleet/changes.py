@@ -233,6 +233,7 @@ class FleetChanges:
         return self.under_way is not None and any(each.instance == name for each in self.under_way.joining)
 
     def _has_nothing(self, name: str) -> bool:
+        """Whether an acquired instance has had no position in any configuration so far."""
         return name in self._newcomers and not self._is_in_current(name) and not self._is_leaving(name)
 
     def _finish_with(self, name: str, *, gone: bool) -> None:

@@ -123,10 +123,11 @@ class MemoryRegions:
 def order_loads(
     loads: range, flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int | None, urgent: int = 0
 ) -> list[Cut]:
-    """Return the loads, or their cuts, in the order in which they move; `regions`, within the limit at first, is used up.
+    """Return the loads, or their cuts, in the order in which they move; `regions` is left in the final state.
 
     Args:
         loads: numbers, in order; those of one kind of region, the `urgent` ones first.
+        regions: fill levels, within the limit.
         limit_bytes: of any instance's buffer; `None` for no limit.
 
     Raises:

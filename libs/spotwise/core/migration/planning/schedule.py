@@ -180,6 +180,7 @@ class LinkRun:
             touched.update(dict.fromkeys(self._ports.into(self._devices.instance_of[move.source])))
 
     def _expect(self, step: int, move: Move, change: int) -> bool:
+        """Count moves out of memory to free; return whether a step's memory became free."""
         if not move.frees:
             return False
         assert move.source is not None
