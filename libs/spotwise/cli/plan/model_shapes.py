@@ -1,7 +1,5 @@
-"""Models to plan for: those of papers, by name, and any model's folder.
-
-A folder's shape comes from config.json and the headers of its safetensors files: numbered tensors are layers, the head has its
-name, all others count to the embedding. No weights are loaded.
+"""Models to plan for: those of papers, by name, and any model's folder. A folder's shape comes from config.json and the headers
+of its safetensors files, without loading: numbered tensors are layers, the head has its name, others count to the embedding.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ def named_shapes() -> dict[str, ModelShape]:
 
 
 def parse_model_shape(model: str) -> ModelShape:
-    """Return the shape of a named model or of the one in a folder.
-
-    Raises:
-        OptionError: neither, or the folder's files are incomplete.
-    """
+    """Return the shape of a named model or of the one in a folder; neither, or an incomplete folder, raises `OptionError`."""
     named = named_shapes()
     if (shape := named.get(model.lower())) is not None:
         return shape
@@ -101,7 +95,6 @@ def _number(config: Mapping[str, Any], name: str, folder: Path) -> int:
 
 
 def _weights(folder: Path, layers: int) -> tuple[int, int, int]:
-    """Return the bytes of the largest layer, of the embedding, and of the head."""
     by_layer = [0] * layers
     embedding_bytes = head_bytes = 0
     files = sorted(folder.glob("*.safetensors"))
@@ -123,7 +116,6 @@ def _weights(folder: Path, layers: int) -> tuple[int, int, int]:
 
 
 def _tensors(file: Path) -> list[tuple[str, int]]:
-    """Return names and bytes of a file's tensors, from its header."""
     try:
         with file.open("rb") as stream:
             (length,) = _HEADER_LENGTH.unpack(stream.read(_HEADER_LENGTH.size))

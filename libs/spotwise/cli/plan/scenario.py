@@ -1,7 +1,5 @@
 """The change to plan, as the command's options describe it.
-
-Instances are numbered from 0 (`i0`, `i1`, ...): the old ones fill the old configuration in order, joining ones follow, by
-default as many as the new configuration lacks.
+Instances are numbered from 0 (`i0`, `i1`, ...): the old ones fill the old configuration in order, joining ones follow.
 """
 
 from __future__ import annotations
@@ -15,15 +13,7 @@ from spotwise.core.parallel.config import ParallelConfig
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A change.
-
-    Attributes:
-        before: the old deployment.
-        config: the new configuration.
-        joining: ids of instances that join for it.
-        lost: ids of instances lost without notice.
-        deadline_s: of the instances under notice, from now; `None` without any.
-    """
+    """A change: ids of instances that join and are lost; `deadline_s` of those under notice, from now, `None` without any."""
 
     before: Deployment
     config: ParallelConfig
@@ -33,11 +23,7 @@ class Scenario:
 
 
 def parse_config(written: str, option: str) -> ParallelConfig:
-    """Read a configuration.
-
-    Raises:
-        OptionError: it is malformed.
-    """
+    """Read a configuration; a malformed one raises `OptionError`."""
     try:
         return ParallelConfig.parse(written)
     except ValueError as error:
@@ -45,11 +31,7 @@ def parse_config(written: str, option: str) -> ParallelConfig:
 
 
 def parse_numbers(written: str | None, option: str, below: int) -> list[int]:
-    """Read numbers of instances.
-
-    Raises:
-        OptionError: one is malformed, unknown or repeated.
-    """
+    """Read numbers of instances; a malformed, unknown or repeated one raises `OptionError`."""
     if written is None:
         return []
     try:
@@ -66,11 +48,7 @@ def parse_numbers(written: str | None, option: str, below: int) -> list[int]:
 
 
 def parse_sizes(written: str, option: str) -> list[int]:
-    """Read devices of instances: one number for all, or one for each, the last for all further ones.
-
-    Raises:
-        OptionError: one is no number from 1 to 8.
-    """
+    """Read devices of instances, the last number for all further ones; one that is not from 1 to 8 raises `OptionError`."""
     try:
         sizes = [int(part) for part in written.split(",")]
     except ValueError:
@@ -96,12 +74,10 @@ def scenario(
 
     Args:
         sizes: devices of instances, in order; the last of all further ones.
-        leaving: numbers of instances under notice.
-        lost: numbers of instances lost without notice.
+        leaving, lost: numbers of instances under notice, and of those lost without.
         joining: number of joining instances; `None`: as many as are needed.
         grace_s: seconds until those under notice are reclaimed.
-        requests: decoding on each old pipeline.
-        tokens: with KV, of each request.
+        requests, tokens: decoding on each old pipeline, and each one's tokens with KV.
         decoded: of these, decoded by the first request of a pipeline; each further one has decoded one less.
 
     Raises:
@@ -138,7 +114,6 @@ def scenario(
 
 
 def _instances(first: int, devices: int, sizes: list[int]) -> list[Instance]:
-    """Return as many instances as have that many devices."""
     instances: list[Instance] = []
     while devices > 0:
         number = first + len(instances)
@@ -154,7 +129,6 @@ def _joining(first: int, lacking: int, sizes: list[int], joining: int | None) ->
 
 
 def _running(config: ParallelConfig, requests: int, tokens: int, decoded: int) -> dict[int, tuple[RunningRequest, ...]]:
-    """Return the decoding requests: of the token pipelines, where phases are split."""
     return {
         pipeline: tuple(
             RunningRequest(f"r{pipeline}.{number}", tokens, max(0, decoded - number)) for number in range(requests)

@@ -111,7 +111,6 @@ def _title(change: Scenario) -> str:
 
 
 def _places(positions: Sequence[Position | None]) -> str:
-    """Return positions in short form: adjacent shards of a stage as one."""
     places = []
     known = [position for position in positions if position is not None]
     for (pipeline, stage), group in groupby(known, lambda position: (position.pipeline, position.stage)):

@@ -90,11 +90,7 @@ def scope_of(quick: bool, seeds: int | None, requests: int | None, conv: Path | 
 
 
 def parse_studies(text: str | None, scope: JobScope) -> list[JobStudy]:
-    """Return studies by their names; all without.
-
-    Raises:
-        OptionError: a name is unknown.
-    """
+    """Return studies by their names, all without any; an unknown name raises `OptionError`."""
     known = {study.name: study for study in studies(scope)}
     return [known[name] for name in choose_studies(text, list(known), list(known))]
 
@@ -104,7 +100,6 @@ def _describe(run: JobSummary) -> str:
 
 
 def _title(found: JobFindings) -> str:
-    """Name the study and everything that its first run depends on."""
     case = found.points[0].runs[0].case
     engine, queues, seeds = case.built_engine, case.queues, len(found.points[0].runs)
     limit = "nobody is promoted" if queues.starve_limit_s is None else f"promoted after {queues.starve_limit_s:g} s"

@@ -23,7 +23,6 @@ from spotwise.simulator.runs.synthetic import SYNTHETIC
 from spotwise.simulator.runs.traces import TraceError
 from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
-#: Help on decode models.
 TIMED = (
     "How iterations are timed: as measured (honest), as in the published simulator (published), or like that with "
     "decodes by batch size (by-batch)."
@@ -61,11 +60,7 @@ JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the resul
 
 
 def parse_design(text: str) -> Design:
-    """Return a design by its name, short (`HA`) or full (`Splitwise-HA`).
-
-    Raises:
-        OptionError: the name is unknown.
-    """
+    """Return a design by its name, short (`HA`) or full (`Splitwise-HA`); an unknown one raises `OptionError`."""
     for name, design in DESIGNS.items():
         if text.lower() in (name.lower(), name.partition("-")[2].lower()):
             return design
@@ -73,20 +68,12 @@ def parse_design(text: str) -> Design:
 
 
 def parse_designs(text: str) -> list[Design]:
-    """Return designs by their names, each once.
-
-    Raises:
-        OptionError: a name is unknown.
-    """
+    """Return designs by their names, each once; an unknown name raises `OptionError`."""
     return list(dict.fromkeys(parse_design(part.strip()) for part in text.split(",")))
 
 
 def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
-    """Return numbers of machines: `25,15`, or `40` for a baseline.
-
-    Raises:
-        OptionError: the text is something else, or does not fit the design.
-    """
+    """Return numbers of machines: `25,15`, or `40` for a baseline; other text, or a wrong design: `OptionError`."""
     split = _split(text)
     if split is None or (split.token == 0) != (design.token is None):
         example = "one number, like 40" if design.token is None else "prompt and token machines, like 25,15"
@@ -95,11 +82,7 @@ def parse_split(text: str, design: Design, option: str = "--machines") -> Split:
 
 
 def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
-    """Return numbers of recorded machines: `4,2`, or `6` mixed ones.
-
-    Raises:
-        OptionError: the text is missing or wrong, or the cost of hand-offs was not recorded.
-    """
+    """Return numbers of recorded machines: `4,2`, which needs a recorded hand-off cost, or `6` mixed; else `OptionError`."""
     split = _split(text or "")
     if split is None:
         raise OptionError(
@@ -114,7 +97,6 @@ def parse_recorded_split(text: str | None, recorded: CostProfile) -> Split:
 
 
 def _split(text: str) -> Split | None:
-    """Return one or two numbers of machines, each at least 1; `None` for any other text."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -124,30 +106,20 @@ def _split(text: str) -> Split | None:
 
 def recorded_profile(path: Path | None) -> CostProfile | None:
     """Return a profile written by `spotwise profile`; `None` for another file, like a CSV, or without one.
-
-    Raises:
-        OptionError: a JSON file is no profile.
+    A JSON file that is no profile raises `OptionError`.
     """
     return None if path is None or path.suffix.lower() != ".json" else read_profile(path, "--profile")
 
 
 def parse_model(text: str) -> str:
-    """Return a known language model's name.
-
-    Raises:
-        OptionError: the model is unknown.
-    """
+    """Return a known language model's name; an unknown one raises `OptionError`."""
     if text not in LANGUAGE_MODELS:
         raise OptionError(f"--model {text!r}: choose one of {', '.join(LANGUAGE_MODELS)}")
     return text
 
 
 def parse_workload(name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool) -> ClusterWorkload:
-    """Return the cluster's load.
-
-    Raises:
-        OptionError: the workload is unknown, or a trace's own arrivals lack a trace.
-    """
+    """Return the cluster's load; an unknown workload, or a trace's own arrivals without a trace, raise `OptionError`."""
     if trace is not None:
         return ClusterWorkload(trace.stem, trace, kind, jointly)
     if name not in SYNTHETIC:
@@ -164,11 +136,7 @@ def processors(jobs: int | None) -> int:
 
 @contextmanager
 def command_errors() -> Iterator[None]:
-    """Turn a wrong file or design into a message.
-
-    Raises:
-        CommandError: instead of any `TraceError` or `ProfileError`.
-    """
+    """Turn a `TraceError` or `ProfileError` (a wrong file or design) into a `CommandError`."""
     try:
         yield
     except (TraceError, ProfileError) as error:
@@ -176,11 +144,7 @@ def command_errors() -> Iterator[None]:
 
 
 def require_outputs(json: Path | None, runs: Path | None, figures: Path | None) -> None:
-    """Check that results can be written, before minutes of simulation.
-
-    Raises:
-        OptionError: a file is not writable, or nothing can be drawn.
-    """
+    """Raise `OptionError` before minutes of simulation if a file is not writable or nothing can be drawn."""
     if figures is not None:
         require_plotting(figures / "figure.png", "--figures")
     require_writable(json)
@@ -188,11 +152,7 @@ def require_outputs(json: Path | None, runs: Path | None, figures: Path | None) 
 
 
 class PublishedFiles:
-    """The published files of a folder with `traces/` and `profiles/`; `None` for each that is missing.
-
-    Raises:
-        OptionError: the folder has none of them.
-    """
+    """The published files of a folder with `traces/` and `profiles/`; `None` for a missing one; all missing: `OptionError`."""
 
     def __init__(self, folder: Path | None) -> None:
         def file(*parts: str) -> Path | None:

@@ -26,13 +26,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Runs(Generic[_Case, _Run]):
-    """A kind of run.
-
-    Attributes:
-        run: simulates a case; must be picklable.
-        summary: its result.
-        describe: names a finished run beside the bar.
-    """
+    """A kind of run: `run` simulates a case (must be picklable), `describe` names a finished run beside the bar."""
 
     run: Callable[[_Case], _Run]
     summary: type[_Run]
@@ -66,12 +60,7 @@ def runs_bar(
 
 @dataclass(frozen=True, slots=True)
 class Simulations:
-    """Runs simulations under a bar on the console.
-
-    Attributes:
-        jobs: processes; `None` for one a processor.
-        kept: a file of runs to reuse and extend; `None` keeps none.
-    """
+    """Runs simulations under a bar in `jobs` processes (`None`: one a processor); `kept`: file of runs to reuse and extend."""
 
     console: Console
     jobs: int | None
@@ -79,18 +68,12 @@ class Simulations:
 
     def carry_out(self, searches: Mapping[_Key, Search[_Result]], description: str) -> dict[_Key, _Result]:
         """Run searches among clusters to their ends under a bar.
-
-        Raises:
-            CommandError: a trace or a profile is wrong, or the file of runs cannot be used.
+        A wrong trace or profile, or a file of runs that cannot be used, raises `CommandError`.
         """
         return self._carry_out(searches, CLUSTERS, description, None)
 
     def run_all(self, cases: Sequence[_Case], kind: Runs[_Case, _Run], description: str) -> dict[_Case, _Run]:
-        """Run all cases, each once, under a bar.
-
-        Raises:
-            CommandError: as `carry_out`.
-        """
+        """Run all cases, each once, under a bar; raises `CommandError` as `carry_out`."""
         once = list(dict.fromkeys(cases))
         (runs,) = self._carry_out({"": _single_step(once, kind)}, kind, description, len(once)).values()
         return dict(zip(once, runs, strict=True))

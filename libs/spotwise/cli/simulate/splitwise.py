@@ -114,7 +114,6 @@ def splitwise(
 def _measure(
     scopes: Mapping[DecodeModel, ClusterScope], simulations: Simulations
 ) -> dict[DecodeModel, ClusterFindings]:
-    """Run all searches of all decode models at once, and print the results."""
     searches: dict[tuple[DecodeModel, str, Cluster | str], Search[Any]] = {}
     for model, scope in scopes.items():
         kinds: dict[str, Mapping[Any, Search[Any]]] = {
@@ -138,7 +137,6 @@ def _measure(
 
 
 def _check_published(files: PublishedFiles, published: Path, simulations: Simulations) -> dict[str, Any]:
-    """Search our limits beside the published simulator's, print them, and return them for the document."""
     with command_errors():
         lines = read_published_runs(published)
     searches = {

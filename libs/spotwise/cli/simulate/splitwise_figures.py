@@ -29,11 +29,7 @@ _PROMPTS, _TOKENS = tuple(range(15, 37, 3)), tuple(range(1, 10))
 
 
 def draw_figures(scope: ClusterScope, found: ClusterFindings, folder: Path, simulations: Simulations) -> list[Path]:
-    """Draw all figures, and return their files.
-
-    Raises:
-        CommandError: a trace or a profile is wrong.
-    """
+    """Draw all figures, and return their files; a wrong trace or profile raises `CommandError`."""
     paths: list[Path] = []
 
     def keep(figure: Any, name: str) -> None:
@@ -69,7 +65,6 @@ def _one_rate(scope: ClusterScope, workload: str, rate: float) -> Search[list[Ru
 
 
 def _summary(found: ClusterFindings, budget: str) -> dict[str, dict[str, float]]:
-    """Return throughput, price, power and machines of a budget's clusters, relative to Baseline-H100."""
     splits = PAPER_SPLITS[budget, "conv"]
     columns = {
         "throughput": {name: found.limits[Cluster(budget, "conv", "conv", name)].mean for name in splits},

@@ -89,11 +89,7 @@ def spotserve(
 
 
 def published_folder(data: Path | None) -> Path:
-    """Return the folder with the published availability traces.
-
-    Raises:
-        OptionError: none is given, or they are not in it.
-    """
+    """Return the folder with the published availability traces; without them raise `OptionError`."""
     if data is None:
         raise OptionError("spotserve: needs --data, a folder with spot-traces/spotserve/ as published")
     folder = data / _FOLDER

@@ -28,18 +28,8 @@ Column = tuple[str, Callable[[_Finding], str]]
 
 @dataclass(frozen=True, slots=True)
 class StudyPaper(Generic[_Case, _Run, _Finding]):
-    """A paper whose results are studies.
-
-    Attributes:
-        runs: its kind of runs.
-        description: of the progress bar.
-        finding: makes a finding of a point's runs.
-        title: of a study's table.
-        columns: of a study's table.
-        legend: explains the columns.
-        plot: draws a study.
-        figure_prefix: of the figures' file names.
-        is_numeric: whether the places of all studies are numbers.
+    """A paper whose results are studies. `finding` makes a finding of a point's runs; `title` and `columns` are of a study's
+    table, `legend` explains them; `is_numeric`: the places of all studies are numbers.
     """
 
     runs: Runs[_Case, _Run]
@@ -54,9 +44,7 @@ class StudyPaper(Generic[_Case, _Run, _Finding]):
 
     def measure(self, studies: Sequence[Study[_Case]], simulations: Simulations) -> dict[str, Findings[_Finding]]:
         """Run studies and print their tables; returns findings by the study's name.
-
-        Raises:
-            CommandError: a file of the data is wrong, or the file of runs cannot be used.
+        A wrong file of the data, or a file of runs that cannot be used, raises `CommandError`.
         """
         cases = [case for study in studies for case in study.cases]
         runs = simulations.run_all(cases, self.runs, self.description) if cases else {}
@@ -131,7 +119,7 @@ def headline_table(
 
 
 def coloured(text: str, is_close: bool) -> str:
-    """Return a figure in the colour that says whether it is the paper's."""
+    """Return a figure in the colour that shows whether it is the paper's."""
     return f"[{'green' if is_close else 'yellow'}]{text}[/]"
 
 
@@ -143,11 +131,7 @@ def headline_documents(rows: Sequence[Headline]) -> list[dict[str, Any]]:
 
 
 def choose_studies(text: str | None, every: Sequence[str], by_default: Sequence[str]) -> list[str]:
-    """Return the names of a comma-separated list, each once; the default without a list.
-
-    Raises:
-        OptionError: one of them is not among `every`.
-    """
+    """Return the names of a comma-separated list, each once; the default without a list; one not in `every`: `OptionError`."""
     names = list(by_default) if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [name for name in names if name not in every]:
         raise OptionError(f"--studies {unknown[0]!r}: choose some of {', '.join(every)}")

@@ -2,7 +2,7 @@
 
 Law: a device is known by its instance and its number there; what it holds follows from its position (`ModelShape`).
 An instance under notice (`deadline_s`) may send until then, and gets no position of a new configuration.
-A device has one position at most and a position one device; positions may be empty after losses without notice.
+A device has at most one position and a position one device; positions may be empty after losses without notice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A machine.
-
-    Attributes:
-        devices: accelerators on it, 1 to 8.
-        deadline_s: when it is reclaimed, absolute; `None` without notice.
-    """
+    """A machine with 1 to 8 accelerators; `deadline_s`: when it is reclaimed, absolute, `None` without notice."""
 
     id: str
     devices: int
@@ -50,13 +45,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request whose KV a pipeline has.
-
-    Attributes:
-        tokens: tokens with KV, prompt and decoded.
-        decoded: tokens decoded so far.
-        remaining: tokens still to decode, where known or expected.
-    """
+    """A request whose KV a pipeline has. `tokens`: with KV, prompt and decoded; `remaining`: to decode, known or expected."""
 
     id: str
     tokens: int
@@ -66,12 +55,8 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The positions of devices.
-
-    Attributes:
-        instances: all machines, in the order in which they joined, also those without a position.
-        positions: of each device that has one.
-        running: requests by the pipeline (of `config`) that holds their KV.
+    """The positions of devices; `instances` in the order in which they joined, also those without a position; `running` by the
+    pipeline (of `config`) that holds the KV.
     """
 
     config: ParallelConfig
@@ -98,11 +83,7 @@ class Deployment:
         instances: tuple[Instance, ...],
         running: Mapping[int, tuple[RunningRequest, ...]] | None = None,
     ) -> Deployment:
-        """Return the deployment that fills positions in order with the devices of instances that stay, in order.
-
-        Raises:
-            ValueError: there are fewer devices than positions.
-        """
+        """Return the deployment that fills positions in order with devices of staying instances; too few raise `ValueError`."""
         devices = [device for instance in instances if not instance.is_leaving for device in instance.all_devices()]
         if len(devices) < config.devices:
             raise ValueError(f"{config} needs {config.devices} devices; there are {len(devices)}")

@@ -1,1 +1,1 @@
-"""Which parallel configuration serves a load on what can be had (SpotServe, section 4.1)."""
+"""Which parallel configuration serves a load on the available instances (SpotServe, section 4.1)."""

@@ -27,16 +27,8 @@ class ArrivalWindow:
         expected_rate: float | None = None,
         least_span_s: float = 5.0,
     ) -> None:
-        """Begin to watch.
-
-        Args:
-            window_s: length of the window.
-            started_s: since when arrivals are watched.
-            expected_rate: requests a second before the watch began; `None` where unknown.
-            least_span_s: the shortest time to divide by where no rate is expected.
-
-        Raises:
-            ValueError: a window without length.
+        """Watch arrivals since `started_s`; raise `ValueError` unless 0 < `least_span_s` <= `window_s`.
+        `expected_rate`: requests a second before that, `None` where unknown: then divide by at least `least_span_s`.
         """
         if not 0 < least_span_s <= window_s:
             raise ValueError(

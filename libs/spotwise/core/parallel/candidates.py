@@ -20,10 +20,9 @@ from spotwise.core.parallel.policy import Phases, Policy, ServiceDemand
 
 @dataclass(frozen=True, slots=True)
 class TypeSpeed:
-    """A shape on a type; seconds of a full batch.
+    """A shape on the type of supply number `supply`; seconds of a full batch.
 
     Attributes:
-        supply: index of the supply.
         most: pipelines that it can have.
         execution_s: both phases.
         handover_s: with phases split, the awaited part of the KV transfer to another pipeline.
@@ -39,12 +38,7 @@ class TypeSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape of pipelines, and its speed on each type.
-
-    Attributes:
-        config: one pipeline of it.
-        speeds: on each type that can have one, in the order of supplies.
-    """
+    """A shape of pipelines (`config`: one of them), and its speed on each type that can have one, in the order of supplies."""
 
     config: ParallelConfig
     speeds: tuple[TypeSpeed, ...]

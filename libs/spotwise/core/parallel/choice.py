@@ -10,12 +10,8 @@ from spotwise.core.parallel.instances import InstanceType
 
 @dataclass(frozen=True, slots=True)
 class InstanceShare:
-    """What an instance type contributes to a choice.
-
-    Attributes:
-        prompt_data: its pipelines for prompts only.
-        data: its pipelines that decode, and where phases are together compute prompts as well.
-        spot, on_demand: instances.
+    """An instance type's contribution to a choice: pipelines for prompts only, pipelines that decode (where phases are together
+    they compute prompts as well), and instances.
     """
 
     type: InstanceType
@@ -36,8 +32,7 @@ class ConfigChoice:
 
     Attributes:
         shares: of each type that contributes, in the order of supplies.
-        execution_s: l_exe, mean over requests.
-        request_s: l_req; infinite where throughput is below the arrival rate.
+        execution_s, request_s: l_exe, mean over requests; l_req, infinite where throughput is below the arrival rate.
         throughput: phi, requests a second.
         price_per_h: dollars an hour.
         meets_demand: whether phi >= alpha.

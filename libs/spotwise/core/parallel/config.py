@@ -28,10 +28,8 @@ class ParallelConfig:
     """A configuration.
 
     Attributes:
-        data: D, pipelines that serve both phases; where phases are split, those that decode.
-        pipeline: P, stages of a pipeline.
-        tensor: M, shards of a stage.
-        max_batch: B, sequences in a batch.
+        data: D, pipelines that serve both phases; where phases are split, decoding ones.
+        pipeline, tensor, max_batch: P, stages of a pipeline; M, shards of a stage; B, sequences in a batch.
         prompt_data: D_prompt, pipelines for prompts only; 0 where phases are together.
     """
 
@@ -47,11 +45,7 @@ class ParallelConfig:
 
     @classmethod
     def parse(cls, written: str) -> ParallelConfig:
-        """Read `D,P,M`, `D,P,M,B` or, with phases split, `Dprompt+Dtoken,P,M,B`.
-
-        Raises:
-            ValueError: the text has another form, or a part is 0.
-        """
+        """Read `D,P,M`, `D,P,M,B` or, with phases split, `Dprompt+Dtoken,P,M,B`; another form or a 0 raises `ValueError`."""
         match = _WRITTEN.fullmatch(written.replace(" ", ""))
         if match is None:
             raise ValueError(

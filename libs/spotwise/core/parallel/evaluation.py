@@ -25,11 +25,9 @@ class Mixes:
     """Mixes of pipelines of one shape; one column or entry each.
 
     Attributes:
-        prompt_data: pipelines for prompts only, a row for each type of the shape.
-        data: pipelines that decode, likewise.
+        prompt_data, data: pipelines for prompts only, and pipelines that decode; a row for each type of the shape.
         throughput: requests a second.
-        execution_s: l_exe, mean over requests.
-        request_s: the same plus the waits.
+        execution_s, request_s: l_exe, mean over requests; the same plus the waits.
         latency_s: the one of the two that the policy minimises.
         price_per_h: dollars an hour.
     """
@@ -117,7 +115,6 @@ def _pair(
     counts: tuple[Counts, Counts],
     waits: Sequence[tuple[Floats, Floats]],
 ) -> tuple[Counts, Counts, Floats, Floats, Floats]:
-    """Evaluate mixes with prompts on one type and decoding on another."""
     (prompt, decode), (prompts, decodes), batch = speeds, counts, shape.config.max_batch
     prompt_data, data = (np.zeros((len(shape.speeds), len(prompts)), dtype=np.int64) for _ in rows)
     prompt_data[rows[0]], data[rows[1]] = prompts, decodes
@@ -132,6 +129,5 @@ def _waits_s(demand: ServiceDemand, service_s: Floats, pipelines: Floats, batch:
 
 
 def _pipeline_price(supply: Supply, shape: Shape) -> float:
-    """Return the approximate dollars an hour of one more pipeline."""
     each = supply.price_per_h(np.array([supply.instances]))[0] / supply.instances
     return float(each * shape.config.pipeline_devices / supply.type.devices)

@@ -13,10 +13,7 @@ from spotwise.core.parallel.config import ParallelConfig
 
 
 class ExecutionCost(Protocol):
-    """Seconds of a full batch on one pipeline of a configuration, whatever the number of pipelines.
-
-    Infinite for a configuration without measurements, which is then not chosen.
-    """
+    """Seconds of a full batch on one pipeline of a configuration; infinite without measurements, so that it is not chosen."""
 
     def prompt_s(self, config: ParallelConfig, input_tokens: int) -> float:
         """Return the seconds of a full batch's prompts, one-time costs of the batch included."""
@@ -30,9 +27,7 @@ class ExecutionCost(Protocol):
 
 def throughput(cost: ExecutionCost, config: ParallelConfig, input_tokens: int, output_tokens: int) -> float:
     """Return phi, the most requests a second that a configuration serves.
-
-    Raises:
-        ValueError: a request has no tokens to compute or to decode.
+    A request without tokens to compute or to decode raises `ValueError`.
     """
     if min(input_tokens, output_tokens) < 1:
         raise ValueError(f"a request has at least 1 token in and 1 out, not {input_tokens} and {output_tokens}")

@@ -18,12 +18,7 @@ from spotwise.core.parallel.instances import Supply
 
 @dataclass(frozen=True, slots=True)
 class FleetDelta:
-    """Changes to a type's instances; it requests or releases, or neither.
-
-    Attributes:
-        ask_spot, ask_on_demand: instances to request, of both kinds at the same time.
-        release_spot, release_on_demand: instances to release.
-    """
+    """Changes to a type's instances: requests (of both kinds at the same time), or releases, or neither."""
 
     type_name: str
     ask_spot: int = 0
@@ -40,12 +35,8 @@ class FleetDelta:
 def fleet_delta(
     choice: ConfigChoice | None, supplies: Sequence[Supply], spare_instances: int = 2
 ) -> tuple[FleetDelta, ...]:
-    """Return the changes for each supply, in their order.
-
-    Args:
-        choice: what is to serve; with `None` nothing changes.
-        supplies: what can be had and what is held.
-        spare_instances: held beyond what the choice takes.
+    """Return the changes for each supply, in their order; none where `choice` is `None`.
+    `spare_instances`: held beyond what the choice takes.
     """
     if choice is None:
         return tuple(FleetDelta(supply.type.name) for supply in supplies)

@@ -1,8 +1,8 @@
-"""Instance types and how many instances of each can be had.
+"""Instance types and how many instances of each are available.
 
 Law: an instance is spot, which the provider may reclaim, or on demand; both run equally fast.
-What can be had: instances held or starting, less those under notice, plus those that can be requested (N_t, SpotServe,
-section 4.1). The cheaper kind is taken first; at equal prices on demand, since it is not reclaimed.
+Available: instances held or starting, less those under notice, plus requestable ones (N_t, SpotServe, section 4.1).
+The cheaper kind is taken first; at equal prices on demand, since it is not reclaimed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ class InstanceType:
     """A kind of machine.
 
     Attributes:
-        devices: accelerators of one instance.
-        device_memory_bytes: of each device.
-        spot_price_per_h: dollars an hour; `None` where it is not sold as spot.
-        on_demand_price_per_h: dollars an hour; `None` where it is not sold on demand.
+        devices, device_memory_bytes: accelerators of one instance, and the memory of each.
+        spot_price_per_h, on_demand_price_per_h: dollars an hour; `None` where it is not sold as that.
         cost: execution cost on its devices.
     """
 
@@ -43,13 +41,7 @@ class InstanceType:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """How many instances of a type can be had.
-
-    Attributes:
-        spot: held, starting and to be requested as spot; none under notice.
-        on_demand: the same on demand.
-        held_spot, held_on_demand: of those, the ones held or starting.
-    """
+    """The available instances of a type, held, starting or requestable, none under notice; `held_*`: held or starting."""
 
     type: InstanceType
     spot: int = 0
@@ -68,7 +60,7 @@ class Supply:
 
     @property
     def instances(self) -> int:
-        """Instances that can be had."""
+        """Available instances."""
         return self.spot + self.on_demand
 
     @property
@@ -81,11 +73,7 @@ class Supply:
         return replace(self, spot=self.held_spot, on_demand=self.held_on_demand)
 
     def split(self, instances: int) -> tuple[int, int]:
-        """Return how many of so many instances are spot and how many on demand, the cheaper first.
-
-        Raises:
-            ValueError: there are not so many.
-        """
+        """Return how many of so many instances are spot and how many on demand, the cheaper first; too many: `ValueError`."""
         if instances > self.instances:
             raise ValueError(f"{instances} instances of {self.type.name} cannot be had, {self.instances} can")
         if self._spot_first:

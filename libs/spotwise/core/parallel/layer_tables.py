@@ -37,10 +37,8 @@ class LayerTables:
         step_layer_s: seconds of a layer for one token of each, by M and by sequences.
         embedding_s: seconds before the first and again after the last layer, for 1, 2, 4, ... sequences.
         prompt_hop_s, step_hop_s: from a stage to the next, for prompts and for one token.
-        factor: a final multiplier.
         max_tensor: the largest M to choose; the artifact measured some that it never chooses.
-        prompt_micro_batches: M1, where there are as many sequences; `None` for one per sequence.
-        step_micro_batches: M2, where there are as many sequences.
+        prompt_micro_batches, step_micro_batches: M1 and M2, where there are as many sequences; `None` for one per sequence.
         whole_prompts: whether prompts cost the time that their pipeline is busy.
     """
 
@@ -81,7 +79,7 @@ class LayerTables:
         Args:
             document: `layer_num`, `padded_layer_num` and `max_tp` (optional), `final_fix_factor`, `pp_init_comm`,
                 `pp_incr_comm`, `embed` (a list), and for each M `tp-M: {bsz-B: {init, incr}}`.
-            layers, padded_layers: override `layer_num` and `padded_layer_num`; without padding as many as layers.
+            layers, padded_layers: override the document's; without padding as many as layers.
 
         Raises:
             ValueError: a field, which it names, is missing or malformed.
@@ -146,7 +144,6 @@ class LayerTables:
 
 
 def _numbered(document: Mapping[str, object], prefix: str, where: str) -> list[tuple[int, object]]:
-    """Return the entries `prefix` + number, by that number."""
     found = [(key.removeprefix(prefix), value) for key, value in document.items() if key.startswith(prefix)]
     if wrong := [number for number, _ in found if not (number.isdecimal() and int(number) >= 1)]:
         raise ValueError(f"`{prefix}{wrong[0]}` in {where}: a count must follow `{prefix}`")

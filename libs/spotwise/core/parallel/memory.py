@@ -2,7 +2,7 @@
 
 Law: a device holds its shard of its stage's layers, of the embedding or the head, the KV of its layers for B sequences, an
 iteration's activations, and a migration buffer of U_max bytes (SpotServe, sections 4.1 and 4.3).
-The fullest stage decides; a pipeline for prompts only needs the same room, as it holds its batch's KV until the hand-off.
+The fullest stage decides; a pipeline for prompts only needs as much memory, as it holds its batch's KV until the hand-off.
 SpotServe's code counts devices instead of bytes (`LeastDevices`): its Table 1.
 """
 
@@ -39,11 +39,10 @@ class RealMemory:
     """Decides by bytes.
 
     Attributes:
-        context_tokens: tokens of the longest sequence, prompt and output.
+        context_tokens: of the longest sequence, prompt and output.
         buffer_bytes: U_max, kept on each device for migration.
         prompt_tokens: most tokens that one iteration computes.
-        whole_activations: activations of a token that every shard has, in hidden sizes: residual stream, its normed copy, a
-            collected sum.
+        whole_activations: a token's on every shard, in hidden sizes: residual stream, its normed copy, a collected sum.
         sharded_activations: those divided among shards: queries, keys, values, and the MLP's.
         usable_share: of a device's memory, above 0 and up to 1; the rest is the runtime's.
     """

@@ -6,7 +6,7 @@ Up to `MOST_TRIED` mixes are all tried. Of more:
   the fastest mix of every number of pipelines is among them;
 - split: all shares of all pipelines (the least latency is among these, as no wait rises with pipelines); by number, adding each
   pipeline where it shortens the wait most, in all or by price (exact for convex waits: Fox, 1966); and the balanced shares.
-No mix exceeds what can be had; each has a pipeline, with phases split one of each kind.
+No mix exceeds the available instances; each has a pipeline, with phases split one of each kind.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ _ORDERED_TYPES = 3
 
 def together(most: Sequence[int], seconds: Sequence[float]) -> Counts:
     """Return numbers of pipelines, a row for each type and a column for each mix.
-
-    Args:
-        most: pipelines that each type can have.
-        seconds: of a batch on each type.
+    `most`: pipelines that each type can have; `seconds`: of a batch on each.
     """
     if np.prod([count + 1 for count in most], dtype=float) <= MOST_TRIED:
         return np.indices([count + 1 for count in most]).reshape(len(most), -1)[:, 1:].astype(np.int64)
@@ -61,15 +58,13 @@ def split(
     waits_s: tuple[Floats, Floats],
     prices: tuple[float, float],
 ) -> tuple[Counts, Counts]:
-    """Return numbers of pipelines for prompts, and with each of those that decode.
+    """Return numbers of pipelines for prompts, and for each the number of decoding pipelines.
 
     Args:
         most: pipelines that each phase's type can have; of one type, as many in all.
-        same_type: whether both phases use one type.
-        seconds: of a batch's prompts, and of its decoding.
+        seconds, prices: of a batch's prompts, and of its decoding; of a pipeline of each.
         batch_rate: full batches that arrive in a second.
         waits_s: seconds that a request waits with 1, 2, ... pipelines of a kind.
-        prices: of a pipeline of each.
     """
     most_prompts, most_decodes = (most[0] - 1, most[1] - 1) if same_type else most
     if min(most_prompts, most_decodes) < 1:
@@ -92,7 +87,6 @@ def split(
 
 
 def _all(most: tuple[int, int], same_type: bool) -> tuple[Counts, Counts]:
-    """Return the ways to divide all pipelines; on two types there is one."""
     if not same_type:
         return np.array([most[0]], dtype=np.int64), np.array([most[1]], dtype=np.int64)
     prompts = np.arange(1, most[0], dtype=np.int64)

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model.
+    """A model; bytes are of weights unless they are KV.
 
     Attributes:
-        hidden_size: numbers in a token's activation between stages.
-        layer_bytes: weights of one layer.
-        embedding_bytes: weights before the first layer.
-        head_bytes: weights after the last layer; where tied with the embedding, those of the last stage's copy.
+        hidden_size, value_bytes: numbers in a token's activation between stages, and bytes of each.
+        head_bytes: after the last layer; where tied with the embedding, those of the last stage's copy.
         kv_layer_token_bytes: keys and values of one token in one layer.
-        value_bytes: of one number of an activation.
     """
 
     name: str

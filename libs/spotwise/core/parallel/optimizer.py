@@ -3,7 +3,7 @@
 Law: among configurations within the supplies, if any has phi(C) >= alpha, the one with the least l_req; else the greatest phi.
 Latencies within `latency_slack` of the least, or below `latency_target_s`, are equal; the preference decides among them.
 With phases split (Splitwise) the same search covers (D_prompt, D_token, P, M, B); each pipeline is on one instance type.
-Shapes (P, M, B) are bounded by their l_exe and greatest phi; only those that can still win are evaluated (`mixes.py`).
+Shapes (P, M, B) are bounded by their l_exe and greatest phi; only shapes that can still win are evaluated (`mixes.py`).
 The result is deterministic, within the supplies, and no slower with larger supplies.
 """
 
@@ -31,11 +31,7 @@ def choose(
     demand: ServiceDemand, supplies: Sequence[Supply], memory: MemoryLimit, policy: Policy | None = None
 ) -> ConfigChoice | None:
     """Return the configuration for a load and its instances; `None` where no configuration within the supplies fits the model.
-
-    Args:
-        supplies: one for each type.
-        memory: what fits.
-        policy: the default policy if left out.
+    `supplies`: one for each type; the default policy if left out.
     """
     return _Search(demand, supplies, memory, policy or Policy()).best()
 
@@ -116,7 +112,6 @@ class _Search:
         return evaluate(shape, is_split, self._demand, self._supplies, self._policy)
 
     def _preferred(self, mixes: Mixes, allowed: NDArray[np.bool_]) -> tuple[tuple[float, ...], Mixes, int] | None:
-        """Return the preferred mix among those allowed, with its sort key."""
         columns = np.flatnonzero(allowed)
         if not columns.size:
             return None

@@ -31,13 +31,8 @@ class Preference(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceDemand:
-    """The load.
-
-    Attributes:
-        arrival_rate: alpha, requests a second.
-        arrival_cv: coefficient of variation of the gaps between arrivals; 1 for a Poisson process.
-        input_tokens, output_tokens: of a request, on average.
-        execution_cv: coefficient of variation of a batch's seconds; 0 where all requests are of one size.
+    """The load: alpha in requests a second, mean tokens of a request, and coefficients of variation of the gaps between
+    arrivals (1 for a Poisson process) and of a batch's seconds (0 where all requests are of one size).
     """
 
     arrival_rate: float
@@ -59,14 +54,12 @@ class Policy:
     """The configurations to try, and the objective.
 
     Attributes:
-        batch_sizes: values of B.
-        tensor_degrees: values of M; divisors of the model's heads.
-        pipeline_degrees: values of P; those that leave a stage without layers are skipped.
-        latency: the one to minimise.
-        preference: among configurations of equal latency.
+        batch_sizes, tensor_degrees: values of B; values of M, divisors of the model's heads.
+        pipeline_degrees: values of P; a degree that leaves a stage without layers is skipped.
+        latency, preference: the one to minimise, and the choice among configurations of equal latency.
         latency_slack: share of the least latency within which another one is equal.
         latency_target_s: latencies up to this one are equal as well; `None` for no target.
-        spare_instances: held beyond those that serve.
+        spare_instances: held beyond the serving ones.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -91,7 +84,6 @@ class Policy:
     @classmethod
     def spotserve(cls, padded_layers: int, *, max_batch: int = 4, max_tensor: int = 8) -> Policy:
         """Return the policy of the published code for a model with so many layers, padding included.
-
         It minimises l_exe alone, lets P be a divisor of the padded layers, and uses all instances that it holds where that
         changes no latency (SpotServe, section 4.1 and artifact).
         """

@@ -6,7 +6,7 @@ For capacity: batches arrive at alpha / B with variation c^2 / B and wait, after
 factor (1977) and rho = alpha x l / (m B):  (c^2 / B + s^2) / 2  x  l / m  x  rho^(sqrt(2 (m + 1)) - 1) / (1 - rho)
 For the next pipeline: with a = min(1, alpha x l / m), the share a^(sqrt(2 (m + 1)) - 1) of requests, weighed with
 a + (1 - a) x min(1, c^2 + s^2), waits l / (2 m) where pipelines end in turn and l / 2 where they end together; 1 / B^2 is off.
-Exact for B = 1 where Allen and Cunneen's formula is; the docs say how far it holds.
+Exact for B = 1 where Allen and Cunneen's formula is; the docs state how far it holds.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ def waits_s(
     Args:
         arrival_rate: alpha, requests a second.
         arrival_cv: coefficient of variation of the gaps; 1 for a Poisson process, 0 for a clock.
-        service_s: seconds of a batch on a pipeline.
-        servers: pipelines of the same shape, at least 1.
-        max_batch: B.
-        service_cv: coefficient of variation of a batch's seconds.
+        service_s, service_cv: seconds of a batch on a pipeline, and their coefficient of variation.
+        servers, max_batch: pipelines of the same shape, at least 1; B.
 
     Raises:
         ValueError: a rate, a coefficient or a batch out of range.

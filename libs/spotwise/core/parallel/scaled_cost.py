@@ -26,8 +26,7 @@ class ScaledCost:
 
     Attributes:
         worker: seconds of an iteration of the whole model on one device.
-        shard_link: between two shards of a stage.
-        stage_link: between two stages, and between two pipelines.
+        shard_link, stage_link: between two shards of a stage; between two stages, and between two pipelines.
         context_tokens: tokens that a step's sequence attends to, on average: input and half of the output.
         unsharded_s: seconds of a whole model's iteration that more shards do not shorten (kernel launches).
     """

@@ -3,7 +3,7 @@
 Law: one change at a time, interruptions first. Interruptions that come together merge: the first waits `gather_s`, at most a
 tenth of its notice. A newcomer acquired after an interruption waits until that is settled (SpotServe, section 4.2, Interruption
 fault-tolerance); one acquired before and ready by the deadline takes part.
-News during a change is decided after it; a notice whose deadline would pass before then abandons the change.
+An event during a change is decided after it; a notice whose deadline would pass before then abandons the change.
 An interruption is settled by the end of a change that includes it; an instance lost before that costs its KV, once.
 A loss without notice is an interruption with deadline now; it abandons the change unless the instance was leaving with it.
 """
@@ -16,18 +16,14 @@ from typing import Any
 
 from spotwise.core.migration.fleet import events as e
 
-#: Finished instances that are remembered, so that late and repeated news of them is ignored.
+#: Finished instances that are remembered, so that late and repeated events of them are ignored.
 _REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """Waiting times of changes.
-
-    Attributes:
-        gather_s: that the first of several notices, losses or newcomers waits for the others.
-        reserve_s: that the next interruption is expected to need: a change is abandoned for a notice that would have less left.
-        retry_s: between a change that failed and the next.
+    """Waiting times of changes: `gather_s` of the first of several events for the others; `reserve_s`, which the next
+    interruption may need: a notice that would have less left abandons the change; `retry_s` from a failed change to the next.
     """
 
     gather_s: float = 0.2
@@ -41,8 +37,6 @@ class FleetLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """News to be decided, with its number and time of receipt."""
-
     order: int
     since_s: float
     about: e.Leaving | e.Joining
@@ -187,7 +181,6 @@ class FleetChanges:
                 self._commands.append(e.WakeAt(wake_s))
 
     def _begin_s(self) -> float | None:
-        """Return when the next change is to begin; `None` without a reason for one."""
         patience_s = self.limits.gather_s
         if self._interruptions:
             begins = []
@@ -218,7 +211,6 @@ class FleetChanges:
         self._commands.append(self.under_way)
 
     def _abandon_if_late(self) -> None:
-        """Abandon the current change if a later notice's deadline would pass before the next change could help."""
         if self._expected_end_s is None:
             return
         others = [each for each in self.unsettled if not each.lost and not self._is_leaving(each.instance)]
@@ -241,7 +233,7 @@ class FleetChanges:
         return self.under_way is not None and any(each.instance == name for each in self.under_way.joining)
 
     def _has_nothing(self, name: str) -> bool:
-        """Whether an instance is ours without a place in any configuration so far."""
+        """Whether an acquired instance has had no position in any configuration so far."""
         return name in self._newcomers and not self._is_in_current(name) and not self._is_leaving(name)
 
     def _finish_with(self, name: str, *, gone: bool) -> None:
@@ -255,7 +247,6 @@ def _is_lost(received: _Received) -> bool:
 
 
 def _by_deadline(interruptions: dict[str, _Received]) -> tuple[e.Leaving, ...]:
-    """Return the interruptions by deadline; of equals the first received."""
     received = sorted(interruptions.values(), key=lambda each: each.order)
     leaving = [each.about for each in received if isinstance(each.about, e.Leaving)]
     return tuple(sorted(leaving, key=lambda each: each.deadline_s))

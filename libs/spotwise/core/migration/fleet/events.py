@@ -75,12 +75,7 @@ FleetChangeEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """An instance that a change is to do without.
-
-    Attributes:
-        deadline_s: until when it can send.
-        lost: whether it is gone already.
-    """
+    """An instance that a change is to do without; it can send until `deadline_s`, unless it is `lost` already."""
 
     instance: str
     deadline_s: float
@@ -98,11 +93,7 @@ class Joining:
 @dataclass(frozen=True, slots=True)
 class BeginChange:
     """Choose a configuration, map, plan, arrange and execute; answered by `ChangeEnded`.
-
-    Attributes:
-        change: its number; from 1, each once.
-        leaving: by deadline.
-        joining: in the order in which they were acquired.
+    `change` numbers from 1, each once; `leaving` by deadline; `joining` in the order of acquisition.
     """
 
     change: int
@@ -128,7 +119,7 @@ class MoveDeadline:
 
 @dataclass(frozen=True, slots=True)
 class DropKv:
-    """KV of an instance is lost: its requests resume elsewhere from their committed tokens."""
+    """KV of an instance is lost: its requests resume on other instances from their committed tokens."""
 
     instance: str
 

@@ -1,8 +1,7 @@
 """Arranges the requests of an instance under notice: finish, move KV just in time, or recompute. Wired by step 6B.
 
 Law: each request takes what costs its user least before the deadline: finishing costs nothing; moving costs the copy and the
-wait for a slot; recomputing costs its queue and the prompt time of all its tokens. Both are compared for the tokens that
-exist now.
+wait for a slot; recomputing costs its queue and the prompt time of all its tokens, both for the tokens that exist now.
 One copy runs at a time, so the requests to move are a knapsack of the link's seconds (`link_share.py`).
 Copies end at the deadline and start as late as that allows; until then a request decodes and its KV grows.
 Without time left all requests are recomputed.
@@ -20,7 +19,7 @@ from spotwise.core.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.link_share import Copy, Window, choose
 
-#: Kept free before the deadline beside the margin: a time of today is a number that is exact to a quarter of this.
+#: Kept free before the deadline beside the margin: a wall-clock time is a float that is exact to a quarter of this.
 _ROUNDING_S = 1e-6
 
 
@@ -34,13 +33,8 @@ class Disposition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The arrangement of one request; times are absolute.
-
-    Attributes:
-        steps: tokens that it still decodes here.
-        stop_s: when it stops here.
-        copy_start_s, copy_end_s: of its KV; `None` without a copy.
-        wait_s: expected seconds from its stop until it resumes remotely: the cost for its user.
+    """The arrangement of one request; times are absolute, those of the copy `None` without one.
+    `steps`: tokens still to decode here; `wait_s`: expected, from its stop until it resumes remotely: the cost for its user.
     """
 
     choice_id: str
@@ -54,11 +48,8 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class DecodePace:
-    """The instance's decoding speed.
-
-    Attributes:
-        until_boundary_s: until the current iteration ends; requests are given in their state then.
-        step_s: of an iteration; that it becomes shorter as requests leave is ignored.
+    """The instance's decoding speed: seconds until the current iteration ends (requests are given in their state then), and of
+    an iteration; that it becomes shorter as requests leave is ignored.
     """
 
     until_boundary_s: float
@@ -75,10 +66,8 @@ class RemoteHolder:
 
     Attributes:
         prompt_s: seconds to compute so many tokens; must not fall as tokens rise.
-        queue_s: a prompt's wait before it is computed.
-        resume_s: a request's wait once its KV has arrived.
-        ready_s: from when on, absolute, it takes requests; `None`: it does already. Requests to be recomputed decode here until
-            then.
+        queue_s, resume_s: a prompt's wait before it is computed, and a request's once its KV has arrived.
+        ready_s: when it first takes requests, absolute; `None`: it does already. Requests to recompute decode here until then.
     """
 
     prompt_s: Callable[[int], float]
@@ -89,14 +78,7 @@ class RemoteHolder:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An instance's notice.
-
-    Attributes:
-        deadline_s: absolute.
-        link: for its KV, one copy at a time.
-        kv_token_bytes: of one token.
-        margin_s: copies end this long before the deadline.
-    """
+    """An instance's notice; `deadline_s` is absolute, copies end `margin_s` before it, one at a time over `link`."""
 
     deadline_s: float
     pace: DecodePace
@@ -119,12 +101,8 @@ class Notice:
 def arrange(
     now_s: float, notice: Notice, requests: Sequence[RunningRequest], link_free_s: float | None = None
 ) -> tuple[Arrangement, ...]:
-    """Return the arrangements of the requests of an instance under notice, in their order.
-
-    Args:
-        now_s: the time.
-        requests: all on the instance. `remaining` must be an upper bound, 0 where unknown; `tokens` 0 means no KV to move.
-        link_free_s: when the link becomes free, absolute; `None`: it is free.
+    """Return the arrangements of all requests of an instance under notice, in their order.
+    `remaining` must be an upper bound, 0 where unknown; `tokens` 0: no KV to move; `link_free_s` is absolute, `None`: free now.
     """
     if len({request.id for request in requests}) != len(requests):
         raise ValueError("two requests have the same id; give each once")
@@ -154,12 +132,7 @@ def rearrange(
     """Return new arrangements after the deadline has moved or requests have ended or decode longer than expected.
 
     A stopped request keeps its arrangement: a recomputed one, and one whose copy runs if that ends by the deadline; else the
-    copy is abandoned and the request recomputed. All others are arranged anew.
-
-    Args:
-        now_s: the time.
-        arranged: the previous arrangements.
-        requests: those of the instance that have not ended, in their present state.
+    copy is abandoned and the request recomputed. The other `requests` (not ended, in their present state) are arranged anew.
     """
     before = {arrangement.choice_id: arrangement for arrangement in arranged}
     settled: dict[str, Arrangement] = {}
@@ -185,7 +158,6 @@ def rearrange(
 def _moves(
     now_s: float, notice: Notice, movable: Sequence[RunningRequest], left_s: float, free_s: float
 ) -> dict[str, Arrangement]:
-    """Return the arrangements of the requests to move, among the movable."""
     boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
     window = Window(boundary_s, free_s, left_s, notice.kv_token_bytes / notice.link.bytes_per_s / step_s)
     by_size = sorted(movable, key=lambda request: request.tokens)  # of equals the earlier is copied first
@@ -208,7 +180,6 @@ def _moves(
 
 
 def _recompute(now_s: float, notice: Notice, request: RunningRequest, left_s: float) -> Arrangement:
-    """Return the arrangement of a request that is recomputed: at once, or as soon as the remote instance is ready."""
     boundary_s, step_s = notice.pace.until_boundary_s, notice.pace.step_s
     if request.tokens == 0 or boundary_s > left_s:
         return Arrangement(

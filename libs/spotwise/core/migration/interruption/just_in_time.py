@@ -3,8 +3,7 @@
 Law: before a preemption, the most steps S with l_exe(S) < T_left - T_mig: the migration ends within the notice.
 Before an acquisition, the fewest S with l_exe(S) >= T_start: decoding bridges the new instance's start. (Some copies of the
 paper print argmax here, which would be the whole output.)
-Migration pays only if T_mig < l_exe(S); else the batch is re-routed now and recomputed. A batch whose whole output fits
-finishes.
+Migration pays only if T_mig < l_exe(S); else the batch is re-routed now and recomputed. If its whole output fits, it finishes.
 `arrangement.py` decides by request; this rule reproduces the paper's figures.
 """
 
@@ -26,12 +25,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """When a batch stops.
-
-    Attributes:
-        steps: tokens that each of its sequences still decodes here; 0 where it is re-routed.
-        execution_s: seconds of these steps.
-    """
+    """When a batch stops: tokens that each of its sequences still decodes here (0 where it is re-routed), and their seconds."""
 
     stop: Stop
     steps: int
@@ -40,12 +34,7 @@ class StopAfter:
 
 @dataclass(frozen=True, slots=True)
 class LinearExecution:
-    """Seconds of the next S steps: a fixed part plus S steps.
-
-    Attributes:
-        fixed_s: before the first step: the rest of an iteration, or the prompt.
-        step_s: of a step.
-    """
+    """Seconds of the next S steps: a fixed part (the rest of an iteration, or the prompt) plus S steps."""
 
     fixed_s: float
     step_s: float
@@ -67,8 +56,7 @@ def before_preemption(
     Args:
         execution_s: seconds of the next S steps, l_exe(S); must not fall as S rises.
         remaining_steps: until all of the batch has ended, S_out.
-        left_s: until the instance is reclaimed, T_left.
-        migration_s: of the migration, T_mig.
+        left_s, migration_s: until the instance is reclaimed, T_left; of the migration, T_mig.
     """
     _check(remaining_steps, migration_s)
     most = bisect_left(range(remaining_steps + 1), left_s - migration_s, key=execution_s) - 1
@@ -80,13 +68,8 @@ def before_preemption(
 def before_acquisition(
     execution_s: Callable[[int], float], remaining_steps: int, start_s: float, migration_s: float
 ) -> StopAfter:
-    """Return when a batch stops for a new instance.
-
-    Args:
-        execution_s: seconds of the next S steps, l_exe(S); must not fall as S rises.
-        remaining_steps: until all of the batch has ended, S_out.
-        start_s: until the new instance has started, T_start; a batch that ends before finishes.
-        migration_s: of the migration, T_mig.
+    """Return when a batch stops for a new instance, which starts in `start_s` (T_start); a batch that ends before finishes.
+    The other arguments are those of `before_preemption`.
     """
     _check(remaining_steps, migration_s)
     fewest = bisect_left(range(remaining_steps + 1), start_s, key=execution_s)

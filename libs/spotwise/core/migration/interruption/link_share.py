@@ -13,18 +13,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Points of all frontiers together, one for each copy; more of them cost time and find little.
+#: Points of all frontiers together, one frontier for each copy; more of them cost time and find little.
 POINTS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A candidate copy.
-
-    Attributes:
-        copy_s: link seconds before growth, above 0.
-        saved_s: its value, above 0.
-    """
+    """A candidate copy: link seconds before growth and seconds that it saves, both above 0."""
 
     copy_s: float
     saved_s: float
@@ -36,8 +31,7 @@ class Window:
 
     Attributes:
         grows_from_s: when the data starts to grow.
-        free_s: when the first copy may start; no earlier than `grows_from_s`.
-        end_s: when the last copy must have ended.
+        free_s, end_s: when the first copy may start, no earlier than `grows_from_s`; when the last must have ended.
         growth: seconds by which a copy grows for each second that it waits.
     """
 
@@ -67,11 +61,7 @@ class Window:
 
 
 def choose(copies: Sequence[Copy], window: Window) -> tuple[int, ...]:
-    """Return which copies run, ascending.
-
-    Args:
-        copies: the smallest first.
-    """
+    """Return which copies run, ascending; `copies` are given the smallest first."""
     if window.fits(copies):
         return tuple(range(len(copies)))
     if window.end_s <= window.free_s:
@@ -104,7 +94,6 @@ _Point = tuple[float, float, _Chosen]
 
 
 def _knapsack(copies: Sequence[Copy], window: Window, least_s: float) -> tuple[int, ...]:
-    """Return the best set that saves more than `least_s`; empty, where none was found."""
     frontier: list[_Point] = [(window.end_s, 0.0, None)]
     for index in reversed(range(len(copies))):
         copy = copies[index]
@@ -145,7 +134,6 @@ class _Bound:
 
 
 def _undominated(points: list[_Point]) -> list[_Point]:
-    """Return the points that save more than all that use less link time, by link time."""
     kept: list[_Point] = []
     for point in sorted(points, key=lambda point: (-point[0], -point[1])):
         if not kept or point[1] > kept[-1][1]:

@@ -16,11 +16,9 @@ class DeviceMap:
     Attributes:
         positions: of each device that has one in the new configuration: one device for every position.
         running: requests that keep their KV, by new pipeline; the KV is where `before.running` has it.
-        waiting: requests beyond the new batches' capacity, most decoded first; they wait and are computed again.
-        kept_weight_bytes: weights that are on their device already.
-        kept_kv_bytes: KV of `running` that is on its device already.
-        running_on: new pipelines that are an old one, device for device and request for request, and need not stop,
-            with the number of that old one.
+        waiting: requests beyond the new batches' capacity, most decoded first; they wait and are recomputed.
+        kept_weight_bytes, kept_kv_bytes: weights, and KV of `running`, that are on their device already.
+        running_on: the old pipeline that a new one is, device for device and request for request; it need not stop.
     """
 
     before: Deployment

@@ -3,7 +3,7 @@
 Law: a new configuration continues the D x B requests with most decoded tokens, then of the earlier pipeline (SpotServe, section
 4.2), of each kind where phases are split; requests with incomplete KV are excluded.
 Requests of an old pipeline stay together where one new pipeline has capacity for all. Each new pipeline continues one old one,
-its *predecessor*: first those that can run on, then those with most KV on staying devices; with the same number if possible.
+its *predecessor*: first pipelines that can run on, then those with most KV on staying devices; by the same number if possible.
 Other requests go to pipelines that must stop anyway before they go to one that need not.
 A pipeline runs on where P and M stay, all its devices stay, and its requests are exactly its predecessor's.
 """
@@ -37,7 +37,7 @@ class Inheritance:
         running: requests by new pipeline, those of the predecessor first; pipelines without any are left out.
         waiting: requests without a pipeline, most decoded first.
         tokens: with KV that a new pipeline takes over from an old one, by (old, new).
-        predecessors: by new pipeline; one that starts afresh has none.
+        predecessors: by new pipeline; a pipeline without one is left out.
         running_on: new pipelines that need not stop, and the old one that each is.
     """
 
@@ -50,8 +50,6 @@ class Inheritance:
 
 @dataclass(slots=True)
 class _SuccessorPipeline:
-    """A new pipeline that is being filled."""
-
     number: int
     predecessor: int | None = None
     must_stop: bool = True
@@ -105,7 +103,6 @@ def inherit(before: Deployment, config: ParallelConfig, model: ModelShape) -> In
 
 
 def _kinds(config: ParallelConfig) -> list[tuple[range, Callable[[RunningRequest], bool]]]:
-    """Return the pipelines of each kind, and the requests that are for them."""
     if not config.is_split:
         return [(range(config.pipelines), lambda _: True)]
     return [
@@ -131,7 +128,6 @@ def _same_requests(successor: _SuccessorPipeline, before: Deployment) -> bool:
 def _fill(
     kept: Sequence[InheritedRequest], numbers: range, config: ParallelConfig, old: OldPipelines, alike: bool
 ) -> list[_SuccessorPipeline]:
-    """Return the pipelines of one kind with the requests that they continue."""
     parcels: dict[int, list[InheritedRequest]] = defaultdict(list)
     for entry in kept:
         parcels[entry.old].append(entry)
@@ -195,7 +191,6 @@ def _placed(
     max_batch: int,
     prefer: Callable[[int, int], int],
 ) -> list[tuple[int, list[InheritedRequest]]]:
-    """Return the successor of each piece of a parcel, the largest parcels first."""
     spare = {successor.number: max_batch - len(successor.entries) for successor in successors}
     tokens = {successor.number: successor.tokens for successor in successors}
     stops = {successor.number: successor.must_stop for successor in successors}

@@ -1,9 +1,8 @@
 """Maps devices to the positions of a new configuration (SpotServe, section 4.2).
 
 Law: devices are matched with positions so that the bytes of weights and KV that stay on their device are most (maximum-weight
-bipartite matching, Kuhn-Munkres), on two levels (`matching.py`): instances with groups of positions, then devices with
-positions.
-Which pipeline continues whose requests is decided before (`inheritance.py`); a pipeline that runs on keeps its devices.
+bipartite matching, Kuhn-Munkres), on two levels (`matching.py`): instances with position groups, then devices with positions.
+Which pipeline continues which requests is decided before (`inheritance.py`); a pipeline that runs on keeps its devices.
 Of several groupings (`position_groups.py`) the one that keeps most bytes is taken; of equals the first.
 Instances under notice get no position; of spare instances those with least to reuse stay idle, of equals the later.
 """
@@ -31,11 +30,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 
 def map_devices(before: Deployment, config: ParallelConfig, model: ModelShape) -> DeviceMap:
-    """Return the device of each position of a new configuration, and the pipeline of each request.
-
-    Raises:
-        ValueError: fewer devices stay than the configuration has positions.
-    """
+    """Return the device of each position and the pipeline of each request; with too few staying devices raise `ValueError`."""
     staying = [instance for instance in before.instances if not instance.is_leaving]
     devices = sum(instance.devices for instance in staying)
     if devices < config.devices:
@@ -65,7 +60,6 @@ def map_devices(before: Deployment, config: ParallelConfig, model: ModelShape) -
 
 
 def _running_on(before: Deployment, inheritance: Inheritance) -> dict[Device, Position]:
-    """Return the positions of devices whose pipeline runs on."""
     numbers = {old: new for new, old in inheritance.running_on.items()}
     return {
         device: position._replace(pipeline=numbers[position.pipeline])
@@ -81,7 +75,6 @@ def _matched(
     inheritance: Inheritance,
     reusable: Reusable,
 ) -> dict[Device, Position]:
-    """Match devices with the positions of pipelines that do not run on."""
     devices = [device for instance in instances for device in instance]
     old_positions = [before.positions.get(device) for device in devices]
     gains = reusable.gains(old_positions, left)
@@ -118,7 +111,6 @@ def _seats(
     successors: Mapping[int, int],
     left: Mapping[Position, int],
 ) -> InstanceSeats:
-    """Return what an instance has to give; `left` are the positions to fill, by their index."""
     held = sorted(before.positions[device] for device in devices if device in before.positions)
     stay: list[int] = []
     if (before.config.pipeline, before.config.tensor) == (config.pipeline, config.tensor):

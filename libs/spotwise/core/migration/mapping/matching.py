@@ -18,13 +18,8 @@ Gains = NDArray[np.int64]
 
 
 def fill_columns(gains: Gains | NDArray[np.float64]) -> list[int]:
-    """Return the row of each column, so that the gains add up to the most.
-
-    Args:
-        gains: of rows x columns, at least as many rows as columns; `-inf` where a row cannot have a column.
-
-    Raises:
-        ValueError: no matching fills every column.
+    """Return the row of each column, so that the gains add up to the most; `ValueError`: no matching fills every column.
+    `gains`: rows x columns, at least as many rows as columns; `-inf` where a row cannot have a column.
     """
     if gains.shape[0] < gains.shape[1]:
         raise ValueError(f"{gains.shape[0]} rows cannot fill {gains.shape[1]} columns; give fewer columns")
@@ -55,14 +50,13 @@ def match_groups(
 
     Args:
         gains: of devices x positions, in bytes.
-        instances: which rows are an instance's devices.
-        groups: which columns are a group's positions; each column in one group.
+        instances, groups: the rows of each instance's devices; the columns of each group, every column in one.
 
     Returns:
         The total gain, and the row of each column.
 
     Raises:
-        ValueError: there are not enough instances with room for the groups.
+        ValueError: there are not enough instances with capacity for the groups.
     """
     chosen = fill_columns(_worth(gains, instances, groups))
     rows: dict[int, int] = {}
@@ -78,18 +72,10 @@ def match_groups(
 def bundle(
     gains: Gains, instances: Sequence[Sequence[int]], bundles: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Group whole bundles of positions that are best on the same instance, for `match_groups`.
+    """Group whole bundles of positions that are best on the same instance, for `match_groups`; `None`: capacity is missing.
 
     Each instance is split into benches as large as a bundle, in the order of its devices; the bundles matched with an
-    instance's benches are a group.
-
-    Args:
-        gains: of devices x positions, in bytes.
-        instances: which rows are an instance's devices.
-        bundles: which columns belong together, as many in each.
-
-    Returns:
-        The columns of each group; `None` where there are not enough benches.
+    instance's benches are a group. All `bundles` (columns that belong together) are of one size.
     """
     size = len(bundles[0])
     benches: list[Sequence[int]] = []

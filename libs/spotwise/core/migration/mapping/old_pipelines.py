@@ -1,7 +1,7 @@
 """The state of each old pipeline.
 
-Law: a pipeline is whole while every position of it with layers has a device, leaving devices included, as these can still send
-its KV. It is untouched while every position has a device that stays.
+Law: a pipeline is whole while every position of it with layers has a device; leaving devices count, as they can still send KV.
+It is untouched while every position has a device that stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 
 class OldPipelines:
-    """Answers questions about the pipelines of a deployment, by number."""
+    """The pipelines of a deployment, by number."""
 
     def __init__(self, before: Deployment, model: ModelShape) -> None:
         self._before = before

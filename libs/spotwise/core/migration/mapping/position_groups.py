@@ -23,12 +23,8 @@ UNPLACED = Position(1 << 62, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class InstanceSeats:
-    """The devices that an instance has to give.
-
-    Attributes:
-        devices: without those whose pipeline runs on.
-        first_position: its first old position, if any.
-        unchanged: the positions (by index) that it would keep if nothing moved; empty where P or M changes.
+    """The devices that an instance has to give, without those whose pipeline runs on. `first_position`: its first old one;
+    `unchanged`: the positions (by index) that it would keep if nothing moved, empty where P or M changes.
     """
 
     devices: int
@@ -43,11 +39,7 @@ def tensor_groups_of(positions: Sequence[Position]) -> list[list[int]]:
 
 
 def groupings(positions: Sequence[Position], seats: Sequence[InstanceSeats]) -> list[Groups]:
-    """Return ways to group positions, given in order, for instances with these seats.
-
-    Raises:
-        ValueError: there are fewer seats than positions.
-    """
+    """Return ways to group positions, given in order, for instances with these seats; too few seats raise `ValueError`."""
     if sum(seat.devices for seat in seats) < len(positions):
         raise ValueError(f"{len(positions)} positions need as many devices; choose a smaller configuration")
     tensor_groups = tensor_groups_of(positions)
@@ -132,7 +124,6 @@ def _rest_of_pipeline(left: Sequence[Sequence[int]], positions: Sequence[Positio
 def _unchanged(
     tensor_groups: Sequence[Sequence[int]], seats: Sequence[InstanceSeats], positions: Sequence[Position]
 ) -> Groups:
-    """Return a group for each instance that keeps positions, and the rest for the other instances."""
     held = {index for seat in seats for index in seat.unchanged}
     rest = [left for group in tensor_groups if (left := [index for index in group if index not in held])]
     free = sorted((seat.devices for seat in seats if not seat.unchanged), reverse=True)

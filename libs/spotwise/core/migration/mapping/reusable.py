@@ -23,11 +23,8 @@ Table = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Reusable:
     """Bytes of a new pipeline's place that a device at a place of an old one has.
-
-    Attributes:
-        weight_bytes: old places x new places of a pipeline, a place being stage x M + shard.
-        kv_token_bytes: the same of a token's KV, of a request that the new pipeline continues.
-        tokens: with KV that a new pipeline takes over from an old one, by (old, new).
+    `weight_bytes` is old x new places of a pipeline, a place being stage x M + shard; `kv_token_bytes` the same of a token's KV
+    of a continued request; `tokens` those with KV that a new pipeline takes over from an old one, by (old, new).
     """
 
     before: ParallelConfig

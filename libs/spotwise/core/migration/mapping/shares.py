@@ -27,12 +27,7 @@ class PartKind(StrEnum):
 
 
 class Part(NamedTuple):
-    """A part of the model, or of a request's KV.
-
-    Attributes:
-        layer: of weights and KV; `None` of the embedding and the head.
-        request: id of the request whose KV it is; `None` of weights.
-    """
+    """A part of the model (embedding and head without a layer), or of the KV of the request with that id."""
 
     kind: PartKind
     layer: int | None = None

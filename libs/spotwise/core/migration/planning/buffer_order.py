@@ -18,24 +18,14 @@ MOST_CUTS = 1024
 
 
 class Flow(NamedTuple):
-    """The effect of moving a load on memory regions.
-
-    Attributes:
-        received: bytes into a region.
-        freed: bytes out of a region once the load has moved.
-    """
+    """The effect of moving a load on memory regions: bytes into each, and bytes out of each once the load has moved."""
 
     received: Mapping[int, int]
     freed: Mapping[int, int]
 
 
 class Cut(NamedTuple):
-    """A load, or one of its equal cuts.
-
-    Attributes:
-        number: of the cut, from 0.
-        of: number of cuts of the load.
-    """
+    """Cut `number` (from 0) of a load's `of` equal cuts."""
 
     load: int
     number: int = 0
@@ -47,11 +37,7 @@ FlowOf = Callable[[Cut], Flow]
 
 
 class MemoryRegions:
-    """Fill levels of memory regions.
-
-    Attributes:
-        buffer: bytes of buffer in use, by instance.
-    """
+    """Fill levels of memory regions; `buffer`: bytes of buffer in use, by instance."""
 
     def __init__(self, owners: Mapping[int, int], spare: Mapping[int, int]) -> None:
         self._owners = owners
@@ -70,7 +56,6 @@ class MemoryRegions:
 
         Args:
             owners: the instance of each region.
-            flows: all that moves.
             freed_already: bytes that regions have lost before.
             kept_free: bytes that regions shall have in the end without anything moving.
         """
@@ -141,11 +126,9 @@ def order_loads(
     """Return the loads, or their cuts, in the order in which they move; `regions` is left in the final state.
 
     Args:
-        loads: numbers, in order; those of one kind of region.
-        flow_of: the effect of a cut.
+        loads: numbers, in order; those of one kind of region, the `urgent` ones first.
         regions: fill levels, within the limit.
         limit_bytes: of any instance's buffer; `None` for no limit.
-        urgent: number of urgent loads, the first ones.
 
     Raises:
         ValueError: the limit would cut loads into more than `MOST_CUTS`.
@@ -166,9 +149,7 @@ def _greedy(
     loads: range, flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int, urgent: int
 ) -> tuple[list[Cut], list[Cut], MemoryRegions]:
     """Return an order within the limit, the cuts left over, and the regions then.
-
-    Cuts are left over only where none fits; the order then ends where buffers were at most half full, as turns need the
-    other half.
+    Cuts are left over only where none fits; the order ends where buffers were at most half full: turns need the other half.
     """
     order: list[Cut] = []
     deferred: list[Cut] = []
@@ -205,7 +186,6 @@ def _greedy(
 
 
 def _in_turns(left: list[Cut], flow_of: FlowOf, regions: MemoryRegions, limit_bytes: int) -> list[Cut]:
-    """Return the remaining cuts in turns, the fewest (a power of two) that keep the limit."""
     turns = 1
     while turns * max(cut.of for cut in left) <= MOST_CUTS:
         parts = [_cut_again(cut, turns) for cut in sorted(left)]
@@ -253,11 +233,8 @@ def _cut_again(cut: Cut, count: int) -> list[Cut]:
 
 def gates(moves: Sequence[Flow], regions: MemoryRegions, limit_bytes: int) -> list[dict[int, int]]:
     """Return which memory each move waits for: by receiving instance, the last move whose old memory must be free there.
-
-    An instance that is not named need not wait. `regions` is the state before the first move, and is used up.
-
-    Raises:
-        ValueError: the moves, in this order, exceed the limit.
+    An instance that is not named need not wait. `regions` is the state before the first move, and is used up. Moves that
+    exceed the limit in this order raise `ValueError`.
     """
     freed_at: dict[int, list[tuple[int, dict[int, int]]]] = {}
     for number, flow in enumerate(moves):

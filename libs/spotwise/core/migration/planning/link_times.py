@@ -22,8 +22,7 @@ class Links:
         within_bytes_per_s: from one device to another of the same instance, each way.
         between_bytes_per_s: of an instance's uplink, and of its downlink.
         storage_bytes_per_s: from storage into one instance.
-        transfer_s: fixed cost of each transfer.
-        groups_s: time to build communication groups, before the first byte moves.
+        transfer_s, groups_s: of each transfer; of building communication groups, before the first byte moves.
     """
 
     within_bytes_per_s: float
@@ -40,9 +39,8 @@ class Links:
 
 
 def paper_seconds(links: Links, moved: Sequence[tuple[Device | None, Device, int]]) -> float:
-    """Return T_mig as the paper has it, for (source, target, bytes); a source of `None` is storage.
-
-    The network counts an instance's busier direction. Storage is a third term of ours.
+    """Return T_mig as the paper has it, for (source, target, bytes); a source of `None` is storage, a third term of ours.
+    The network counts an instance's busier direction.
     """
     busiest = [0, 0, 0]
     counts: dict[tuple[str, str | None], int] = {}
@@ -65,11 +63,7 @@ def paper_seconds(links: Links, moved: Sequence[tuple[Device | None, Device, int
 
 
 class Ports:
-    """The ports of each transfer. Devices, instances and ports go by number.
-
-    Attributes:
-        count: number of ports.
-    """
+    """The ports of each transfer, `count` in all. Devices, instances and ports go by number."""
 
     def __init__(self, links: Links, instance_of: Sequence[int]) -> None:
         self._links = links
@@ -100,7 +94,7 @@ class Ports:
         return [self._downlinks + instance, self._storage + instance, *entries]
 
     def seconds(self, source: int | None, target: int, num_bytes: int) -> float:
-        """Return the duration of a transfer that has its ports."""
+        """Return the duration of a transfer on free ports."""
         if source is None:
             rate = self._links.storage_bytes_per_s
         elif self._instance_of[source] == self._instance_of[target]:

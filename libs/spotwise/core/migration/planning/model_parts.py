@@ -1,8 +1,7 @@
 """The pieces of weights and KV that must move: holders, receivers, and holders that can free them.
 
 Law: each layer, the embedding, the head and each continued request's KV are cut wherever a share of the old or the new
-configuration begins or ends, so that a device holds and needs all or nothing of a piece. Layers in the same stages before and
-after have the same pieces, computed once.
+configuration begins or ends, so that a device holds and needs all or nothing of a piece.
 A request whose KV is incomplete is recomputed, and none of its KV moves.
 A piece without receivers is freed at once by holders that do not need it.
 """
@@ -32,14 +31,12 @@ from spotwise.core.parallel.model_shape import ModelShape
 
 
 class Piece(NamedTuple):
-    """A share of a part that is held and needed as one.
+    """A share of a part that is held and needed as one; devices by number.
 
     Attributes:
-        part: of what; of KV, in the first of its layers.
-        layers: number of layers, from that one on; 1 of weights.
+        part, layers: of what (of KV, in the first of its layers), and the number of layers from there on; 1 of weights.
         unit_bytes: what the share is cut from: a whole part of weights; a token's KV in a layer.
         units: how many of those: 1 of weights; tokens x layers of KV.
-        holders: devices that hold it, by number.
         needers: how many devices need it.
         receivers: devices that need it and do not hold it.
         leavers: devices that hold it, do not need it, and stay: they can free its memory.
@@ -67,12 +64,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MovingKv:
-    """A continued request and its KV.
-
-    Attributes:
-        pipeline: the new one.
-        pieces: all of its KV that is held or needed.
-    """
+    """A continued request, its new pipeline, and all pieces of its KV that are held or needed."""
 
     request: RunningRequest
     pipeline: int

@@ -1,7 +1,7 @@
 """The devices of a change by number, for fast planning.
 
-Law: instances are numbered in the order in which they joined, devices by instance and index; the order of mappings changes
-nothing. A device whose instance has passed its deadline holds nothing.
+Law: instances are numbered in the order in which they joined, devices by instance and index; mappings' order does not count.
+A device whose instance has passed its deadline holds nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from spotwise.core.parallel.config import Position
 
 
 class NumberedDevices:
-    """All devices, by number.
+    """All devices, by number; a device with a position whose instance is not listed raises `ValueError`.
 
     Attributes:
-        devices: of each number.
-        instances: ids of instances, by their number.
         instance_of: the number of each device's instance.
         left_s: by instance under notice, how long it can still send.
-        before: the device that was at a position and still holds its data.
-        after: the device that gets a position.
-
-    Raises:
-        ValueError: a device has a position and its instance is not listed.
+        before, after: by position, the device that still holds its data, and the device that gets it.
     """
 
     def __init__(self, device_map: DeviceMap, now_s: float) -> None:

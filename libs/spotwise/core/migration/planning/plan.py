@@ -24,8 +24,8 @@ class PlanPolicy:
     Attributes:
         progressive: a stage may start before everything has moved.
         buffer_bytes: U_max, limit of an instance's transient receive buffer; `None` for no limit.
-        restart: load everything from storage, and compute all requests again.
-        stage_s: seconds of a new stage's iteration; 0 where unknown: then a pipeline pauses until its last stage may start.
+        restart: load everything from storage, and recompute all requests.
+        stage_s: of a new stage's iteration; 0 where unknown: then a pipeline pauses until its last stage may start.
     """
 
     progressive: bool = True
@@ -42,16 +42,13 @@ class PlanPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes from one place to one device. Times are predicted, from the plan's start.
+    """Bytes from one place to one device, in ascending steps. Times are predicted, from the plan's start, the end at arrival.
 
     Attributes:
-        step: number of its step; steps ascend.
-        part: what moves; of KV, in the first of its layers.
-        layers: number of layers, from that one on; 1 of weights.
+        part, layers: what moves (of KV, in the first of its layers), and the number of layers from there on; 1 of weights.
         source: the sending device; `None` for storage.
         is_relayed: the source gets the bytes by an earlier transfer of this step.
         after_step: starts when the target's instance has freed its old memory of steps up to this one; `None`: at once.
-        end_s: when the bytes have arrived.
     """
 
     step: int
@@ -69,12 +66,8 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Old memory that a device can free after a step.
-
-    Attributes:
-        step: freed once the device's instance has sent all that it sends up to this step; `None`: before the first.
-        is_kv: KV, not weights.
-        at_s: when, as predicted.
+    """Old memory that a device can free, as predicted at `at_s`.
+    `step`: freed once the device's instance has sent all that it sends up to this step; `None`: before the first.
     """
 
     step: int | None
@@ -89,13 +82,10 @@ class MigrationPlan:
     """The plan. Times are in seconds from its start.
 
     Attributes:
-        before, config: the old and the new configuration.
-        policy, links: as planned with.
         freed: old memory, by step.
         stage_start_s: when each (pipeline, stage) may start; 0 where a pipeline runs on.
         pause_s: of each new pipeline.
-        kv_done_s: when the last KV has arrived; 0 where none moves.
-        done_s: when everything has arrived.
+        kv_done_s, done_s: when the last KV (0 where none moves), and everything, has arrived.
         moved_bytes, storage_bytes: from device to device, and from storage.
         kept_bytes: weights and KV that stay on their device.
         naive_bytes: what a restart loads: all weights of all positions.

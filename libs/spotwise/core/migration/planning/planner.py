@@ -38,7 +38,6 @@ def plan_migration(
     """Return the plan from a deployment to the positions that the mapper chose.
 
     Args:
-        device_map: the mapper's result.
         policy: progressive without a limit of buffers if left out; a policy that restarts is the baseline: all from storage.
         now_s: when the plan starts, on the clock of the instances' deadlines.
 
@@ -53,8 +52,6 @@ def plan_migration(
 
 
 class _Planning:
-    """One plan in the making."""
-
     def __init__(
         self, device_map: DeviceMap, model: ModelShape, links: Links, policy: PlanPolicy, now_s: float
     ) -> None:
@@ -93,7 +90,6 @@ class _Planning:
         return flow
 
     def plan(self) -> MigrationPlan:
-        """Return the plan."""
         devices, timed = self._devices.devices, self._schedule.timed
         transfers = tuple(
             Transfer(

@@ -24,10 +24,8 @@ _NO_STEP = 1 << 60  # after all steps
 
 
 class Timed(NamedTuple):
-    """A move, or a cut of one, with its time from the plan's start.
-
-    Attributes:
-        after_step: the target's old memory of steps up to this one must be free before; `None`: no wait.
+    """A move, or a cut of one, with its time from the plan's start. `after_step`: the target's old memory of steps up to this
+    one must be free before; `None`: no wait.
     """
 
     step: int
@@ -38,12 +36,7 @@ class Timed(NamedTuple):
 
 
 class Schedule:
-    """The times of all moves.
-
-    Attributes:
-        timed: transfers, by start.
-        dropped: loads whose KV would arrive too late.
-    """
+    """The times of all moves: transfers by start, and loads `dropped` because their KV would arrive too late."""
 
     def __init__(
         self,
@@ -86,12 +79,8 @@ class Schedule:
 
 
 class LinkRun:
-    """Puts moves on links, after earlier ones.
-
-    Attributes:
-        moves: in line, each with its step.
-        timed: those that arrive in time, by start.
-        late: numbers of those that a leaving instance cannot send in time.
+    """Puts moves (in line, each with its step) on links, after earlier ones.
+    `timed` has the moves that arrive in time, by start; `late` numbers the moves that a leaving instance cannot send in time.
     """
 
     def __init__(
@@ -147,7 +136,6 @@ class LinkRun:
         assert all(self._started), "a move waits for what never comes"
 
     def _waiting(self, port: int, now_s: float) -> Iterator[int]:
-        """Yield the moves in line for a port while that is free, whose other port is free too."""
         queue, started, busy_s, ports_of = self._queues[port], self._started, self._busy_s, self._ports_of
         while self._heads[port] < len(queue) and started[queue[self._heads[port]]]:
             self._heads[port] += 1
@@ -160,7 +148,6 @@ class LinkRun:
                 yield number
 
     def _start(self, number: int, now_s: float) -> None:
-        """Start a move if it can."""
         step, move = self.moves[number]
         out, into = self._ports_of[number]
         if self._started[number] or self._busy_s[out] > now_s or self._busy_s[into] > now_s:
@@ -180,7 +167,6 @@ class LinkRun:
         heappush(self._ends, (end_s, number))
 
     def _end(self, number: int, touched: dict[int, None]) -> None:
-        """End a move, and note which ports may take another."""
         if number < 0:
             step, move = self._earlier[-1 - number][:2]
         else:
@@ -208,7 +194,6 @@ class LinkRun:
 
 
 def _moves_of(loads: Sequence[TransferUnit], steps: Sequence[Cut], step: int) -> list[tuple[int, Move]]:
-    """Return the moves of a step, the largest first."""
     cut = steps[step]
     load = loads[cut.load]
     cuts = {id(piece): piece.cut(cut.number, cut.of) for piece in load.pieces}
@@ -218,6 +203,5 @@ def _moves_of(loads: Sequence[TransferUnit], steps: Sequence[Cut], step: int) ->
 
 
 def _from_other_source(move: Move, refused: set[int], devices: NumberedDevices) -> Move:
-    """Return a move of weights from another holder, preferably one that stays, else from storage."""
     others = [holder for holder in move.piece.holders if holder not in refused]
     return move._replace(source=min(others, key=lambda holder: (devices.is_leaving(holder), holder), default=None))

@@ -22,12 +22,7 @@ from spotwise.core.migration.planning.numbered_devices import NumberedDevices
 
 
 class Move(NamedTuple):
-    """One piece on its way to one device.
-
-    Attributes:
-        source: the sending device; `None` for storage.
-        is_relayed: the source itself receives the piece in this load.
-    """
+    """One piece on its way to one device; `source`: `None` for storage; `is_relayed`: it gets the piece in this load."""
 
     piece: Piece
     source: int | None
@@ -42,12 +37,8 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransferUnit:
-    """A load: what moves as one.
-
-    Attributes:
-        pieces: in the order of the model.
-        moves: of those, in order; relays after the moves that bring the piece.
-        moving_kv: whose KV it is; `None` of weights.
+    """A load, moved as one. `pieces` in the order of the model; `moves` in order, relays after moves that bring the piece;
+    `moving_kv`: whose KV it is, `None` of weights.
     """
 
     pieces: tuple[Piece, ...]
@@ -130,8 +121,7 @@ def kv_loads(
     choice: SourceChoice, moving_kv: Iterable[MovingKv], devices: NumberedDevices
 ) -> tuple[list[TransferUnit], int]:
     """Return the loads of requests' KV, those of leaving instances first, and how many those are.
-
-    Ordered by the instances' deadlines, then by decoded tokens, the most first, as those take longest to compute again.
+    Ordered by the instances' deadlines, then by decoded tokens, the most first, as those take longest to recompute.
     """
     moving = list(moving_kv)
     loads = []
@@ -201,7 +191,6 @@ def flow_of(load: TransferUnit, cut: Cut) -> Flow:
 
 
 def _choose(choice: SourceChoice, parts: Sequence[tuple[Piece, ...]]) -> list[list[tuple[Piece, tuple[Move, ...]]]]:
-    """Return the pieces of each part that must move, with their moves; those with the fewest holders choose first."""
     missing = [
         (len(piece.holders), number, index)
         for number, pieces in enumerate(parts)
