@@ -154,7 +154,8 @@ def is_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> bo
     """A scan's word for a prompt queue within its threshold."""
     somebody_waits = view.load.waiting or view.load.preempted
     queue = view.pending_prompt_tokens + demand.uncomputed(view)
-    is_short = not somebody_waits or queue <= policy.max_pending_prompt_tokens
+    # An empty queue is within any threshold, as where a preempted sequence waits and no prompt does.
+    is_short = not somebody_waits or not view.pending_prompt_tokens or queue <= policy.max_pending_prompt_tokens
     return view.is_ready and is_short and view.could_ever_hold(demand.prompt_tokens)
 
 
