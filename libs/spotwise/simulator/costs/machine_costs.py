@@ -34,7 +34,7 @@ PEAKS = {A100: Peaks(8 * 312e12, 8 * 2.039e12), H100: Peaks(8 * 989e12, 8 * 3.35
 class DecodeModel(StrEnum):
     """How decode and mixed iterations are timed."""
 
-    HONEST = "honest"  #: by batch size and context, as the profile's measurements say
+    HONEST = "honest"  #: by batch size and context, as measured in the profile
     PUBLISHED = "published"  #: as the published simulator does: nearly the same for every batch
     BY_BATCH = "by-batch"  #: the published one with a single change: iterations that only decode go by batch size
 

@@ -3,7 +3,7 @@
 Honest model: prefill is linear layers (piecewise linear in the batch's prompt tokens) plus attention by token pairs; decode is
 piecewise linear in batch size, plus context. Pair cost: equal prompt tokens as one prompt and as several of 512. Context cost:
 one decode behind prompts of 128 to 8,192 tokens, half of the output included. Peak arithmetic and bandwidth bound both from
-below (once, several prompts took longer than one).
+below; both bounds matter: for one pair of model and machine several prompts took longer than one.
 
 Published simulator's model: decode by the table of prompt tokens at the number of requests (about equal in any batch); mixed
 iterations take 1.1 times the prefill of all tokens.

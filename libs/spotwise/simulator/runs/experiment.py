@@ -172,6 +172,7 @@ def simulate(case: Case) -> RunSummary:
 
 
 def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
+    """Slowdowns are against one idle recorded machine."""
     return _Setup(
         recorded_design(profile, case.split, case.price_per_hour),
         {profile.name: profile.iteration},

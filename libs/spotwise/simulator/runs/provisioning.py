@@ -1,10 +1,9 @@
 """Searches the best split of a design under SLOs (Splitwise, section 4.5), from the verdicts of simulated runs.
 
 - For a rate, the split of least cost, power or machines: bisect the fewest prompt machines for some numbers of token machines
-where that can beat the best so far, then approach the best number (the boundary of feasible splits is a valley: figure 12).
-
+  where that can beat the best so far, then approach the best number (the boundary of feasible splits is a valley: figure 12).
 - For a budget, the split with the highest rate: it rises, then falls as machines move from tokens to prompts, so climb from a
-first guess and halve the stride at the top.
+  first guess and halve the stride at the top.
 """
 
 from __future__ import annotations

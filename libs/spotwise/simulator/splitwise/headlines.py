@@ -180,6 +180,7 @@ def _rows(found: ClusterFindings) -> list[_Row]:
 
 
 def _replayed(ratio: float) -> str:
+    """The ratio of the limits in the published simulator's 184 runs."""
     return f"the paper's own simulator gives {ratio:.2f} on traces of two minutes"
 
 

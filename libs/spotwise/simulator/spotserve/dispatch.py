@@ -103,7 +103,7 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
             if not chosen.batch:
                 self._begin_new(chosen)
                 if not chosen.batch:
-                    refused.append(chosen.number)  # one would be done in time, so many would not
+                    refused.append(chosen.number)  # one request meets the deadline, this batch would not
 
     def _begin_new(self, pipeline: ArtifactPipeline) -> None:
         count = pipeline.config.max_batch

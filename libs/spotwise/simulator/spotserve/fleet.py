@@ -141,7 +141,7 @@ def fleet_events(
     stays: dict[str, int] = {}
     for life in sorted(trace.lives(), key=lambda life: life.from_s):
         if life.to_s is not None and life.to_s <= life.from_s:
-            continue  # came and went between two polls
+            continue  # joined and left between two polls
         stay = stays[life.node] = stays.get(life.node, 0) + 1
         market = SpotMarket.ON_DEMAND if life.node in on_demand else SpotMarket.SPOT
         machine = SpotInstance(life.node if stay == 1 else f"{life.node}#{stay}", market, life.from_s, life.to_s)

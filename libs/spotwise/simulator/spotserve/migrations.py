@@ -51,7 +51,7 @@ class Migrating:
             elif event.stage is Stage.GONE:
                 self._members.pop(machine.id, None)
                 self._report(e.InstanceLost(machine.id))
-                self._lose(machine.id)  # pipelines remain where nothing could stand without it
+                self._lose(machine.id)  # pipelines remain where no configuration fits without it
 
     def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
         """Return whether a batch can end before its pipeline has to stop."""
@@ -85,7 +85,7 @@ class Migrating:
             match command:
                 case e.BeginChange():
                     self._change = command
-                    self._world.decide_soon()  # after all that happens at this moment
+                    self._world.decide_soon()  # after all events of this time
                 case e.AbandonChange():
                     if self._plan is None:
                         self._end(done=False)
@@ -160,6 +160,7 @@ class Migrating:
         self._report(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
 
     def _preview(self, by_s: float, deadline_s: float | None) -> Planned | None:
+        """`None` where no configuration fits the instances ready by `by_s`."""
         staying = self._staying(by_s)
         config = self._wanted(staying)
         return None if config is None else self._serving_state.preview(config, staying, deadline_s)

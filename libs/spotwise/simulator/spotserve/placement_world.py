@@ -114,7 +114,7 @@ class _Node:
     stays: bool
     leaving: bool = False
     gone: bool = False
-    at_s: float = 0.0  # until when `iterations` is reckoned
+    at_s: float = 0.0  # time up to which `iterations` is counted
     iterations: float = 0.0
     version: int = 0
     running: list[tuple[float, int, float, _Request]] = field(default_factory=list)  # ends, order, began, whose
@@ -142,7 +142,7 @@ class _PlacementRun:
         self._interruptions = self._recomputed = 0
         came: dict[str, float] = {}
         for at_s, kind, node in events:
-            if kind == "remove":  # a notice of one that has just come happens after that
+            if kind == "remove":  # the notice of a newly joined instance follows its join
                 self._at(max(at_s - setting.notice_s, came[node]), partial(self._notice, node))
                 self._at(at_s, partial(self._remove, node))
             else:

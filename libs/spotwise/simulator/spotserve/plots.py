@@ -51,6 +51,7 @@ def _latencies(axes: Axes, findings: Sequence[SpotFinding]) -> None:
 def _bars(
     axes: Axes, findings: Sequence[SpotFinding], groups: list[str], group_of: Callable[[SpotFinding], str]
 ) -> list[tuple[str, list[float], float, list[SpotFinding], str]]:
+    """By line: positions, bar width, findings and colour."""
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     bare_grid(axes, "y")
     axes.set_axisbelow(True)

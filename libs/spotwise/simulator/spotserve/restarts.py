@@ -51,6 +51,7 @@ class _Reloading:
         return [number for number, devices in self._devices.items() if any(each.instance in gone for each in devices)]
 
     def _loading(self, config: ParallelConfig, instances: int) -> tuple[float, int]:
+        """Return seconds and bytes of loading all weights from storage into restarted engines."""
         key = (config, instances)
         if key not in self._load_s:
             empty = Deployment(config, tuple(Instance(f"{n:06}", self._run.model.devices) for n in range(instances)))
@@ -81,7 +82,7 @@ class Restarting(_Reloading):
         config = self._choices.config(len(fleet.here()), self._world.rate())
         is_whole = self._config is not None and len(self._devices) == self._config.pipelines
         if deadline_s is not None and is_whole:
-            return  # they serve until then, and it is decided again when they are gone
+            return  # they serve until then; the next decision follows their preemption
         if config is not None and not (is_whole and config == self._config):
             self._restart(config, now)
 

@@ -26,7 +26,7 @@ from spotwise.simulator.world.world import World
 _HEARTBEAT_S = 2.0
 #: Scheduler tick in seconds, besides the pass after each message.
 _TICK_S = 1.0
-#: Tokens of a KV block: one, so that a batch is as wide as the configuration says.
+#: Tokens of a KV block: one, so that the KV capacity equals the configuration's B requests.
 _BLOCK_TOKENS = 1
 
 

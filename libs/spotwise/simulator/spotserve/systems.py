@@ -16,9 +16,9 @@ from spotwise.core.parallel.policy import Latency, Phases
 class Reaction(StrEnum):
     """How a system reacts to a fleet change."""
 
-    MIGRATE = "migrate"  #: another configuration, with what is on the devices; progress is kept
-    RESTART = "restart"  #: another configuration, everything loaded and computed anew
-    REROUTE = "reroute"  #: pipelines of one shape come and go; what was on a lost one is computed anew
+    MIGRATE = "migrate"  #: reconfigure with the data on the devices; progress is kept
+    RESTART = "restart"  #: reconfigure; everything is reloaded and recomputed
+    REROUTE = "reroute"  #: pipelines of one shape start and fail; a lost one's work is recomputed
 
 
 class BatchFormation(StrEnum):
@@ -26,7 +26,7 @@ class BatchFormation(StrEnum):
 
     BOUND = "bound"  #: as in the artifact: sent early to the pipeline with fewest, which takes a power of two of them
     STATIC = "static"  #: from one queue, when the batch before has ended
-    ITERATION = "iteration"  #: between two iterations, where there is room
+    ITERATION = "iteration"  #: between two iterations, where KV blocks are free
 
 
 @dataclass(frozen=True, slots=True)

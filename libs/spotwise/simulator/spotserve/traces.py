@@ -19,8 +19,8 @@ _ONLY_A_MINUTE_PASSED = ("no-op", "migration")
 class SpotEventKind(StrEnum):
     """Kind of event."""
 
-    ADD = "add"  #: instances are there
-    REMOVE = "remove"  #: they are gone
+    ADD = "add"  #: instances joined
+    REMOVE = "remove"  #: instances left
     LOAD = "load"  #: only the load changed
     DONE = "done"  #: the recording ended
 

@@ -80,7 +80,7 @@ class Client:
         self._attempts = 0
         self._live: dict[int, _LiveRequest] = {}
         self._choice_of: dict[int, int] = {}  # by the id of each current attempt
-        self._superseded: set[int] = set()  # attempts whose tokens may still be on their way
+        self._superseded: set[int] = set()  # attempts whose tokens may be in transit
         self._left: set[str] = set()  # workers
         self._without_workers: dict[int, None] = {}  # requests rejected because no worker was ready
         self._receivers: dict[type, Any] = {
@@ -194,7 +194,7 @@ class Client:
         return live is not None and live.record.epoch == epoch and not live.is_answered
 
     def retry_rejected(self, _: None = None) -> None:
-        """Submit again the requests rejected for want of a ready worker."""
+        """Submit again the requests rejected because no worker was ready."""
         waiting, self._without_workers = self._without_workers, {}
         for number in waiting:
             self._send_attempt(self._live[number])

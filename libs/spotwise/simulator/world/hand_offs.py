@@ -96,7 +96,7 @@ class HandOffs:
         assert push.command is not None
         handoff, now = push.command.handoff, self._queue.now
         if self._pushes.pop(sequence_id(handoff.choice_id, handoff.epoch), None) is not push:
-            return  # called off while its last bytes were on the way
+            return  # cancelled while its last bytes were in transit
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
         if target.has_left:

@@ -49,7 +49,7 @@ class LinkTransfer:
     offered_bytes: float = 0.0
     settled_s: float = 0.0
     is_closed: bool = False
-    due_s: float | None = None  #: when the event that looks at it again happens; later ones are stale
+    due_s: float | None = None  #: time of its next check; events at other times are stale
 
     @property
     def is_moving(self) -> bool:
@@ -140,7 +140,7 @@ class Network:
     def _look(self, planned: tuple[LinkTransfer, float]) -> None:
         transfer, due_s = planned
         if transfer.due_s != due_s:
-            return  # an earlier look was planned since, or it is over
+            return  # rescheduled to an earlier time, or over
         transfer.due_s = None
         self._settle(transfer)
         # what is left may take less time than the clock can tell apart
