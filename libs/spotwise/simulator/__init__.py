@@ -1,1 +1,1 @@
-"""The simulator: the roles of the mesh in a world of discrete events; what goes in, what comes out, what it shows."""
+"""The simulator: discrete-event simulation of the mesh's roles, with its workloads, results and figures."""

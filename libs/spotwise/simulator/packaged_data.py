@@ -11,9 +11,5 @@ _Data = TypeVar("_Data")
 
 
 def read_packaged(package: str, file: str, kind: type[_Data]) -> _Data:
-    """Return a package's JSON file as a dataclass.
-
-    Raises:
-        pydantic.ValidationError: the file does not fit the dataclass.
-    """
+    """Return a package's JSON file as a dataclass; raises pydantic.ValidationError if it does not fit."""
     return TypeAdapter(kind).validate_json((resources.files(package) / file).read_bytes())

@@ -58,11 +58,8 @@ class MachineType:
     host_bytes_per_s: float = 25e9
 
     def kv_tokens(self, model: LanguageModel, memory_share: float = 1.0) -> int:
-        """Return the KV capacity, tokens, of a share of the memory beside the model's weights.
-
-        Raises:
-            ValueError: not even the weights fit.
-        """
+        """Return the KV capacity in tokens of a share of the memory, beside the weights; raises ValueError if the weights alone
+        do not fit."""
         tokens = int((self.memory_bytes * memory_share - model.weight_bytes) // model.kv_token_bytes)
         if tokens < 1:
             raise ValueError(f"{model.name} does not fit a {self.name}: its weights leave no memory for KV")

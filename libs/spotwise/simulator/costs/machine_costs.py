@@ -1,7 +1,5 @@
-"""Iteration costs of the designs' machines, by a profile's GPU names: fitted from a profile, or built in.
-
-No profile has measured the power-capped H100: it is the H100 with slower prompts, in every model.
-"""
+"""Iteration costs of the designs' machines, by a profile's GPU names: fitted from a profile, or built in. No profile has the
+power-capped H100: it is the H100 with slower prompts, in every model."""
 
 from __future__ import annotations
 
@@ -36,21 +34,14 @@ PEAKS = {A100: Peaks(8 * 312e12, 8 * 2.039e12), H100: Peaks(8 * 989e12, 8 * 3.35
 class DecodeModel(StrEnum):
     """How decode and mixed iterations are timed."""
 
-    HONEST = "honest"  #: by batch size and context, as the profile's measurements say
+    HONEST = "honest"  #: by batch size and context, as measured in the profile
     PUBLISHED = "published"  #: as the published simulator does: nearly the same for every batch
     BY_BATCH = "by-batch"  #: the published one with a single change: iterations that only decode go by batch size
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltInCost:
-    """A fitted cost that ships with the simulator.
-
-    Attributes:
-        model: language model.
-        gpu: as profiles name it.
-        decode_model: how iterations are timed.
-        cost: of an iteration.
-    """
+    """A fitted cost that ships with the simulator; `gpu` as profiles name it."""
 
     model: str
     gpu: str
@@ -71,11 +62,7 @@ def all_built_in_costs() -> tuple[BuiltInCost, ...]:
 
 
 def built_in_costs(model: LanguageModel, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
-    """Return a language model's built-in costs, by GPU.
-
-    Raises:
-        ProfileError: there are none for this language model.
-    """
+    """Return a language model's built-in costs, by GPU; raises ProfileError if it has none."""
     by_gpu = {
         entry.gpu: entry.cost
         for entry in all_built_in_costs()
@@ -89,21 +76,13 @@ def built_in_costs(model: LanguageModel, decode_model: DecodeModel) -> dict[str,
 
 @cache
 def costs_from(path: Path, model: LanguageModel, decode_model: DecodeModel) -> dict[str, TableIterationCost]:
-    """Fit a profile, by GPU.
-
-    Raises:
-        ProfileError: the profile cannot be read, or says too little of this model on both GPUs.
-    """
+    """Fit a profile, by GPU; raises ProfileError if it cannot be read or has too few rows of this model on both GPUs."""
     rows = read_profile(path)
     return _with_capped({gpu: fit(rows_of(rows, model, gpu, path), model, gpu, decode_model) for gpu in (A100, H100)})
 
 
 def rows_of(rows: list[ProfileRow], model: LanguageModel, gpu: str, path: Path) -> list[ProfileRow]:
-    """Return the rows of one model on one machine.
-
-    Raises:
-        ProfileError: there are none.
-    """
+    """Return the rows of one model on one machine; raises ProfileError without any."""
     own = [row for row in rows if (row.model, row.hardware, row.tensor_parallel) == (model.name, gpu, TENSOR_PARALLEL)]
     if not own:
         raise ProfileError(f"{path} has no rows of {model.name} on {TENSOR_PARALLEL} {gpu}")
@@ -111,11 +90,7 @@ def rows_of(rows: list[ProfileRow], model: LanguageModel, gpu: str, path: Path) 
 
 
 def fit(rows: list[ProfileRow], model: LanguageModel, gpu: str, decode_model: DecodeModel) -> TableIterationCost:
-    """Fit the rows of one model on one machine.
-
-    Raises:
-        ProfileError: there are too few.
-    """
+    """Fit the rows of one model on one machine; raises ProfileError if there are too few."""
     if decode_model is DecodeModel.HONEST:
         kept, _ = measured(rows)
         return fit_honest(kept, model, PEAKS[gpu])

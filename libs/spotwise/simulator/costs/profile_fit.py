@@ -1,19 +1,12 @@
-"""Fits iteration costs to a profile's rows.
+"""Fits iteration costs to a profile's rows; falling neighbours of a table are pooled (isotonic regression).
 
-Honest model: a prompt's seconds are those of its linear layers, piecewise linear in the batch's prompt tokens, and of its
-attention, by pairs of tokens; a decode's are those of its batch size, piecewise linear, and of its context. The costs of pairs
-and of context come from two measurements that differ in nothing else:
+Honest model: prefill is linear layers (piecewise linear in the batch's prompt tokens) plus attention by token pairs; decode is
+piecewise linear in batch size, plus context. Pair cost: equal prompt tokens as one prompt and as several of 512. Context cost:
+one decode behind prompts of 128 to 8,192 tokens, half of the output included. Peak arithmetic and bandwidth bound both from
+below; both bounds matter: for one pair of model and machine several prompts took longer than one.
 
-- pairs: the same number of prompt tokens as one prompt and as several of 512 tokens;
-- context: one sequence's decode behind prompts of 128 to 8,192 tokens, half of the answer included.
-
-The machine's peak arithmetic and memory bandwidth bound both from below; both bounds matter: for one pair of model and machine
-the several prompts took longer than the one.
-
-Published model (the published simulator): decode seconds come from the table of prompt tokens at the number of requests, and
-mixed iterations take 1.1 times the prompt seconds of all tokens. A decode then takes about the same in any batch.
-
-Falling neighbours of a table are pooled (isotonic regression).
+Published simulator's model: decode by the table of prompt tokens at the number of requests (about equal in any batch); mixed
+iterations take 1.1 times the prefill of all tokens.
 """
 
 from __future__ import annotations
@@ -36,23 +29,14 @@ _BATCH_LINE_PROMPT = 512
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Peak rates of a machine's GPUs, all together.
-
-    Attributes:
-        flops: half precision, per second.
-        memory_bytes_per_s: of their memories.
-    """
+    """Peak rates of a machine's GPUs in total: half-precision `flops` per second, and memory bandwidth."""
 
     flops: float
     memory_bytes_per_s: float
 
 
 def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -> TableIterationCost:
-    """Fit cleaned measurements (`measured`) of one model on one machine.
-
-    Raises:
-        ProfileError: there are too few.
-    """
+    """Fit cleaned measurements (`measured`) of one model on one machine; raises ProfileError if there are too few."""
     pair_s = _pair_s(rows, model, peaks)
     context_s, single_s = _context_line(rows, model, peaks)
     by_tokens: dict[int, list[float]] = {}
@@ -72,11 +56,7 @@ def fit_honest(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks) -
 
 
 def fit_published(rows: Sequence[ProfileRow]) -> TableIterationCost:
-    """Fit all rows of one model on one machine as the published simulator does.
-
-    Raises:
-        ProfileError: there are too few.
-    """
+    """Fit all rows of one model on one machine as the published simulator does; raises ProfileError if there are too few."""
     prompts: dict[int, list[float]] = {}
     decodes: dict[int, list[float]] = {}
     for row in rows:
@@ -90,11 +70,7 @@ def fit_published(rows: Sequence[ProfileRow]) -> TableIterationCost:
 
 
 def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
-    """Fit as the published simulator does, but time decodes by their measured batch size.
-
-    Raises:
-        ProfileError: there are too few.
-    """
+    """Fit as the published simulator does, but time decodes by measured batch size; raises ProfileError if rows are too few."""
     decodes: dict[int, list[float]] = {}
     for row in rows:
         if row.prompt_size == _BATCH_LINE_PROMPT and row.token_size <= LONGEST_TRUE_OUTPUT:
@@ -104,10 +80,8 @@ def fit_published_by_batch(rows: Sequence[ProfileRow]) -> TableIterationCost:
 
 
 def with_slower_prompts(cost: TableIterationCost, factor: float) -> TableIterationCost:
-    """Return costs under a power cap: prompts take `factor` times as long, decodes as long as before.
-
-    Source: Splitwise, figure 9; the published profile has 1.3 for half of an H100's power, and no measurement of it.
-    """
+    """Return costs under a power cap: prompts take `factor` times as long, decodes as long as before (Splitwise, figure 9; the
+    published profile has 1.3 for half of an H100's power, and no measurement of it)."""
     slower = PiecewiseLinear(cost.prompt.at, tuple(factor * seconds for seconds in cost.prompt.seconds))
     return replace(cost, prompt=slower, prompt_context_s=factor * cost.prompt_context_s)
 
@@ -147,11 +121,7 @@ def _context_line(rows: Sequence[ProfileRow], model: LanguageModel, peaks: Peaks
 
 
 def _rising(points: dict[int, float]) -> PiecewiseLinear:
-    """Return a table through the points, falling neighbours pooled into their mean.
-
-    Raises:
-        ProfileError: there are fewer than two.
-    """
+    """Return a table through the points, falling neighbours pooled into their mean; raises ProfileError below two points."""
     if len(points) < 2:
         raise ProfileError("a table needs measurements at two sizes at least")
     at = sorted(points)

@@ -1,8 +1,5 @@
-"""Reads profiles of machines, and selects the rows that are sound measurements.
-
-Source: the columns and their units are those of the published profile (Patel et al., Splitwise, ISCA 2024, `perf_model.csv` of
-its simulator); the reasons for leaving rows out come from its 1,260 rows.
-"""
+"""Reads profiles of machines, and selects the sound measurements. Columns and units are those of the published profile (Patel
+et al., Splitwise, ISCA 2024, `perf_model.csv` of its simulator); the exclusion rules come from its 1,260 rows."""
 
 from __future__ import annotations
 
@@ -27,13 +24,12 @@ class ProfileRow:
     """One measurement.
 
     Attributes:
-        model, hardware: names.
         tensor_parallel: GPUs.
         prompt_size: tokens of each request's prompt.
         batch_size: requests that ran together.
         token_size: requested output tokens.
-        prompt_s: seconds of the batch's whole prompt phase.
-        token_s: mean seconds of an iteration of its token phase.
+        prompt_s: of the batch's whole prompt phase.
+        token_s: mean of an iteration of its token phase.
     """
 
     model: str
@@ -69,11 +65,7 @@ _COLUMNS: Mapping[str, type] = {
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
-    """Read all rows, sound or not.
-
-    Raises:
-        ProfileError: the file cannot be read, or a line is wrong.
-    """
+    """Read all rows, sound or not; raises ProfileError if the file cannot be read or a line is wrong."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.DictReader(file)

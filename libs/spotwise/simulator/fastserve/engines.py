@@ -1,12 +1,10 @@
-"""FastServe's and its baselines' models, machines and schedulers; every scheduler is a policy of the mesh's own `WorkerRole`.
+"""FastServe's and its baselines' models, machines and schedulers (sections 6.1 and 6.3), each scheduler a policy of the mesh's
+`WorkerRole`. FCFS: iteration-level, all blocks reserved at admission (Orca). Request-level: FasterTransformer's batches,
+which idle the other pipeline stages. The plain MLFQs differ in the queue that jobs join and in prompts longer than a
+quantum.
 
-FCFS is iteration-level, reserves all blocks of a job at admission and runs it to completion (Orca). Request-level is
-FasterTransformer's batch of requests, which leaves the other stages of a pipeline idle. The two plain MLFQs differ from
-FastServe in the queue that jobs join, and in the fate of a prompt longer than its quantum.
-
-Source: FastServe, sections 6.1 and 6.3. Costs: OPT-13B on an A100 fitted to the artifact's profile; GPT-3 175B on two stages of
-eight A100 by the measured times of BLOOM-176B on eight A100 (Splitwise's published profile), which has as many parameters; each
-stage computes half of the layers.
+Costs: OPT-13B on an A100 fitted to the artifact's profile; GPT-3 175B on two stages of eight A100 (half of the layers each) by
+BLOOM-176B's measured times on eight A100 (Splitwise's published profile), equal in parameters.
 """
 
 from __future__ import annotations
@@ -115,7 +113,7 @@ class Queues:
     Attributes:
         quantum_ratio: of each queue's quantum to that of the queue above.
         starve_limit_s: as in `MlfqPolicy`; `None` never promotes.
-        when_full: what happens when KV memory is full.
+        when_full: policy for full KV memory.
         spare_slots: kept free with `PROACTIVE` (K).
     """
 

@@ -1,7 +1,5 @@
-"""FastServe's figures, means over seeds, beside what the paper prints.
-
-Source: FastServe, sections 4.2, 6.2 to 6.4; the artifact's own table for OPT-13B.
-"""
+"""FastServe's figures, means over seeds, beside the paper's (sections 4.2, 6.2 to 6.4; the artifact's own table for
+OPT-13B)."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class JobFinding(Finding[JobCase, JobSummary]):
 
     @property
     def published_per_token_s(self) -> float | None:
-        """The artifact's mean, whose runs are of a fixed number of jobs; `None` where it has none."""
+        """The artifact's mean, from runs of a fixed number of jobs; `None` where it has none."""
         if self.study.name != ARTIFACT or not isinstance(self.at, float):
             return None
         return PUBLISHED_PER_TOKEN_S.get(self.point.line, {}).get(self.at)

@@ -1,9 +1,6 @@
-"""Runs jobs on one engine under one scheduler; the same case gives the same figures in every process.
-
-Figures are of all jobs, all served to their end, and of the jobs in the middle, which arrive after the engine has filled and
-before the last arrivals: a steady state, if there is one. JCT is from a job's arrival to its last token; per token, over its
-output tokens (FastServe, section 6.1, and its artifact).
-"""
+"""Runs jobs on one engine under one scheduler; the same case gives the same figures in every process. JCT is E2E, per token
+over the output tokens (FastServe, section 6.1, and its artifact), of all jobs and of the middle ones: a steady state, if
+there is one."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class JobCase:
     Attributes:
         engine: name of one of `ENGINES`.
         rate: jobs a second.
-        jobs: arrivals.
+        jobs: number of arrivals.
         cv: of the gaps between them.
         batch, kv_tokens, host_bytes_per_s: as in `GpuEngine`; `None` for the engine's own.
     """
@@ -82,7 +79,6 @@ class JobSummary:
     Attributes:
         jct_s, jct_per_token_s: by figure (`mean`, `p50`, `p95`, `p99`), of all jobs.
         steady_jct_s, steady_jct_per_token_s: of the jobs in the middle.
-        ended_s: simulated end of the last job.
         live_at_last_arrival: unfinished jobs at the last arrival; under a steady load, some batches.
         utilisation: share of the time in which the engine, or each of its stages, computed, 0 to 1.
         peak_kv_tokens: most tokens with blocks, device and host.
@@ -107,12 +103,7 @@ class JobSummary:
 
 
 def simulate_jobs(case: JobCase) -> JobSummary:
-    """Run a case to the end of its last job.
-
-    Raises:
-        TraceError: a trace cannot be read.
-        ValueError: a job does not fit the engine.
-    """
+    """Run a case to the end of its last job; raises TraceError if a trace cannot be read, ValueError if a job does not fit."""
     engine = case.built_engine
     arrivals = list(gamma_arrivals(case.sizes, case.rate, case.cv, case.jobs, case.seed))
     figures = _Figures(arrivals)
@@ -149,8 +140,6 @@ def simulate_jobs(case: JobCase) -> JobSummary:
 
 
 class _Figures:
-    """Observes a run."""
-
     def __init__(self, arrivals: list[Arrival]) -> None:
         self.jct, self.jct_per_token = Percentiles(), Percentiles()
         self.steady_jct, self.steady_jct_per_token = Percentiles(), Percentiles()

@@ -1,10 +1,6 @@
-"""Job sizes from parametric distributions, and Gamma arrivals of a given burstiness.
-
-Gaps and sizes have generators of their own: another rate or burstiness brings the same jobs at other times.
-
-Source: Zipf lengths and Gamma arrivals, FastServe, section 6.1, which does not give the bounds; log-normal lengths stand for
-those of chats.
-"""
+"""Parametric job sizes, and Gamma arrivals of a given burstiness. Gaps and sizes have separate generators: another rate or
+burstiness brings the same jobs at other times. Zipf and Gamma: FastServe, section 6.1, which gives no bounds; log-normal
+lengths model chats."""
 
 from __future__ import annotations
 
@@ -24,12 +20,7 @@ from spotwise.simulator.world.observation import Arrival
 
 @dataclass(frozen=True, slots=True)
 class ZipfSizes:
-    """Lengths from 1 to a bound; length k has a probability proportional to k ** -theta.
-
-    Attributes:
-        longest_prompt, longest_output: tokens.
-        theta: skew; 0 makes all lengths equally likely.
-    """
+    """Zipf lengths from 1 to a bound: P(k) is proportional to k ** -theta, and theta 0 is uniform."""
 
     longest_prompt: int
     longest_output: int
@@ -60,13 +51,7 @@ def _zipf(longest: int, theta: float) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalSizes:
-    """Log-normal lengths, clipped to their bounds.
-
-    Attributes:
-        prompt_median, output_median: tokens.
-        prompt_spread, output_spread: standard deviations of the logarithms.
-        longest_prompt, longest_output: tokens; the shortest is 4 and 1.
-    """
+    """Log-normal lengths in tokens, clipped to at least 4 and 1; spreads are standard deviations of the logarithms."""
 
     prompt_median: float
     prompt_spread: float
@@ -100,11 +85,7 @@ class AzureSizes:
     longest: int
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Draw prompt and output tokens of so many jobs, both [count].
-
-        Raises:
-            TraceError: the trace cannot be read.
-        """
+        """Draw prompt and output tokens of so many jobs, both [count]; raises TraceError if the trace cannot be read."""
         sizes = SYNTHETIC[self.name] if self.path is None else _trace_sizes(self.path)
         prompts, outputs = sizes.draw(count, rng)
         outputs = np.minimum(outputs, self.longest // 2)
@@ -120,15 +101,8 @@ JobSizes = ZipfSizes | LogNormalSizes | AzureSizes
 
 
 def gamma_arrivals(sizes: RequestSizes, rate: float, cv: float, count: int, seed: int) -> Iterator[Arrival]:
-    """Yield `count` jobs with Gamma-distributed gaps.
-
-    Args:
-        rate: jobs a second.
-        cv: standard deviation of the gaps over their mean; 1 makes arrivals Poisson.
-
-    Raises:
-        ValueError: rate or cv is not above 0.
-    """
+    """Yield `count` jobs at `rate` a second with Gamma gaps of this CV, 1 for Poisson; raises ValueError unless both are above
+    0."""
     if rate <= 0 or cv <= 0:
         raise ValueError("jobs need a rate and a CV above 0")
     shape = 1.0 / cv**2

@@ -1,7 +1,5 @@
-"""FastServe's studies drawn: JCT against what varies, a line for each scheduler (FastServe, figures 9 to 11).
-
-A line has the same colour in every figure (Okabe and Ito's palette). The oracle's bound is dotted, published figures dashed.
-"""
+"""Draws FastServe's studies: JCT against the varied parameter, a line for each scheduler (FastServe, figures 9 to 11). A line
+has one colour in every figure (Okabe and Ito's palette); the oracle's bound is dotted, published figures dashed."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _COLOURS = {
 
 
 def plot_study(found: JobFindings) -> Figure:
-    """Draw mean, p95 and p99 of JCT and the mean per token, or the peak of KV, against what varies."""
+    """Draw mean, p95 and p99 of JCT and the mean per token, or the peak of KV, against the varied parameter."""
     if found.study.name == PEAK_KV:
         return _plot_peaks(found)
     figure = new_figure(12.5, 3.5, found.study.title)

@@ -1,10 +1,6 @@
-"""The FastServe paper's questions as runs.
-
-A study varies one thing and compares a few lines, under the same jobs, at each of its values. The paper does not give lengths'
-bounds, batch, CV and theta; ours are in `JobScope` and the constants here, and are published with the results.
-
-Source: FastServe, sections 6.2 and 6.3, figures 9 to 11; its artifact for OPT-13B.
-"""
+"""The FastServe paper's questions as runs (sections 6.2 and 6.3, figures 9 to 11; its artifact for OPT-13B): a study varies one
+thing and compares a few lines under the same jobs. The paper gives no bounds of lengths, batch, CV or theta; ours, in
+`JobScope` and the constants here, are published with the results."""
 
 from __future__ import annotations
 
@@ -49,13 +45,12 @@ PEAK_KV = "peak-kv"
 
 @dataclass(frozen=True, slots=True)
 class JobScope:
-    """How much is run.
+    """Size of the studies.
 
     Attributes:
         jobs: of a run of fixed length.
         artifact_jobs: of the artifact's runs.
         long_jobs: of runs whose middle is measured.
-        seeds: of which figures are means.
         thin: take every other value of what varies, from the last one back.
         conv: the Azure conversation trace; `None` for its percentiles.
     """
@@ -149,7 +144,6 @@ def _with_line(case: JobCase, line: Scheduler | WhenFull) -> JobCase:
 
 
 def _starvation(base: JobCase, scope: JobScope) -> JobStudy:
-    """Vary the longest wait below Q1."""
     points = tuple(
         StudyPoint(
             (f"{limit_s:g}" if limit_s else "none",),

@@ -1,12 +1,6 @@
-"""The clusters that the Splitwise paper compares.
-
-A design names the machines of each phase, a split their numbers. A baseline has one kind of machine in the mixed pool, which
-serves every request in place by mixed continuous batching.
-
-Source: Splitwise, tables IV and V, figures 16 to 18, section 6; prices per GPU-hour and power of a DGX as given there. Each
-GPU sends its own shard of the KV over its own 200 (A100) or 400 Gbit/s (H100), eight a machine. A capped machine's GPUs draw
-half, the machine 70 %.
-"""
+"""The clusters that the Splitwise paper compares (tables IV and V, figures 16 to 18, section 6): prices per GPU-hour and power
+of a DGX as given there. A GPU sends its KV shard over its own 200 (A100) or 400 Gbit/s (H100), eight a machine. A capped
+machine's GPUs draw half, the machine 70 %."""
 
 from __future__ import annotations
 
@@ -27,7 +21,7 @@ _CAPPED_POWER = 30.8
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine to buy.
+    """Hardware of one machine.
 
     Attributes:
         profile: its GPUs' name in profiles.
@@ -95,7 +89,7 @@ class Design:
 
         Raises:
             KeyError: a kind of machine has no costs.
-            ValueError: the split has token machines and the design none, or the other way round.
+            ValueError: the split has token machines and the design none, or the reverse.
         """
         if (self.token is None) != (split.token == 0):
             raise ValueError(f"{self.name} cannot be split {split.prompt}, {split.token}")

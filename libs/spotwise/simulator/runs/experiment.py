@@ -1,7 +1,5 @@
-"""Runs one case and summarizes it; both are small enough to send between processes.
-
-The same case gives the same summary in every process, but for its real time.
-"""
+"""Runs one case and summarizes it, both small enough to send between processes; a case gives the same summary in every process,
+except for real time."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from spotwise.simulator.world.world import World, machine_ids
 _COLLECT_AFTER = 100_000
 #: BLOOM's weights in the published simulator, which takes GiB for GB.
 _PUBLISHED_WEIGHT_BYTES = 329_000_000_000
-#: Every transfer in the published simulator, on any machine; it has no overlapped transfer.
+#: Rate of every transfer in the published simulator, on any machine; it has no overlapped transfer.
 _PUBLISHED_LINK_BYTES_PER_S = 200 * GIB
 
 
@@ -45,16 +43,16 @@ class Case:
     Attributes:
         design: name of one of `DESIGNS`, or `RECORDED`.
         rate: requests a second; `None` for a trace's own.
-        seconds: for which requests arrive; `None` to the end of a trace.
+        seconds: of arrivals; `None` to the end of a trace.
         model: name of one of `LANGUAGE_MODELS`.
-        decode_model: how iterations are timed. All but the honest one also set everything else as published, where there is
-            a setting: output lengths are known, all memory is used, messages take no time.
+        decode_model: how iterations are timed. All but the honest one also take the published settings where they exist: known
+            output lengths, all memory in use, no message latency.
         profile: of the machines; `None` for the built-in costs.
         chunk_tokens: token budget of an iteration (chunked prefill); `None` runs prompts whole.
         recorded: profile of all machines, instead of `design`, `model`, `decode_model` and `profile`.
         price_per_hour: of a recorded machine, US dollars.
-        verdict_only: end the run at the first broken objective. Only the verdict of its summary is valid then; requests
-            unanswered by that time count as failed.
+        verdict_only: end the run at the first broken SLO. Only the verdict of its summary is valid then; requests unanswered by
+            that time count as failed.
     """
 
     design: str
@@ -90,7 +88,6 @@ class PoolSummary:
 
     Attributes:
         utilisation: share of the run's time in iterations, 0 to 1.
-        iterations: of all machines.
         mean_decodes: decoding sequences of an iteration, mean over iterations.
         tokens, time_shares: the share of the busy time spent in iterations of at most so many tokens.
     """
@@ -108,10 +105,8 @@ class RunSummary:
     """Figures of a run.
 
     Attributes:
-        completed, failed: requests.
-        first_failure: reason of the first failure.
         ended_s: simulated end of the last request.
-        requests_per_s: between a quarter and three quarters of all answers, when the cluster neither fills nor empties.
+        requests_per_s: steady state, between a quarter and three quarters of all answers.
         output_tokens_per_s: at that rate.
         latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`), as far as measured.
         price_per_hour: of all machines, US dollars.
@@ -146,8 +141,6 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Setup:
-    """A case's design, iteration costs by GPU, reference of slowdowns, and world."""
-
     design: Design
     costs: Mapping[str, IterationCost]
     reference: Uncontended
@@ -179,7 +172,7 @@ def simulate(case: Case) -> RunSummary:
 
 
 def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _Setup:
-    """Return recorded machines; slowdowns are against one idle machine."""
+    """Slowdowns are against one idle recorded machine."""
     return _Setup(
         recorded_design(profile, case.split, case.price_per_hour),
         {profile.name: profile.iteration},
@@ -189,10 +182,7 @@ def _recorded_setup(profile: CostProfile, case: Case, policy: WorkerPolicy) -> _
 
 
 def _paper_setup(case: Case, policy: WorkerPolicy) -> _Setup:
-    """Return one of `DESIGNS`; slowdowns are against an idle DGX-A100 by the same decode model.
-
-    A decode model that changes one thing of the published one keeps the published reference.
-    """
+    """A decode model that changes one thing of the published one keeps the published reference of slowdowns."""
     design, model, decode_model = DESIGNS[case.design], LANGUAGE_MODELS[case.model], case.decode_model
     costs = _costs(case, decode_model)
     if decode_model is DecodeModel.HONEST:
@@ -209,7 +199,6 @@ def _costs(case: Case, decode_model: DecodeModel) -> dict[str, TableIterationCos
 
 
 def _published_settings(model: LanguageModel, policy: WorkerPolicy) -> WorldSettings:
-    """Return the published simulator's world, where there is a setting."""
     if model.name == BLOOM_176B.name:
         model = replace(model, weight_bytes=_PUBLISHED_WEIGHT_BYTES)
     # Its scheduler sees computed prompts at once, never re-purposes a machine, and never serves in place what it can split.

@@ -1,8 +1,5 @@
-"""Keeps runs in a file, so that a stopped search resumes.
-
-A run is reused only if its case, the files named by the case, and the simulating code are unchanged. Each process appends one
-line per finished run; truncated lines are skipped.
-"""
+"""Caches runs in a file, so that a stopped search resumes. A run is reused only if its case, the files named by the case, and
+the simulating code are unchanged. Each process appends one line per finished run; truncated lines are skipped."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ import spotwise.simulator
 
 
 class Describing(Hashable, Protocol):
-    """A run's case: a dataclass that JSON can hold."""
+    """A run's case: a JSON-serialisable dataclass."""
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -35,12 +32,11 @@ _Run = TypeVar("_Run")
 
 @dataclass(frozen=True, slots=True)
 class KeptRuns(Generic[_Case, _Run]):
-    """Simulates cases that are not in the file yet; may be sent to other processes.
+    """Simulates cases that the file lacks; picklable.
 
     Attributes:
-        path: of the file; may not exist yet.
-        run: simulates a case.
-        summary: its result, a dataclass that JSON can hold.
+        path: may not exist yet.
+        summary: a JSON-serialisable dataclass.
     """
 
     path: Path
@@ -48,11 +44,8 @@ class KeptRuns(Generic[_Case, _Run]):
     summary: type[Any]
 
     def __call__(self, case: _Case) -> _Run:
-        """Return a case's summary from the file, or simulate and append it.
-
-        Raises:
-            OSError: the file cannot be read or written.
-        """
+        """Return a case's summary from the file, or simulate and append it; raises OSError if the file cannot be read or
+        written."""
         key = _key(case)
         runs_of = _adapter(cast(Hashable, self.summary))
         kept = _read(self.path, runs_of).get(key)
@@ -76,7 +69,6 @@ def _adapter(of: Hashable) -> TypeAdapter[Any]:
 
 @cache
 def _read(path: Path, runs_of: TypeAdapter[Any]) -> dict[str, Any]:
-    """Return the runs that the file had at this process's first read."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -106,7 +98,6 @@ def _contents(path: Path) -> bytes:
 
 @cache
 def _code() -> bytes:
-    """Return a digest of the code and data that runs depend on."""
     digest = hashlib.sha256()
     for package in (spotwise.core, spotwise.simulator):
         for folder in package.__path__:

@@ -1,8 +1,6 @@
-"""Ends a run at its first broken objective, for searches that need only the verdict.
-
-Of a known number of requests, a fixed number may exceed a bound before its percentile does (nearest rank, as in
-`percentiles.py`); with one more the objective cannot hold. About half of a search's runs break, and their queues keep growing.
-"""
+"""Ends a run at its first broken SLO, for searches that need only the verdict. Of a known number of requests a fixed number may
+exceed a bound before its percentile does (nearest rank, as in `percentiles.py`). About half of a search's runs break, with
+ever-growing queues."""
 
 from __future__ import annotations
 
@@ -12,15 +10,12 @@ from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES
 
 
 class ObjectivesLostError(Exception):
-    """An objective is broken whatever follows."""
+    """An SLO is broken, whatever follows."""
 
 
 class LostObjectives:
-    """Counts the requests that may still exceed each bound.
-
-    Args:
-        requests: of the whole run. A metric that some requests do not have is found broken later than possible.
-    """
+    """Counts the requests that may still exceed each bound; of a metric that some of the run's `requests` lack, a break is
+    found late."""
 
     def __init__(self, requests: int) -> None:
         allowed = [requests - math.ceil(requests * percent / 100) for percent in PERCENTS]
@@ -29,11 +24,7 @@ class LostObjectives:
         }
 
     def count(self, metric: str, slowdown: float) -> None:
-        """Count a request's slowdown.
-
-        Raises:
-            ObjectivesLostError: it broke an objective.
-        """
+        """Count a request's slowdown; raises ObjectivesLostError if it broke an SLO."""
         self._left[metric] = [(bound, left if slowdown < bound else left - 1) for bound, left in self._left[metric]]
         if any(left < 0 for _, left in self._left[metric]):
             raise ObjectivesLostError

@@ -1,7 +1,4 @@
-"""Gathers a run's figures while it runs, in memory that does not grow with it (`percentiles.py`).
-
-Every arrived request counts: a failed one has no latency, so its objectives do not hold.
-"""
+"""Collects a run's figures in bounded memory (`percentiles.py`); a failed request has no latency and breaks the SLOs."""
 
 from __future__ import annotations
 
@@ -35,17 +32,16 @@ class PoolFigures:
 class RunMetrics:
     """The `Observer` of a run that keeps its figures.
 
-    Args:
-        uncontended: reference of slowdowns.
-        pool_of: the pool of each machine, by its id.
-        lost: ends the run at the first broken objective; `None` lets it run to its end.
-
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
         pools: by name, in order of their first iteration.
-        first_failure: reason of the first failed request.
         output_tokens: of completed requests.
         finishes: answer times, seconds from the start.
+
+    Args:
+        uncontended: reference of slowdowns.
+        pool_of: the pool of each machine, by its id.
+        lost: ends the run at the first broken SLO; `None` lets it run to its end.
     """
 
     def __init__(
@@ -63,11 +59,7 @@ class RunMetrics:
         self.finishes = Percentiles()
 
     def request_completed(self, request: CompletedRequest) -> None:
-        """Count a request's latencies.
-
-        Raises:
-            ObjectivesLostError: an objective is broken and only the verdict matters.
-        """
+        """Count a request's latencies; raises ObjectivesLostError if an SLO is broken and only the verdict matters."""
         self.output_tokens += request.arrival.output_tokens
         self.finishes.add(request.finished_s)
         alone = self._uncontended.latencies(request.arrival)
@@ -77,11 +69,7 @@ class RunMetrics:
             self._count("tbt", request.tbt_s, alone.tbt_s)
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        """Count an unanswered request.
-
-        Raises:
-            ObjectivesLostError: only the verdict matters.
-        """
+        """Count an unanswered request; raises ObjectivesLostError if only the verdict matters."""
         self.failed += 1
         self.first_failure = self.first_failure or reason
         if self._lost is not None:
@@ -108,17 +96,15 @@ class RunMetrics:
 
     @property
     def steady_requests_per_s(self) -> float | None:
-        """Answers a second between a quarter and three quarters of all, without the filling and emptying of the cluster.
-
-        `None` where these came at one moment.
-        """
+        """Answers a second between a quarter and three quarters of all (steady state); `None` where these came at one
+        moment."""
         first_s, last_s = self.finishes.at(25), self.finishes.at(75)
         if first_s is None or last_s is None or first_s == last_s:
             return None
         return 0.5 * self.finishes.count / (last_s - first_s)
 
     def verdict(self) -> Verdict:
-        """Compare the slowdowns with the paper's objectives."""
+        """Compare the slowdowns with the paper's SLOs."""
         return Verdict(
             {
                 metric: tuple(
@@ -133,10 +119,10 @@ class RunMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether objectives hold.
+    """Whether SLOs hold.
 
     Attributes:
-        slowdowns: by metric and at each of `PERCENTS`, ours and the bound that it must be below.
+        slowdowns: by metric and at each of `PERCENTS`, ours and the upper bound.
         failed: requests without an answer.
     """
 
@@ -145,12 +131,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether all objectives hold."""
+        """Whether all SLOs hold."""
         return not self.failed and not self.broken
 
     @property
     def broken(self) -> list[str]:
-        """Broken objectives, like `tbt p99`."""
+        """Broken SLOs, like `tbt p99`."""
         return [
             f"{metric} p{percent}"
             for metric, figures in self.slowdowns.items()

@@ -1,8 +1,5 @@
-"""Carries out many searches over the processors.
-
-Each search resumes when its requested runs are done, whatever the others do; results do not depend on the number of processes.
-Searches that request the same run share it.
-"""
+"""Runs many searches over the processors. Each search resumes when its requested runs are done; results do not depend on the
+number of processes, and searches that request the same run share it."""
 
 from __future__ import annotations
 
@@ -67,8 +64,6 @@ def _drive_here(
 
 
 class _Driver(Generic[_Key, _Case, _Run, _Result]):
-    """Drives searches whose runs happen in other processes."""
-
     def __init__(
         self,
         searches: Mapping[_Key, Generator[Sequence[_Case], Sequence[_Run], _Result]],

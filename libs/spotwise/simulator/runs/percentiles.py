@@ -1,9 +1,5 @@
-"""Percentiles of many values in bounded memory.
-
-The first values are kept, and their percentiles are exact, by nearest rank. Beyond that values are counted in cells whose
-bounds grow geometrically: a percentile is off by `RELATIVE_ERROR` at most and never outside the observed range (DDSketch:
-Masson, Rim, Lee, VLDB 2019, section 2).
-"""
+"""Percentiles in bounded memory: exact (nearest rank) for the first values; beyond that, counts in cells with geometric bounds,
+off by `RELATIVE_ERROR` at most and never outside the observed range (DDSketch: Masson, Rim, Lee, VLDB 2019, section 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
-#: Of a percentile, once values are counted in cells.
+#: Relative error of a percentile, once values are counted in cells.
 RELATIVE_ERROR = 0.0025
 #: Entries kept before that.
 EXACT_ENTRIES = 20_000
@@ -25,13 +21,7 @@ _Entry = TypeVar("_Entry", float, int)
 
 
 class Percentiles:
-    """A multiset of values of at least 0.
-
-    Attributes:
-        count: values.
-        total: their sum.
-        smallest, largest: `None` without values.
-    """
+    """A multiset of values of at least 0; `smallest` and `largest` are `None` without values."""
 
     def __init__(self, exact_entries: int = EXACT_ENTRIES) -> None:
         self.count = 0
@@ -48,11 +38,7 @@ class Percentiles:
         return self.total / self.count if self.count else None
 
     def add(self, value: float, count: int = 1) -> None:
-        """Add a value, `count` times.
-
-        Raises:
-            ValueError: it is below 0 or no number.
-        """
+        """Add a value, `count` times; raises ValueError if it is below 0 or no number."""
         if not 0 <= value < math.inf:
             raise ValueError(f"{value} is not a finite value of at least 0")
         self.count += count

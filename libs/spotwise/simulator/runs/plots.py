@@ -1,8 +1,6 @@
-"""The Splitwise paper's figures drawn from simulated runs (figures 3, 12, 16 to 19), and what all papers' figures share.
-
-A design has the same colour in every figure (Okabe and Ito's palette, safe for colour-blind readers); baselines are dashed,
-bounds red. matplotlib is an extra (`spotwise[bench]`), imported when needed.
-"""
+"""Draws the Splitwise paper's figures (3, 12, 16 to 19) from simulated runs, and shares its style with other papers' figures. A
+design has one colour in every figure (Okabe and Ito's palette, safe for colour-blind readers); baselines are dashed, bounds
+red. matplotlib is an extra (`spotwise[bench]`), imported when needed."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _DPI = 150
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the file's name ends in; makes the folder."""
+    """Write a figure in the format of the file's suffix; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)
 
@@ -62,7 +60,7 @@ def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
 
 
 def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") -> Figure:
-    """Draw slowdowns against the rate, by design (figure 16): a row a metric, a column a percentile, objectives in red."""
+    """Draw slowdowns against the rate, by design (figure 16): a row a metric, a column a percentile, SLOs in red."""
     figure = new_figure(10, 7.6, title)
     grid = figure.subplots(len(METRICS), len(PERCENTS), sharex=True)
     for row, metric in enumerate(METRICS):
@@ -139,13 +137,8 @@ def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Fi
 
 
 def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent: int, title: str = "") -> Figure:
-    """Draw a metric's slowdown at a percentile over numbers of prompt and token machines (figure 12).
-
-    A cell with a broken objective is crossed out; the cheapest other cell has a star.
-
-    Args:
-        grid: rows by token machines, columns by prompt machines, both ascending.
-    """
+    """Draw a metric's slowdown at a percentile over prompt and token machines (figure 12). Cells with a broken SLO are crossed
+    out; the cheapest other cell has a star. `grid` has rows by token machines, columns by prompt machines, both ascending."""
     import numpy as np
     from matplotlib.colors import LogNorm
 
@@ -205,7 +198,6 @@ def _style(run: RunSummary) -> dict[str, Any]:
 
 
 def _means(runs: Sequence[RunSummary], metric: str, column: int) -> list[tuple[float, float]]:
-    """Slowdowns by rate, mean over the seeds."""
     by_rate: dict[float, list[float]] = {}
     for run in runs:
         by_rate.setdefault(run.case.rate or run.requests_per_s, []).append(run.verdict.slowdowns[metric][column][0])

@@ -1,12 +1,9 @@
-"""Searches the best split of a design under latency objectives, from the verdicts of simulated runs.
+"""Searches the best split of a design under SLOs (Splitwise, section 4.5), from the verdicts of simulated runs.
 
-- For a rate: the split that serves it at the least cost, power or number of machines. For some numbers of token machines,
-  bisect the fewest prompt machines, only where that can beat the best so far; then approach the best number (the boundary of
-  feasible splits is a valley: Splitwise, figure 12).
-- For a budget: the split that carries the highest rate. The rate rises and then falls as machines move from tokens to prompts,
-  so the search climbs from a first guess and halves its stride at the top.
-
-Source: Splitwise, section 4.5.
+- For a rate, the split of least cost, power or machines: bisect the fewest prompt machines for some numbers of token machines
+  where that can beat the best so far, then approach the best number (the boundary of feasible splits is a valley: figure 12).
+- For a budget, the split with the highest rate: it rises, then falls as machines move from tokens to prompts, so climb from a
+  first guess and halve the stride at the top.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from spotwise.simulator.runs.search import Grid, Limit, Search, holds_for_all, l
 
 
 class Objective(StrEnum):
-    """What to minimise at a given rate."""
+    """Quantity to minimise at a given rate."""
 
     COST = "cost"
     POWER = "power"
@@ -41,7 +38,7 @@ class Provisioned:
 
     Attributes:
         split: `None` where none holds within the bounds.
-        tried: every simulated split, and whether its objectives held for all seeds.
+        tried: every simulated split, and whether its SLOs held for all seeds.
     """
 
     split: Split | None
@@ -58,13 +55,8 @@ class BestSplit:
 
 
 def cheapest_split(case: Case, objective: Objective, seeds: Sequence[int], most: Split) -> Search[Provisioned]:
-    """Search the split of a case's design that serves its rate with the least of an objective.
-
-    Args:
-        case: its split and seed are ignored.
-        seeds: whose runs must all hold.
-        most: machines of each kind.
-    """
+    """Search the split of a case's design that serves its rate with the least of an objective; the case's split and seed are
+    ignored. `most` bounds the machines of each kind; the runs of all seeds must hold."""
     design, case = DESIGNS[case.design], replace(case, verdict_only=True)
     tried: dict[Split, bool] = {}
     best: Split | None = None
@@ -98,7 +90,7 @@ def _fewest_prompts(
     best: Split | None,
     tried: dict[Split, bool],
 ) -> Search[Split | None]:
-    """Search the fewest prompt machines beside `token` machines; `None` where that does not beat `best`."""
+    """`None` where the fewest prompt machines do not beat `best`."""
     design = DESIGNS[case.design]
     rank = functools.partial(_rank, objective, design)
     high = most_prompt
@@ -123,19 +115,12 @@ def _fewest_prompts(
 
 
 def _rank(objective: Objective, design: Design, split: Split) -> tuple[float, int, int]:
-    """Order splits by the objective; a tie goes to fewer machines, then to fewer prompt machines."""
     return objective.of(design, split), split.machines, split.prompt
 
 
 def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[int]) -> Search[BestSplit]:
-    """Search the split with the highest rate, from the middle one on.
-
-    Args:
-        case: its split, rate and seed are ignored.
-        splits: in the order of their prompt machines.
-        grid: of rates.
-        seeds: over which limits are averaged.
-    """
+    """Search the split with the highest rate (mean over seeds), from the middle one on; the case's split, rate and seed are
+    ignored, and `splits` is in the order of prompt machines."""
     case = replace(case, verdict_only=True)
     limits: dict[int, Limit] = {}
     here = len(splits) // 2
@@ -158,15 +143,9 @@ def best_split(case: Case, splits: Sequence[Split], grid: Grid, seeds: Sequence[
 
 
 def splits_within(design: Design, budget: float, measure: Callable[[Split], float]) -> list[Split]:
-    """Return the splits that exhaust a budget: for each number of prompt machines, the most token machines.
-
-    Args:
-        budget: in the unit of `measure`.
-        measure: a split's share of it; must grow with each machine.
-
-    Raises:
-        ValueError: the budget does not cover a machine of each kind.
-    """
+    """Return the splits that exhaust a budget: for each number of prompt machines, the most token machines. `measure` is a
+    split's use of the budget and grows with each machine. Raises ValueError if the budget does not cover a machine of each
+    kind."""
     token = 0 if design.token is None else 1
     if measure(Split(1, token)) > budget:
         raise ValueError(f"{budget:g} is too little for {design.name}")

@@ -1,8 +1,6 @@
-"""Simulates machines recorded by `spotwise profile`: clusters made of them, and recorded runs again.
-
-All times are the profile's. A recorded run's cluster comes from its journals (workers, memory, policies) and requests arrive at
-their recorded times; nothing is fitted to the run that is judged (Splitwise, section 5, validates so).
-"""
+"""Simulates machines recorded by `spotwise profile`: clusters made of them, and replays of recorded runs. All times are the
+profile's; a replay's cluster and arrival times come from the run's journals, and nothing is fitted to the judged run (as
+Splitwise, section 5, validates)."""
 
 from __future__ import annotations
 
@@ -32,8 +30,6 @@ class RecordedCluster:
     Attributes:
         home_pools: the pool of each worker, in order of their ids.
         kv_blocks, kv_block_size: of every worker.
-        worker_policy: of every worker.
-        pool_policy: of the scheduler.
     """
 
     home_pools: tuple[Pool, ...]
@@ -55,13 +51,9 @@ class RequestTimes:
 def simulate_recorded(
     cluster: RecordedCluster, profile: CostProfile, arrivals: Iterable[Arrival]
 ) -> list[RequestTimes]:
-    """Serve the arrivals by a simulated copy of the cluster; times in the order in which requests ended.
-
-    Outputs have their requested lengths, as in a run that ignores end-of-sequence tokens.
-
-    Raises:
-        ValueError: several pools hand KV over, and the profile has no link cost; or a request fails.
-    """
+    """Serve the arrivals by a simulated copy of the cluster; times in completion order. Outputs have their requested lengths,
+    as in a run that ignores end-of-sequence tokens. Raises ValueError if several pools hand KV over and the profile has no
+    link cost, or a request fails."""
     if len(set(cluster.home_pools)) > 1:
         _ = profile.known_link
     kv_tokens = cluster.kv_blocks * cluster.kv_block_size
@@ -79,7 +71,7 @@ def simulate_recorded(
 
 
 def recorded_model(profile: CostProfile) -> LanguageModel:
-    """Return the profile's language model, with the one figure that a simulation uses: the KV bytes of a token."""
+    """Return the profile's language model, with the one size that a simulation uses: the KV bytes of a token."""
     return LanguageModel(profile.name, 0, 1, 1, 1, 1, value_bytes=max(1, profile.kv_bytes_per_token // 2))
 
 
@@ -91,11 +83,8 @@ def recorded_hardware(profile: CostProfile, price_per_hour: float = 0.0) -> Hard
 
 
 def recorded_design(profile: CostProfile, split: Split, price_per_hour: float = 0.0) -> Design:
-    """Return a cluster of recorded machines, in two pools or all mixed.
-
-    Raises:
-        ValueError: two pools hand KV over, and the profile has no link cost.
-    """
+    """Return a cluster of recorded machines, in two pools or all mixed; raises ValueError if two pools hand KV over and the
+    profile has no link cost."""
     if split.token:
         _ = profile.known_link
     hardware = recorded_hardware(profile, price_per_hour)
@@ -121,8 +110,6 @@ def arrivals_of(requests: Sequence[tuple[float, int, int]]) -> list[Arrival]:
 
 
 class _Times:
-    """Observes requests' latencies."""
-
     def __init__(self) -> None:
         self.completed: list[RequestTimes] = []
 

@@ -1,12 +1,6 @@
-"""Searches the highest rate at which all objectives hold.
-
-A search yields cases and receives their summaries; it does not run them, so many searches share the processors
-(`parallel.py`). Rates are multiples of a step, and the verdict is taken to be monotonic in the rate: double or halve from a
-guess, then bisect.
-
-Source: throughput under objectives, Splitwise, section 6.2; the limits of its published simulator are known on a grid of 10
-requests/s.
-"""
+"""Searches the highest rate at which all SLOs hold (throughput under SLOs: Splitwise, section 6.2; its published simulator has
+a grid of 10 requests/s). A search yields cases and receives their summaries, so that many share the processors
+(`parallel.py`). The verdict is taken as monotonic in the rate: double or halve from a guess, then bisect."""
 
 from __future__ import annotations
 
@@ -29,7 +23,7 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The highest rate at which a cluster keeps all objectives.
+    """The highest rate at which a cluster keeps all SLOs.
 
     Attributes:
         rates: by seed, requests a second; 0 where not even one step holds.
@@ -98,7 +92,7 @@ def limit_of(case: Case, grid: Grid, seeds: Sequence[int]) -> Search[Limit]:
 
 
 def holds_for_all(cases: Sequence[Case]) -> Search[bool]:
-    """Return whether the objectives hold in all cases, up to the first that breaks."""
+    """Return whether the SLOs hold in all cases, up to the first that breaks."""
     for case in cases:
         (run,) = yield [case]
         if not run.verdict.holds:

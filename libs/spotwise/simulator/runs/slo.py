@@ -1,9 +1,6 @@
-"""Latency objectives, as slowdowns against an idle machine.
-
-A request's slowdown is its latency over that alone on a DGX-A100. The objectives hold when all nine percentiles are below their
-bounds and no request failed (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the
-paper's simulator; gaps between single tokens are measured beside it.
-"""
+"""SLOs as slowdowns against a request alone on a DGX-A100: they hold when all nine percentiles are below their bounds and no
+request failed (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's
+simulator; gaps between single tokens are measured beside it."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ class Uncontended(Protocol):
     """Computes a request's latencies on an idle machine."""
 
     def latencies(self, arrival: Arrival) -> Latencies:
-        """Return the request's latencies."""
+        """Return the request's latencies alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class AloneOn:
-    """An idle machine: the prompt in one iteration, then one growing sequence; the cost is linear in a decode's context."""
+    """An idle machine: a prefill iteration, then one growing sequence; the cost is linear in a decode's context."""
 
     cost: IterationCost
 

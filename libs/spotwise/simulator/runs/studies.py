@@ -1,7 +1,5 @@
-"""Studies of a paper: lines compared at several places, the runs behind each point, and the paper's claims beside ours.
-
-A paper subclasses `Finding` with the figures that it reports; a figure is a mean over the seeds of the runs' own figures.
-"""
+"""Studies of a paper: lines compared at several places, the runs behind each point, and the paper's claims beside ours. A paper
+subclasses `Finding`; a figure is a mean over the seeds of the runs' own figures."""
 
 from __future__ import annotations
 
@@ -20,13 +18,7 @@ PointPlace = tuple[float | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class StudyPoint(Generic[_Case]):
-    """One line of a study at one place.
-
-    Attributes:
-        place: a value for each axis.
-        line: what is compared.
-        cases: the same run with each seed.
-    """
+    """One line of a study at one place: a value for each axis, and the same run with each seed."""
 
     place: PointPlace
     line: str
@@ -39,7 +31,6 @@ class Study(Generic[_Case]):
 
     Attributes:
         name: of files and documents.
-        title: for people.
         axes: what varies, with units.
         points: by place, then by line.
     """
@@ -51,7 +42,7 @@ class Study(Generic[_Case]):
 
     @property
     def lines(self) -> list[str]:
-        """What is compared, in order."""
+        """The compared lines, in order."""
         return list(dict.fromkeys(point.line for point in self.points))
 
     @property
@@ -62,14 +53,14 @@ class Study(Generic[_Case]):
 
 @dataclass(frozen=True, slots=True)
 class Finding(Generic[_Case, _Run]):
-    """A point and its runs, one a seed."""
+    """A point and its runs, one per seed."""
 
     study: Study[_Case]
     point: StudyPoint[_Case]
     runs: tuple[_Run, ...]
 
     def mean(self, figure: str) -> float:
-        """Return the mean over the runs of a number that each has."""
+        """Return the mean over the runs of a number."""
         return fmean(getattr(run, figure) for run in self.runs)
 
     def means(self, figures: str) -> dict[str, float]:
@@ -121,10 +112,9 @@ class Headline:
     """A claim of a paper beside ours.
 
     Attributes:
-        name: what is compared.
-        paper: lowest and highest of the paper's range, equal where it prints one number; `None` where it prints none.
+        paper: lowest and highest of the paper's range, equal for one number; `None` where it prints none.
         ours: the same of ours.
-        why: they may differ.
+        why: why they may differ.
         is_close: whether ours is about the paper's; `None` where that has no number.
     """
 

@@ -1,8 +1,6 @@
-"""Request sizes distributed like those of the Azure traces, without the traces' files.
-
-A size is drawn through its quantile function, log-linear between the published percentiles (`azure_percentiles.json`). Prompt
-and output are independent; in the traces they nearly are (correlation 0.00 for code, -0.11 for conversation).
-"""
+"""Request sizes distributed like the Azure traces', without their files: quantile functions log-linear between the published
+percentiles (`azure_percentiles.json`). Prompt and output are independent; in the traces nearly so (correlation 0.00 for
+code, -0.11 for conversation)."""
 
 from __future__ import annotations
 
@@ -30,12 +28,7 @@ class _AzurePercentiles:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSizes:
-    """Sizes of a kind of workload.
-
-    Attributes:
-        percents: at which tokens are known, ascending.
-        prompt_tokens, output_tokens: at each of `percents`.
-    """
+    """Sizes of a kind of workload; tokens at each of `percents`, ascending."""
 
     percents: tuple[float, ...]
     prompt_tokens: tuple[float, ...]

@@ -1,8 +1,6 @@
-"""Reads request traces in the Azure LLM inference format and makes arrivals of them, lazily.
-
-Sizes are drawn with replacement, prompts and answers independently, arrivals are Poisson, as in the paper's simulator
-(Splitwise, section 5). The same seed gives the same arrivals.
-"""
+"""Reads request traces in the Azure LLM inference format, lazily. Sizes are drawn with replacement, prompts and outputs
+independently, arrivals are Poisson, as in the paper's simulator (Splitwise, section 5); the same seed gives the same
+arrivals."""
 
 from __future__ import annotations
 
@@ -37,12 +35,7 @@ class RequestSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceSizes:
-    """The sizes of a trace, to draw from with replacement.
-
-    Attributes:
-        prompt_tokens, output_tokens: [lines], one request each.
-        jointly: draw a line's prompt and output together, instead of independently.
-    """
+    """The sizes of a trace, drawn with replacement; [requests] each, prompt and output of a line together if `jointly`."""
 
     prompt_tokens: IntArray
     output_tokens: IntArray
@@ -56,11 +49,8 @@ class TraceSizes:
 
 
 def trace_arrivals(path: Path) -> Iterator[Arrival]:
-    """Yield a trace's requests at its own times; the first one at 0 s.
-
-    Raises:
-        TraceError: the file cannot be read, or a line is wrong.
-    """
+    """Yield a trace's requests at its own times, the first at 0 s; raises TraceError if the file cannot be read or a line is
+    wrong."""
     start: datetime | None = None
     last_s = 0.0
     for line, (timestamp, prompt_tokens, output_tokens) in _rows(path):
@@ -81,11 +71,7 @@ def trace_arrivals(path: Path) -> Iterator[Arrival]:
 
 
 def read_sizes(path: Path, *, jointly: bool = False) -> TraceSizes:
-    """Read the sizes of a trace.
-
-    Raises:
-        TraceError: the file cannot be read, a line is wrong, or there is none.
-    """
+    """Read the sizes of a trace; raises TraceError if the file cannot be read, a line is wrong, or there is none."""
     flat = np.fromiter((size for _, (_, *sizes) in _rows(path) for size in sizes), dtype=np.int64)
     if not len(flat):
         raise TraceError(f"{path} has no requests")
@@ -93,10 +79,8 @@ def read_sizes(path: Path, *, jointly: bool = False) -> TraceSizes:
 
 
 def poisson_arrivals(sizes: RequestSizes, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
-    """Yield Poisson arrivals at `rate` requests a second for `seconds`; at least one.
-
-    Gaps and sizes have generators of their own: another rate brings the same requests at other times.
-    """
+    """Yield Poisson arrivals at `rate` requests a second for `seconds`; at least one. Gaps and sizes have separate generators:
+    another rate brings the same requests at other times."""
     gaps_rng, sizes_rng = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     at_s = 0.0
     is_first = True

@@ -15,7 +15,7 @@ from spotwise.simulator.world.observation import Arrival
 
 
 class ArrivalKind(StrEnum):
-    """When requests arrive."""
+    """The arrival process."""
 
     POISSON = "poisson"  #: at random, with sizes drawn from the workload
     TRACE = "trace"  #: as in the trace, with the sizes they have there
@@ -26,10 +26,10 @@ class ClusterWorkload:
     """Source of requests.
 
     Attributes:
-        name: for people; without a path the name of a synthetic workload, `code` or `conv`.
+        name: without a path that of a synthetic workload, `code` or `conv`.
         path: of a trace in the Azure format; `None` draws sizes with the published percentiles.
         kind: of arrivals; the trace's own need a path.
-        jointly: draw a prompt with its answer instead of each alone.
+        jointly: draw a prompt with its output instead of each alone.
     """
 
     name: str
@@ -48,8 +48,7 @@ class ClusterWorkload:
 
         Args:
             rate: requests a second. A trace's own gaps are scaled to this mean rate; `None` leaves them.
-            seconds: for which requests arrive; `None` to the end of the trace.
-            seed: of drawn gaps and sizes.
+            seconds: of arrivals; `None` to the end of the trace.
 
         Raises:
             TraceError: the trace cannot be read.
@@ -65,21 +64,13 @@ class ClusterWorkload:
         return own if seconds is None else takewhile(lambda arrival: arrival.at_s < seconds, own)
 
     def sizes(self) -> RequestSizes:
-        """Return the distribution of sizes.
-
-        Raises:
-            TraceError: the trace cannot be read.
-        """
+        """Return the distribution of sizes; raises TraceError if the trace cannot be read."""
         return SYNTHETIC[self.name] if self.path is None else _sizes_of(self.path, self.jointly)
 
 
 @cache
 def mean_rate(path: Path) -> float:
-    """Return a trace's mean rate, requests a second.
-
-    Raises:
-        TraceError: it cannot be read, or all requests arrive at once.
-    """
+    """Return a trace's mean rate, requests a second; raises TraceError if it cannot be read or all requests arrive at once."""
     requests, last_s = 0, 0.0
     for arrival in trace_arrivals(path):
         requests, last_s = requests + 1, arrival.at_s

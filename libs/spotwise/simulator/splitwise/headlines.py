@@ -1,10 +1,6 @@
-"""The Splitwise paper's headlines as numbers, beside ours; nothing here is tuned to the paper.
-
-A headline is a ratio, or a number of machines, from the searches of `paper.py`. Each differing figure has its known reason;
-decode models differ in one reason or a few.
-
-Source: Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20.
-"""
+"""The Splitwise paper's headlines as numbers beside ours, untuned (Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6,
+figures 12 and 18 to 20): ratios, or numbers of machines, from the searches of `paper.py`. Each differing figure has its
+known reason; decode models differ in one reason or a few."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from spotwise.simulator.runs.search import Limit
 from spotwise.simulator.runs.studies import ends
 from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, Cluster, ClusterFindings
 
-#: A smaller share is within what a grid of rates brings about by itself.
+#: A smaller share is within the resolution of a grid of rates.
 _SAME = 0.05
 _SLOWER = (
     "decodes slow down in larger batches, for which the paper's splits were not made",
@@ -70,7 +66,7 @@ class ClusterHeadline:
     why: str = ""
 
     def differs(self, decode_model: DecodeModel) -> bool:
-        """Whether ours is not the paper's, by more than a grid of rates brings about by itself."""
+        """Return whether ours differs from the paper's by more than the grid of rates explains."""
         return _differs(self.paper, self.measured[decode_model].value)
 
 
@@ -135,7 +131,7 @@ def _rows(found: ClusterFindings) -> list[_Row]:
         return _Row(name, paper, _throughput_ratio(found, one, other), published)
 
     def costs(name: str, paper: float, objective: Objective, one: Cluster, other: Cluster, why: str) -> _Row:
-        """Arithmetic on prices and machines, without a simulation."""
+        """Compare prices and machines, without a simulation."""
         ours, base = (objective.of(DESIGNS[cluster.design], cluster.split) for cluster in (one, other))
         return _Row(name, paper, MeasuredFigure(ours / base), fixed=why)
 
@@ -184,7 +180,7 @@ def _rows(found: ClusterFindings) -> list[_Row]:
 
 
 def _replayed(ratio: float) -> str:
-    """Name the ratio of the limits in the published simulator's 184 runs."""
+    """The ratio of the limits in the published simulator's 184 runs."""
     return f"the paper's own simulator gives {ratio:.2f} on traces of two minutes"
 
 
@@ -198,7 +194,6 @@ def _throughput_ratio(found: ClusterFindings, one: Cluster, other: Cluster) -> M
 
 
 def _most(found: ClusterFindings, budget: Mapping[str, Cluster], baseline: str) -> MeasuredFigure:
-    """Compare the design with the highest limit with a baseline of the same budget."""
     best = max(budget.values(), key=lambda cluster: found.limits[cluster].mean)
     measured = _throughput_ratio(found, best, budget[baseline])
     return replace(measured, about=f"{best.design}: {measured.about}")
@@ -218,7 +213,7 @@ def _machines(count: int | None) -> MeasuredFigure:
 
 
 def _dollars(cluster: Cluster) -> float:
-    """Return the price as the paper's figure has it: of one GPU of each machine."""
+    """The price is as in the paper's figure: of one GPU of each machine."""
     return DESIGNS[cluster.design].price_per_hour(cluster.split) / 8
 
 

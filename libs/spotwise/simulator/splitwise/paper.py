@@ -1,7 +1,5 @@
-"""The Splitwise paper's questions about clusters as searches: limits, answers without objectives, and provisioned splits.
-
-Source: Patel et al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20.
-"""
+"""The Splitwise paper's questions about clusters as searches: limits, answers without SLOs, and provisioned splits (Patel et
+al., "Splitwise", ISCA 2024, sections 6.2 to 6.6, figures 12 and 18 to 20)."""
 
 from __future__ import annotations
 
@@ -34,12 +32,11 @@ _OVERLOAD = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterScope:
-    """How much is run.
+    """Size of the searches.
 
     Attributes:
         workloads: `code` and `conv`.
-        seconds: for which requests arrive in each run.
-        grid: of rates.
+        seconds: of arrivals in each run.
         seeds: of which limits are means.
         model, decode_model, profile: as in `Case`.
     """
@@ -74,8 +71,7 @@ class Cluster:
     Attributes:
         budget: `iso-power` or `iso-cost`.
         made_for: the workload that its split is for.
-        served: the workload that it gets.
-        design: its name.
+        served: the workload that it receives.
     """
 
     budget: str

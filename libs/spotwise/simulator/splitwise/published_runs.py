@@ -1,10 +1,6 @@
-"""Compares our limits with the published simulator's, run by run.
-
-Both simulators receive the same load: arrivals from the same gap generator and seed, sizes drawn from the same trace. Two
-limits agree when they are at most one step of the published runs' rates apart.
-
-Source: 184 runs of the published simulator (Patel et al., 2024) on traces of two minutes; columns as in its CSV.
-"""
+"""Compares our limits with those of the published simulator's 184 runs on two-minute traces (Patel et al., 2024; columns as in
+its CSV). Both receive the same gap generator and seed, and sizes from the same trace; limits agree when at most one rate
+step apart."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ class PublishedRun:
 
     @property
     def holds(self) -> bool:
-        """Whether all objectives held."""
+        """Whether all SLOs held."""
         return all(
             ours < bound
             for metric in METRICS
@@ -64,9 +60,9 @@ class Comparison:
     """A cluster's limit, published and ours.
 
     Attributes:
-        holds, breaks: the highest rate at which the published run kept all objectives, and the lowest above it at which one
-            broke; `None` without such a run.
-        ours: the highest of these and neighbouring rates at which ours keeps all objectives; `None` where none does.
+        holds, breaks: the highest rate at which the published run kept all SLOs, and the lowest above it at which one broke;
+            `None` without such a run.
+        ours: the highest of these and neighbouring rates at which ours keeps all SLOs; `None` where none does.
         runs: ours, in the order of the search.
     """
 
@@ -77,18 +73,15 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether ours is at most a step away from the published limit."""
+        """Whether ours is at most a step from the published limit."""
         ours = 0.0 if self.ours is None else self.ours
         is_high_enough = self.holds is None or ours >= self.holds - STEP
         return is_high_enough and (self.breaks is None or ours <= self.breaks)
 
 
 def read_published_runs(path: Path) -> dict[PublishedCluster, list[PublishedRun]]:
-    """Read the runs, each cluster's in the order of their rates.
-
-    Raises:
-        ProfileError: the file cannot be read, or a line is wrong.
-    """
+    """Read the runs, each cluster's in the order of their rates; raises ProfileError if the file cannot be read or a line is
+    wrong."""
     found: dict[PublishedCluster, list[PublishedRun]] = {}
     line = 1
     try:

@@ -1,9 +1,6 @@
-"""When requests arrive: as SpotServe's artifact has them, as bursty as its paper says, and at rates that change.
-
-The artifact's files named "cv6" have gaps with a CV below 0.1, because their generator gives a Gamma distribution another
-shape; a Gamma with a CV has the shape 1 / CV^2, which is drawn here. All requests have the same sizes (SpotServe, section
-6.1).
-"""
+"""Arrival processes: of SpotServe's artifact, Gamma with a given CV, and with changing rates; requests have one size (section
+6.1). The artifact's "cv6" files have a CV below 0.1: their generator gives the Gamma another shape than 1 / CV^2, which is
+drawn here."""
 
 from __future__ import annotations
 
@@ -23,14 +20,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 512, 128
 
 @dataclass(frozen=True, slots=True)
 class SpotArrivals:
-    """Requests of one size.
-
-    Attributes:
-        name: for people.
-        times_s: when they come, in order.
-        input_tokens: of each prompt.
-        output_tokens: of each answer.
-    """
+    """Requests of one size; `times_s` are the arrival times, ascending."""
 
     name: str
     times_s: tuple[float, ...]
@@ -48,7 +38,7 @@ class SpotArrivals:
 
     @property
     def rate(self) -> float:
-        """Requests a second, up to the last one; 0 without any."""
+        """Requests a second up to the last arrival; 0 without any."""
         return len(self.times_s) / self.times_s[-1] if self.times_s and self.times_s[-1] > 0 else 0.0
 
     @property
@@ -64,11 +54,8 @@ class SpotArrivals:
 
 
 def read_spot_arrivals(path: Path, name: str | None = None, output_tokens: int = OUTPUT_TOKENS) -> SpotArrivals:
-    """Read a list of the artifact: `id,arrival_s,input_tokens,byte_offset` a line.
-
-    Raises:
-        TraceError: it cannot be read, a line is wrong, or requests differ in size.
-    """
+    """Read a list of the artifact, `id,arrival_s,input_tokens,byte_offset` a line; raises TraceError if it cannot be read, a
+    line is wrong, or requests differ in size."""
     times_s: list[float] = []
     sizes: dict[int, int] = {}
     for number, line in read_lines(path):
@@ -92,11 +79,7 @@ def read_spot_arrivals(path: Path, name: str | None = None, output_tokens: int =
 
 
 def read_rates(path: Path) -> tuple[float, ...]:
-    """Read a line of rates, requests a second, with commas between.
-
-    Raises:
-        TraceError: it cannot be read, or a rate is none.
-    """
+    """Read a line of comma-separated rates, requests a second; raises TraceError if it cannot be read or a value is no rate."""
     rates = []
     for number, line in read_lines(path):
         for cell in line.split(","):
@@ -111,24 +94,18 @@ def read_rates(path: Path) -> tuple[float, ...]:
 
 
 def gamma_spot_arrivals(rate: float, cv: float, until_s: float, rng: np.random.Generator) -> SpotArrivals:
-    """Draw arrivals with Gamma-distributed gaps of this mean rate and CV, until a time.
-
-    Raises:
-        ValueError: rate, CV or time is not above 0.
-    """
+    """Draw arrivals with Gamma-distributed gaps until a time; raises ValueError if rate, CV or time is not above 0."""
     return changing_arrivals([(0.0, rate)], cv, until_s, rng)
 
 
 def changing_arrivals(
     rates: Sequence[tuple[float, float]], cv: float, until_s: float, rng: np.random.Generator
 ) -> SpotArrivals:
-    """Draw arrivals whose mean rate changes, with Gamma-distributed gaps; a changed rate stretches time.
+    """Draw Gamma arrivals whose mean rate changes; a changed rate stretches time.
 
     Args:
-        rates: from which time on how many requests a second; the first from 0 s.
+        rates: pairs of a start time and requests a second; the first from 0 s.
         cv: of the gaps, were the rate 1 throughout.
-        until_s: when the last may come.
-        rng: what draws.
 
     Raises:
         ValueError: a number is out of range, or the rates are not in order from 0 s.

@@ -1,11 +1,6 @@
-"""A pipeline at work on a batch, as the engine under SpotServe's artifact works: one batch, from prompts to last tokens.
-
-It computes the prompts of the requests whose KV it lacks in one go, then decodes one token of each at a time. Whole steps
-count, a part of a step does not, and of a prompt nothing counts before its end. A batch keeps its width: requests that end
-early cost until the last one ends.
-
-Source: SpotServe, section 2.1 (l_exe) and 6.1 (FasterTransformer's static batches).
-"""
+"""A pipeline with static batches, as in SpotServe's artifact (section 2.1, l_exe; section 6.1, FasterTransformer): it prefills
+the requests without KV at once, then decodes one token of each per step. Only whole steps count, prompts at their end; a
+batch keeps its width until its last request ends."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Job
 
-#: Seconds by which a step may seem to be unfinished because floats are not exact.
+#: Tolerance in seconds for a step's end, since floats are not exact.
 _ROUNDING_S = 1e-9
 
 
@@ -24,16 +19,13 @@ class ArtifactPipeline:
     """One pipeline of a configuration.
 
     Attributes:
-        number: of it, as positions count.
-        config: of which it is a part.
-        times: of its batches.
-        batch: requests that it computes.
-        serves_from_s: when its weights and KV are there.
-        bound: requests that are sent ahead to it and wait.
+        number: its index among the positions.
+        serves_from_s: when its weights and KV have arrived.
+        bound: requests assigned to it that wait for its batch to end.
         width: sequences that a step is paid for.
-        epoch: raised whenever what was expected of the future no longer holds.
-        began_s, fixed_s, step_s, steps: its work now: its start, the seconds before the first step, those of a step, and the
-            steps until a request ends.
+        epoch: raised when events scheduled for the pipeline become stale.
+        began_s, fixed_s, step_s, steps: of the running batch: start, seconds before the first step, seconds per step, and steps
+            until a request ends.
     """
 
     number: int
@@ -55,7 +47,7 @@ class ArtifactPipeline:
         return self.began_s + self.fixed_s + self.steps * self.step_s
 
     def planned(self, jobs: list[Job], width: int) -> tuple[float, float, int]:
-        """Return what a batch would take: seconds before the first step, of a step, and steps until a request ends."""
+        """Return a batch's seconds before the first step, seconds per step, and steps until a request ends."""
         times = self.times
         new = [job for job in jobs if not job.kv_tokens]
         fixed_s = 0.0
@@ -66,13 +58,7 @@ class ArtifactPipeline:
         return fixed_s, times.step_s(self.config, width), steps
 
     def begin(self, jobs: list[Job], now: float, width: int | None = None) -> None:
-        """Compute a batch from now on, or from `serves_from_s`.
-
-        Args:
-            jobs: the batch.
-            now: the time.
-            width: sequences that a step is paid for, where the batch was wider.
-        """
+        """Start a batch now, or at `serves_from_s`; `width` is the sequences a step is paid for, where the batch was wider."""
         self.batch = jobs
         self.width = len(jobs) if width is None else width
         self.fixed_s, self.step_s, self.steps = self.planned(jobs, self.width)
@@ -95,7 +81,7 @@ class ArtifactPipeline:
         return end_s if end_s >= now - _ROUNDING_S else min(end_s + self.step_s, self.ends_s)
 
     def settle(self, now: float) -> None:
-        """Count what has been computed by now; from now on the batch is as far as its last whole step."""
+        """Count what has been computed by now; the batch then is at its last whole step."""
         done = self.steps_by(now)
         if done is None:
             return
@@ -107,7 +93,7 @@ class ArtifactPipeline:
         self.began_s, self.fixed_s, self.steps = now, 0.0, self.steps - done
 
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
-        """Return the requests whose KV it has, as they are now, without a change."""
+        """Return the requests whose KV it has, in their current state, without a change."""
         done = self.steps_by(now)
         output = self.times.output_tokens
         found = []
@@ -120,7 +106,7 @@ class ArtifactPipeline:
         return tuple(found)
 
     def take_all(self) -> list[Job]:
-        """Take its batch away; call `settle` before, for what is done to count."""
+        """Take its batch away; call `settle` first, so that completed steps count."""
         jobs, self.batch = self.batch, []
         self.epoch += 1
         return jobs

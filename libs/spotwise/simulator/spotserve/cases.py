@@ -1,10 +1,6 @@
-"""Runs a system on preemptible instances; the same case gives the same figures in every process.
-
-Every request counts with its whole latency, from arrival to last token, until all are answered. The artifact's own count, of
-requests answered before the trace ended, leaves out the slowest and stands beside it.
-
-Source: latency, SpotServe, section 6.1; goodput: requests answered within a deadline, per dollar.
-"""
+"""Runs a system on spot instances; the same case gives the same figures in every process. Latency counts for every request,
+arrival to last token (SpotServe, section 6.1); the artifact's count of requests answered before the trace's end is beside
+it. Goodput: requests answered within a deadline, per dollar."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTr
 #: Deadline of a request, over its latency alone.
 DEADLINE_FACTOR = 3.0
 PERCENTS = (50, 90, 99)
-#: Bounds of the histogram of latencies: seconds, each 1.25 times the one before.
+#: Bounds of the latency histogram: seconds, each 1.25 times the one before.
 HISTOGRAM_S = tuple(round(1.25**step, 3) for step in range(41))
 _MINUTE_S = 60.0
 
@@ -52,7 +48,7 @@ class Availability:
 
     Attributes:
         file: of a trace, in the data's folder; `None` for a fixed fleet.
-        fixed_nodes, fixed_s: size of a fixed fleet, and how long it is measured.
+        fixed_nodes, fixed_s: size of a fixed fleet, and seconds it is measured.
         from_s, until_s: part of the trace; `None` to its end.
     """
 
@@ -69,15 +65,11 @@ class Availability:
 
     @property
     def nodes_that_stay(self) -> tuple[str, ...]:
-        """On-demand instances: a fixed fleet."""
+        """On-demand instances of a fixed fleet."""
         return tuple(f"node-{number}" for number in range(self.fixed_nodes))
 
     def trace(self, data: Path) -> SpotTrace:
-        """Return the trace.
-
-        Raises:
-            TraceError: the file cannot be read.
-        """
+        """Return the trace; raises TraceError if the file cannot be read."""
         if self.file is None:
             events = (
                 SpotEvent(0.0, SpotEventKind.ADD, self.nodes_that_stay),
@@ -92,7 +84,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Which requests arrive.
+    """The arrival process.
 
     Attributes:
         file: the artifact's list of requests; `None` draws them.
@@ -108,11 +100,7 @@ class Load:
     seed: int = 0
 
     def arrivals(self, data: Path, end_s: float) -> SpotArrivals:
-        """Return the requests that arrive before a time.
-
-        Raises:
-            TraceError: a file cannot be read.
-        """
+        """Return the requests that arrive before a time; raises TraceError if a file cannot be read."""
         folder = data / "spotserve" / "arrivals"
         if self.file is not None:
             return read_spot_arrivals(folder / self.file).until(end_s)
@@ -130,7 +118,7 @@ class SpotCase:
     Attributes:
         data: folder with `spotserve/` and `bamboo/`.
         model: name of one of `PAPER_MODELS`.
-        required_rate: requests a second that the system must serve, until the trace sets another; `None` measures the rate.
+        required_rate: requests a second to serve, until the trace sets another; `None` measures the rate.
     """
 
     data: Path
@@ -161,11 +149,10 @@ class SpotSummary:
         counted, counted_latency_s: requests that the artifact would count, and their latency by figure.
         in_time: requests answered within `deadline_s`.
         deadline_s: `DEADLINE_FACTOR` times the latency alone.
-        interrupted: requests whose batch was stopped by a change.
-        changes: of the configuration, without the first: time, configuration, and seconds for which some pipeline paused.
-        moved_bytes, storage_bytes: moved between devices and loaded from storage, for all changes.
-        trace_s: length of the trace.
-        spot_s, on_demand_s, cost_usd: instance seconds until its end, and their price.
+        interrupted: requests whose batch a reconfiguration stopped.
+        changes: reconfigurations after the first configuration: time, configuration, and seconds of pause of some pipeline.
+        moved_bytes, storage_bytes: moved between devices and loaded from storage, for all reconfigurations.
+        spot_s, on_demand_s, cost_usd: instance seconds until the trace's end, and their price.
         histogram: requests up to each bound of `HISTOGRAM_S`, and beyond the last.
         wall_s: real seconds; the only figure that varies between runs of a case.
     """
@@ -196,11 +183,8 @@ class SpotSummary:
 
 
 def simulate_spot(case: SpotCase) -> SpotSummary:
-    """Run a case until its last request is answered.
-
-    Raises:
-        TraceError: a file cannot be read, or the remaining instances cannot serve the model.
-    """
+    """Run a case until its last request is answered; raises TraceError if a file cannot be read or the remaining instances
+    cannot serve the model."""
     trace = case.availability.trace(case.data)
     paper_model = PAPER_MODELS[case.model]
     at_end, shape = trace.counts()[-1][1], case.system.shape

@@ -1,9 +1,6 @@
-"""Which configuration a system wants for so many instances and such a load.
-
-A system that adapts asks the optimizer of `core.parallel` with the rules of SpotServe's artifact: P divides the padded
-layers, and batches may be as large as the model's limit. One that does not keeps the P and M chosen for the largest fleet of
-the trace, and has as many pipelines as fit (SpotServe, section 4.1; `Rerouting` and the ablation in the artifact).
-"""
+"""The configuration a system requests for a fleet size and a rate. An adaptive system calls `core.parallel`'s optimizer by the
+artifact's rules (P divides the padded layers, B up to the model's limit); a fixed one keeps P and M of the trace's largest
+fleet and runs as many pipelines as fit (SpotServe, section 4.1; `Rerouting` and the ablation)."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from spotwise.core.parallel.policy import Policy, ServiceDemand
 from spotwise.simulator.spotserve.profiles import ON_DEMAND_PER_H, SPOT_PER_H
 from spotwise.simulator.spotserve.run import SpotRun
 
-#: Rates are chosen for in these steps, so that like rates are one question.
+#: Step of the rates that configurations are chosen for, so that similar rates share a cached answer.
 _RATE_STEP = 0.01
 
 
 class Choices:
-    """What one run's system wants; an answer is remembered."""
+    """Configurations of one run's system; answers are cached."""
 
     def __init__(self, run: SpotRun) -> None:
         model, system = run.model, run.system
@@ -39,7 +36,7 @@ class Choices:
             self._shape = self._chosen(most, run.required_rate or run.arrivals.rate)
 
     def config(self, instances: int, rate: float) -> ParallelConfig | None:
-        """Return what is wanted on so many instances; `None` where the model does not fit."""
+        """Return the configuration for so many instances; `None` where the model does not fit."""
         if self._run.system.adapts:
             return self._chosen(instances, rate)
         shape = self._shape
@@ -48,7 +45,7 @@ class Choices:
 
     @property
     def shape(self) -> ParallelConfig | None:
-        """P, M and B of a system that keeps them, D 1."""
+        """P, M and B of a system with a fixed shape, D 1."""
         return None if self._shape is None else replace(self._shape, data=1, prompt_data=0)
 
     def _chosen(self, instances: int, rate: float) -> ParallelConfig | None:

@@ -1,8 +1,5 @@
-"""The SpotServe paper's figures, as it prints them or as its artifact's plots have them as constants.
-
-Source: SpotServe, abstract, sections 6.2 to 6.4; the plots of the artifact, which draw on-demand fleets 4.5 s lower in the mean
-and 9 s lower in P99 than these constants, and bill 18 minutes for each.
-"""
+"""The SpotServe paper's figures (abstract, sections 6.2 to 6.4), as printed or as constants of its artifact's plots; the plots
+draw on-demand fleets 4.5 s lower in the mean and 9 s lower in P99, and bill 18 minutes for each."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ LATENCY_S: Mapping[tuple[str, str, str], Mapping[str, float]] = {
     ("GPT-20B", "6 on-demand", "on-demand"): {"mean": 29.1, "p99": 43.5},
     ("GPT-20B", "8 on-demand", "on-demand"): {"mean": 24.6, "p99": 34.5},
 }
-#: P99 of another system over SpotServe's, over the segments: the least and the most.
+#: P99 of another system over SpotServe's: minimum and maximum over the segments.
 P99_OVER_SPOTSERVE: Mapping[tuple[str, str], tuple[float, float]] = {
     ("LLaMA-30B", "Reparallelization"): (1.34, 2.43),
     ("LLaMA-30B", "Rerouting"): (2.14, 9.13),
 }
-#: P99 without a part over P99 with it: of B_S without the controller; of A_S and B_S without the planner besides.
+#: P99 without a part over P99 with it: of B_S without the controller; of A_S and B_S also without the planner.
 WITHOUT_CONTROLLER_P99 = 2.79
 WITHOUT_PLANNER_P99 = (1.4, 3.1)
 #: Saved share of the cost of 8 on-demand instances, as the artifact bills B_S.

@@ -1,12 +1,6 @@
-"""Which pipeline computes which requests when, as SpotServe's artifact dispatches them.
-
-Requests wait in the order in which they arrived, whatever happened to their first attempts. Bound, they are sent ahead: to the
-first pipeline that has none, or else to the one that has fewest, running or waiting, as long as these are fewer than its batch
-may have (twice that for the baselines); when its batch has ended, a pipeline begins the largest power of two of its own.
-Static, the free pipeline with the lowest number takes as many from one queue as its batch may have.
-
-Source: SpotServe's artifact.
-"""
+"""Dispatches requests in arrival order, as SpotServe's artifact does. Bound: a request is assigned to the pipeline with the
+fewest, running or waiting, below its batch limit (twice that for baselines), and an idle pipeline starts the largest power
+of two of its own. Static: the idle pipeline with the lowest number fills its batch from one queue."""
 
 from __future__ import annotations
 
@@ -22,18 +16,14 @@ from spotwise.simulator.world.events import EventQueue
 
 
 class Accepts(Protocol):
-    """Decides which batches pay."""
+    """Decides which batches a pipeline starts."""
 
     def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
-        """Return whether a pipeline without a batch is to begin this one now."""
+        """Return whether an idle pipeline starts this batch now."""
 
 
 class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
-    """The queue and the pipelines.
-
-    Attributes:
-        judge: decides whether a batch begins.
-    """
+    """The queue and the pipelines; `judge` decides whether a batch starts."""
 
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
         super().__init__(run, events)
@@ -43,7 +33,7 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
         self._bound_batches = 1 if run.system.reaction is Reaction.MIGRATE else 2
 
     def arrive(self, job: Job) -> None:
-        """Take in a request."""
+        """Enqueue a request."""
         self._queue([job])
         self.look()
 
@@ -69,13 +59,13 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
         return [job for job in jobs if job.kv_tokens]
 
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
-        """Let requests wait whose KV is lost."""
+        """Enqueue requests whose KV is lost."""
         for job in jobs:
             job.lose_kv(keep_answer=keep_answer)
         self._queue(jobs)
 
     def look(self) -> None:
-        """Give pipelines the requests that they can take."""
+        """Dispatch waiting requests to pipelines."""
         if self._binds:
             self._bind()
         for pipeline in self.pipelines:
@@ -98,7 +88,6 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
         return self.judge is None or self.judge.accepts(pipeline, batch)
 
     def _bind(self) -> None:
-        """Send requests ahead to pipelines."""
         refused: list[int] = []
         while self._waiting:
             ready = [each for each in self.pipelines if each.serves_from_s <= self._now and each.number not in refused]
@@ -114,7 +103,7 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
             if not chosen.batch:
                 self._begin_new(chosen)
                 if not chosen.batch:
-                    refused.append(chosen.number)  # one would be done in time, so many would not
+                    refused.append(chosen.number)  # one request meets the deadline, this batch would not
 
     def _begin_new(self, pipeline: ArtifactPipeline) -> None:
         count = pipeline.config.max_batch
@@ -138,7 +127,6 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
         self._events.at(max(self._now, pipeline.ends_s), self._ended, (pipeline, pipeline.epoch))
 
     def _ended(self, expected: tuple[ArtifactPipeline, int]) -> None:
-        """A request of a batch has its last token."""
         pipeline, epoch = expected
         if pipeline.epoch != epoch:
             return
@@ -150,7 +138,7 @@ class ArtifactDispatcher(Dispatcher[ArtifactPipeline]):
         self.look()
 
     def _answer(self, pipeline: ArtifactPipeline) -> list[Job]:
-        """Take the batch away; note the requests that have their last token, and return the others."""
+        """Take the batch away; record the requests that have their last token, and return the others."""
         jobs = pipeline.take_all()
         for job in jobs:
             if job.decoded >= self.times.output_tokens:

@@ -1,9 +1,5 @@
-"""SpotServe's figures, means over seeds, beside what the paper prints.
-
-Headlines are ratios as the paper gives them; each says why ours may differ.
-
-Source: SpotServe, sections 6.2 to 6.4.
-"""
+"""SpotServe's figures, means over seeds, beside the paper's (sections 6.2 to 6.4); headlines are the paper's ratios, each with
+the reason why ours may differ."""
 
 from __future__ import annotations
 
@@ -55,22 +51,22 @@ class SpotFinding(Finding[SpotCase, SpotSummary]):
 
     @property
     def paper_s(self) -> Mapping[str, float]:
-        """The paper's latency, by figure; empty where it prints none."""
+        """The paper's latency by figure; empty where it prints none."""
         return LATENCY_S.get((self.model, self.trace, self.point.line), {})
 
     @property
     def mean_changes(self) -> float:
-        """Changes of the configuration, mean over the runs."""
+        """Reconfigurations, mean over the runs."""
         return fmean(len(run.changes) for run in self.runs)
 
     @property
     def goodput_per_dollar(self) -> float | None:
-        """Requests in time per dollar, of all runs; `None` where nothing was paid."""
+        """Requests in time per dollar, of all runs; `None` without a cost."""
         paid = sum(run.cost_usd for run in self.runs)
         return sum(run.in_time for run in self.runs) / paid if paid else None
 
     def ratio(self, figure: str, *, counted: bool = False) -> float | None:
-        """Return our latency over the paper's, counted as the artifact does or of all requests; `None` without both."""
+        """Return our latency over the paper's, counted as the artifact does or of all requests; `None` unless both exist."""
         ours = self.counted_latency_s if counted else self.latency_s
         return ours[figure] / self.paper_s[figure] if figure in self.paper_s and figure in ours else None
 
@@ -79,7 +75,7 @@ SpotFindings = Findings[SpotFinding]
 
 
 def is_close(ratio: float) -> bool:
-    """Return whether ours is about the paper's."""
+    """Return whether our figure is within the paper's tolerance."""
     return abs(ratio - 1.0) <= CLOSE
 
 

@@ -1,8 +1,5 @@
-"""The instances of a trace as a serving system sees them: announced, ready, noticed, gone.
-
-Every event of a trace is known `grace_s` before it happens, arrivals included (SpotServe's artifact). An instance is paid for
-while it is there; two stays of one node are two instances.
-"""
+"""The trace's instances as a serving system sees them: announced, ready, notified, preempted. Every event is known `grace_s`
+ahead, joins included (SpotServe's artifact); two stays of one node are two instances, each billed for its time."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class SpotMarket(StrEnum):
 
 
 class Stage(IntEnum):
-    """What happens to an instance; at one moment in this order."""
+    """Stage of an instance's life; at one time in this order."""
 
     GONE = 0
     NOTICED = 1
@@ -32,7 +29,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PaidLife:
-    """A stay that is paid for, until the instance was gone or the world ended."""
+    """A billed stay, until the preemption or the end of the simulation."""
 
     instance: str
     market: SpotMarket
@@ -40,22 +37,22 @@ class PaidLife:
     to_s: float
 
     def seconds(self, until_s: float = inf) -> float:
-        """Return how long it was there before a time."""
+        """Return its seconds before a time."""
         return max(0.0, min(self.to_s, until_s) - self.from_s)
 
 
 @dataclass(slots=True, eq=False)
 class SpotInstance:
-    """An instance in the world.
+    """A spot or on-demand instance.
 
     Attributes:
         id: its name; of a node's later stays with a number.
-        market: how it was bought.
-        ready_s: when it is there.
-        leaves_s: when it will be gone, unknown to the system before the notice; `None` if it stays.
-        deadline_s: the same, once the notice has come.
-        ready: whether it has been there.
-        gone_s: when it was gone.
+        market: spot or on-demand.
+        ready_s: when it joins.
+        leaves_s: preemption time, hidden from the system until the notice; `None` if it stays.
+        deadline_s: the same, once notified.
+        ready: whether it has joined.
+        gone_s: actual preemption time.
     """
 
     id: str
@@ -68,18 +65,18 @@ class SpotInstance:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is there, under notice or not."""
+        """Whether it is up, notified or not."""
         return self.ready and self.gone_s is None
 
     @property
     def stays(self) -> bool:
-        """Whether it is there or will be, and has no notice."""
+        """Whether it is up or will be, and is not notified."""
         return self.gone_s is None and self.deadline_s is None
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceEvent:
-    """What happens to some instances at one time."""
+    """A stage that some instances reach at one time."""
 
     time_s: float
     stage: Stage
@@ -87,11 +84,7 @@ class InstanceEvent:
 
 
 class Fleet:
-    """All instances that are known, in the order in which they were announced.
-
-    Attributes:
-        machines: the instances that are not gone, by id.
-    """
+    """All announced instances in order; `machines` are those not gone, by id."""
 
     def __init__(self, devices: int) -> None:
         self.machines: dict[str, SpotInstance] = {}
@@ -99,7 +92,7 @@ class Fleet:
         self._gone: list[SpotInstance] = []
 
     def apply(self, event: InstanceEvent) -> None:
-        """Apply an event."""
+        """Apply an event to the fleet."""
         for machine in event.machines:
             if event.stage is Stage.ANNOUNCED:
                 self.machines[machine.id] = machine
@@ -113,11 +106,11 @@ class Fleet:
                 self._gone.append(machine)
 
     def here(self) -> tuple[SpotInstance, ...]:
-        """Return the instances that are there without notice."""
+        """Return the instances that are up without a notice."""
         return tuple(machine for machine in self.machines.values() if machine.is_here and machine.stays)
 
     def instances(self) -> tuple[Instance, ...]:
-        """Return the instances that are there as planning sees them."""
+        """Return the instances that are up, as planning sees them."""
         return tuple(
             Instance(machine.id, self._devices, machine.deadline_s)
             for machine in self.machines.values()
@@ -125,7 +118,7 @@ class Fleet:
         )
 
     def paid_lives(self, end_s: float) -> tuple[PaidLife, ...]:
-        """Return the stays up to the end of the world, ended ones first."""
+        """Return the stays up to the end of the simulation, ended ones first."""
         lives = [(machine, machine.gone_s) for machine in self._gone if machine.ready]
         lives += [(machine, end_s) for machine in self.machines.values() if machine.ready]
         return tuple(
@@ -140,16 +133,15 @@ def fleet_events(
     """Return the events of a trace, by time.
 
     Args:
-        trace: which instances come and go.
-        grace_s: from a notice to the end.
-        announced_s: before an instance is there, that it is known.
-        on_demand: nodes of the trace that are not preemptible; it is the trace that releases them.
+        grace_s: from a notice to the preemption.
+        announced_s: from the announcement of an instance until it is up.
+        on_demand: nodes of the trace that are not preemptible; only the trace releases them.
     """
     moments: dict[tuple[float, Stage], list[SpotInstance]] = {}
     stays: dict[str, int] = {}
     for life in sorted(trace.lives(), key=lambda life: life.from_s):
         if life.to_s is not None and life.to_s <= life.from_s:
-            continue  # came and went between two polls
+            continue  # joined and left between two polls
         stay = stays[life.node] = stays.get(life.node, 0) + 1
         market = SpotMarket.ON_DEMAND if life.node in on_demand else SpotMarket.SPOT
         machine = SpotInstance(life.node if stay == 1 else f"{life.node}#{stay}", market, life.from_s, life.to_s)

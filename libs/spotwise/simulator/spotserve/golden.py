@@ -1,8 +1,5 @@
-"""SpotServe's published optimizer answers beside ours.
-
-Ours is `core.parallel.optimizer.choose` with the paper's rules: it uses the instances it holds, minimises l_exe alone, and
-knows of memory only the least number of devices.
-"""
+"""SpotServe's published optimizer answers beside ours: `core.parallel.optimizer.choose` with the paper's rules uses the fleet
+it has, minimises l_exe alone, and bounds memory only by the least number of devices."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from spotwise.simulator.packaged_data import read_packaged
 from spotwise.simulator.spotserve.arrivals import INPUT_TOKENS, OUTPUT_TOKENS
 from spotwise.simulator.spotserve.profiles import DEVICES_OF_AN_INSTANCE, PAPER_MODELS, PaperModel, read_model_tables
 
-#: The largest batch of the paper's runs.
+#: Largest batch of the paper's runs.
 MAX_BATCH = 4
 #: The published answers' precision.
 _DIGITS = 3
@@ -44,12 +41,10 @@ class OptimizerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GoldenCell:
-    """An answer published for one number of instances of four T4.
+    """A published answer for one number of instances with four T4.
 
     Attributes:
-        model: served.
         required_rate: requests a second.
-        instances: of the fleet.
         published: to a millisecond and a thousandth of a request a second.
     """
 
@@ -119,11 +114,7 @@ class AloneAnswer:
 
 
 def read_all_tables(folder: Path) -> dict[str, LayerTables]:
-    """Read the profiles of all models of the paper, by name.
-
-    Raises:
-        TraceError: one cannot be read.
-    """
+    """Read the profiles of all models of the paper, by name; raises TraceError if one cannot be read."""
     return {model.name: read_model_tables(folder, model) for model in PAPER_MODELS.values()}
 
 
@@ -133,7 +124,7 @@ def golden_answers(tables: Mapping[str, LayerTables]) -> list[GoldenAnswer]:
 
 
 def alone_answers(tables: Mapping[str, LayerTables]) -> list[AloneAnswer]:
-    """Return our Table 1; tables by model."""
+    """Return our Table 1 of the paper; tables by model."""
     return [
         AloneAnswer(
             model,

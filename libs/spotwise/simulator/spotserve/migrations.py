@@ -1,10 +1,6 @@
-"""SpotServe when its fleet changes: core's orders carried out on pipelines.
-
-`FleetChanges` decides which notices, losses and arrivals one change covers. A change chooses its configuration at once;
-pipelines decode on until what must move can just still move, or until joining instances are ready (SpotServe, section 4.1;
-`standing.py`). An instance that goes before its data has gone costs the KV of its pipelines, never a request: these are
-computed again from committed tokens.
-"""
+"""SpotServe's reconfigurations: core's orders carried out on pipelines. `FleetChanges` decides which notices, losses and joins
+one reconfiguration covers; pipelines decode until the last moment that lets the migration finish, or until joining instances
+are ready (SpotServe, section 4.1). An early preemption costs KV, never a request: it resumes from committed tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from spotwise.simulator.spotserve.standing import Planned, ServingState, lacking
 
 
 class Migrating:
-    """SpotServe, whole or with parts taken away."""
+    """SpotServe, whole or with parts removed (ablation)."""
 
     def __init__(self, world: SpotWorld) -> None:
         self._world = world
@@ -34,8 +30,8 @@ class Migrating:
         self._choices = Choices(world.run_)
         self._serving_state = ServingState(world)
         surroundings = world.run_.surroundings
-        # Pipelines that still decode can do so for another purpose: a notice that comes before they stop is planned for
-        # together with what they wait for. A change fails only since an instance was lost, so waiting gains nothing.
+        # Pipelines decode while a reconfiguration waits, so it also covers a notice that comes before they stop. It fails only
+        # after the loss of an instance, so waiting gains nothing.
         limits = FleetLimits(surroundings.gather_s, reserve_s=surroundings.grace_s, retry_s=0.0)
         self._changes = FleetChanges(limits)
         self._members: dict[str, None] = {}  # instances of a change, or there before the first
@@ -44,10 +40,8 @@ class Migrating:
         self._plan: MigrationPlan | None = None  # while it moves
         self._stopped_s = 0.0
 
-    # -- called by the world
-
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Report to core, and stop pipelines whose devices are gone."""
+        """Report to core, and stop pipelines that lost devices."""
         self._serving_state.note_deadlines()
         for machine in event.machines:
             if event.stage is Stage.ANNOUNCED and machine.ready_s > 0.0:
@@ -57,10 +51,10 @@ class Migrating:
             elif event.stage is Stage.GONE:
                 self._members.pop(machine.id, None)
                 self._report(e.InstanceLost(machine.id))
-                self._lose(machine.id)  # pipelines remain where nothing could stand without it
+                self._lose(machine.id)  # pipelines remain where no configuration fits without it
 
     def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
-        """Return whether a batch pays before its pipeline has to stop."""
+        """Return whether a batch can end before its pipeline has to stop."""
         planned, deadline_s = self._planned, self._serving_state.deadlines_s.get(pipeline.number)
         stops = planned is not None and pipeline.number not in planned.runs_on
         if not stops and deadline_s is None:
@@ -76,7 +70,7 @@ class Migrating:
         return stop.stop is not Stop.REROUTE
 
     def decide(self) -> None:
-        """Start; plan the change that core has begun; or report that another configuration is wanted."""
+        """Start, plan the reconfiguration that core has begun, or report that another configuration is needed."""
         if self._serving_state.config is None and self._world.now <= 0.0:
             self._start()
         elif self._change is None:
@@ -86,14 +80,12 @@ class Migrating:
         elif self._planned is None and self._plan is None:
             self._prepare(self._change)
 
-    # -- events to core, and its orders
-
     def _report(self, event: e.FleetChangeEvent) -> None:
         for command in self._changes.handle(event, self._world.now):
             match command:
                 case e.BeginChange():
                     self._change = command
-                    self._world.decide_soon()  # after all that happens at this moment
+                    self._world.decide_soon()  # after all events of this time
                 case e.AbandonChange():
                     if self._plan is None:
                         self._end(done=False)
@@ -108,7 +100,7 @@ class Migrating:
         self._report(e.FleetTick())
 
     def _lose(self, instance: str) -> None:
-        """Stop the pipelines that an instance has devices of, or still sends to."""
+        """Stop the pipelines with devices of an instance, or that it still sends to."""
         standing, dispatcher = self._serving_state, self._world.dispatcher
         hit = standing.lose(instance)
         if self._plan is not None:
@@ -123,10 +115,7 @@ class Migrating:
             self._planned = None
             self._world.decide_soon()
 
-    # -- a change
-
     def _staying(self, by_s: float) -> tuple[str, ...]:
-        """Return the instances that the change may use and that are ready by some time."""
         change = self._change or e.BeginChange(0)
         instances = {**self._members, **{joining.instance: None for joining in change.joining}}
         for leaving in change.leaving:
@@ -138,7 +127,6 @@ class Migrating:
         return self._choices.config(len(staying), self._world.rate())
 
     def _start(self) -> None:
-        """Start with the instances that are there."""
         world = self._world
         self._members = dict.fromkeys(machine.id for machine in world.fleet.here())
         config = self._wanted(tuple(self._members))
@@ -150,7 +138,7 @@ class Migrating:
         world.changes.append(ConfigChange(world.now, config, len(world.fleet.here())))
 
     def _prepare(self, change: e.BeginChange) -> None:
-        """Plan a change, or end it where nothing has to change or nothing can stand."""
+        """Plan a reconfiguration, or end it where nothing changes or no configuration fits."""
         now, standing = self._world.now, self._serving_state
         ready_s = now if change.leaving else min((joining.ready_s for joining in change.joining), default=now)
         if ready_s > now and self._wanted(self._staying(now)) in (None, standing.config):
@@ -172,18 +160,16 @@ class Migrating:
         self._report(e.ChangeExpected(change.change, planned.begins_s + planned.migration_s))
 
     def _preview(self, by_s: float, deadline_s: float | None) -> Planned | None:
-        """Preview a change for the instances ready by some time; `None` where no configuration fits them."""
+        """`None` where no configuration fits the instances ready by `by_s`."""
         staying = self._staying(by_s)
         config = self._wanted(staying)
         return None if config is None else self._serving_state.preview(config, staying, deadline_s)
 
     def _complete_s(self, planned: Planned) -> float:
-        """Return when all instances that a change is to use are ready."""
         machines = self._world.fleet.machines
         return max(machines[instance].ready_s for instance in planned.staying)
 
     def _begin(self, planned: Planned) -> None:
-        """Stop the pipelines that do not run on, and start the new ones."""
         if planned is not self._planned or self._change is None:
             return
         world, now = self._world, self._world.now
@@ -210,7 +196,7 @@ class Migrating:
         world.events.at(now + plan.done_s, self._moved)
 
     def _put_up(self, device_map: DeviceMap, plan: MigrationPlan) -> None:
-        """Start a new configuration; requests go where their KV goes, or wait."""
+        """Start a new configuration; requests follow their KV, or wait."""
         dispatcher, now, config = self._world.dispatcher, self._world.now, plan.config
         runs_on = {old: new for new, old in device_map.running_on.items()}
         jobs: dict[str, Job] = {}
@@ -233,7 +219,7 @@ class Migrating:
         self._end(done=self._serving_state.is_whole)
 
     def _end(self, *, done: bool) -> None:
-        """Report the end of the change to core, and again the instances that it did not use."""
+        """Report the end of the reconfiguration to core, and again the instances that it did not use."""
         change = self._change
         assert change is not None
         self._change = self._planned = self._plan = None

@@ -1,4 +1,4 @@
-"""What systems see of the pipelines that serve, whether batches are the artifact's or the mesh's roles make them."""
+"""The interface of pipelines and dispatchers, for the artifact's static batches as for those of the mesh's roles."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from spotwise.simulator.world.events import EventQueue
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request on its way.
+    """A request in progress.
 
     Attributes:
-        number: in the order of arrival.
-        arrived_s: when it arrived.
-        decoded: tokens of its answer that are made and kept.
-        kv_tokens: tokens whose KV is on a pipeline; 0 where there is none.
-        finished_s: when its last token was made.
-        interruptions: times that a batch with it was stopped, or moved with a pause.
-        recomputed_tokens: tokens, of prompt and answer, that had been computed and were lost.
+        number: its index in arrival order.
+        decoded: output tokens made and kept.
+        kv_tokens: tokens with KV on a pipeline; 0 without any.
+        interruptions: times that its batch was stopped, or migrated with a pause.
+        recomputed_tokens: prompt and output tokens that were computed and lost.
     """
 
     number: int
@@ -37,7 +35,7 @@ class Job:
     recomputed_tokens: int = 0
 
     def lose_kv(self, *, keep_answer: bool) -> None:
-        """Forget the KV; and the tokens, where progress is not committed."""
+        """Drop the KV, and the tokens where progress is not committed."""
         self.recomputed_tokens += self.kv_tokens
         self.kv_tokens = 0
         if not keep_answer:
@@ -54,14 +52,14 @@ class BatchTimes:
         self._prompts: dict[tuple[ParallelConfig, int, int], float] = {}
 
     def step_s(self, config: ParallelConfig, width: int) -> float:
-        """Return the seconds of one token for each of `width` sequences."""
+        """Return the seconds of a decode step of `width` sequences."""
         key = (config, width)
         if key not in self._steps:
             self._steps[key] = self._cost.step_s(replace(config, max_batch=width)) * self._slowdown
         return self._steps[key]
 
     def prompt_s(self, config: ParallelConfig, width: int, tokens: int) -> float:
-        """Return the seconds of the prompts of `width` sequences, of so many tokens each."""
+        """Return the seconds of a prefill of `width` sequences with so many prompt tokens each."""
         key = (config, width, tokens)
         if key not in self._prompts:
             self._prompts[key] = self._cost.prompt_s(replace(config, max_batch=width), tokens) * self._slowdown
@@ -69,13 +67,7 @@ class BatchTimes:
 
 
 class ServingPipeline(Protocol):
-    """One pipeline of a configuration.
-
-    Attributes:
-        number: as positions count.
-        config: of which it is a part.
-        serves_from_s: when its weights and the KV that moves to it are there.
-    """
+    """One pipeline of a configuration; `serves_from_s` is when its weights and migrated KV have arrived."""
 
     number: int
     config: ParallelConfig
@@ -83,25 +75,20 @@ class ServingPipeline(Protocol):
 
     @property
     def batch(self) -> Sequence[Job]:
-        """The requests that it computes."""
+        """The requests in computation."""
 
     def boundary_s(self, now: float) -> float:
         """Return the end of the iteration that runs now."""
 
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
-        """Return the requests whose KV it has, as they are now, without a change."""
+        """Return the requests whose KV it has, in their current state, without a change."""
 
 
 P = TypeVar("P", bound=ServingPipeline)
 
 
 class Dispatcher(ABC, Generic[P]):
-    """The pipelines and the requests that wait for them.
-
-    Attributes:
-        times: of batches.
-        unanswered: requests without their last token, those included that have not arrived.
-    """
+    """The pipelines and their queue; `unanswered` counts requests without a last token, future arrivals included."""
 
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
         arrivals = run.arrivals
@@ -122,7 +109,7 @@ class Dispatcher(ABC, Generic[P]):
         return self._pipelines.get(number)
 
     def renumber(self, numbers: dict[int, int], config: ParallelConfig) -> None:
-        """Give the pipelines, all of which run on, the numbers that they have in another configuration."""
+        """Renumber the pipelines, all of which continue in another configuration."""
         standing, self._pipelines = self.pipelines, {}
         for pipeline in standing:
             pipeline.number, pipeline.config = numbers[pipeline.number], config
@@ -130,7 +117,7 @@ class Dispatcher(ABC, Generic[P]):
 
     @abstractmethod
     def arrive(self, job: Job) -> None:
-        """Take in a request."""
+        """Enqueue a request."""
 
     @abstractmethod
     def start(self, number: int, config: ParallelConfig, serves_from_s: float, jobs: list[Job]) -> None:
@@ -138,11 +125,11 @@ class Dispatcher(ABC, Generic[P]):
 
     @abstractmethod
     def stop(self, number: int) -> list[Job]:
-        """Stop a pipeline; return the requests whose KV it has. Its other requests wait again."""
+        """Stop a pipeline; return the requests whose KV it has, and enqueue its others again."""
 
     @abstractmethod
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
-        """Let requests wait whose KV is lost."""
+        """Enqueue requests whose KV is lost."""
 
     def look(self) -> None:
-        """Give pipelines the requests that they can take; nothing to do where these are placed as they arrive."""
+        """Dispatch waiting requests; a no-op where requests are placed on arrival."""

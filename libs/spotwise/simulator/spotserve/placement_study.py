@@ -1,8 +1,5 @@
-"""What it is worth to place requests by the expected lives of instances, on recorded fleets.
-
-The hazard is fitted on what was over before the first request came, or on another trace. All rules get the same requests and
-the same fleet for a seed, so they are compared seed by seed, with a confidence interval over seeds (`placement_world.py`).
-"""
+"""The gain of placement by expected instance lifetimes, on recorded fleets. The hazard is fitted on lives that ended before the
+first request, or on another trace; all rules share requests and fleet per seed and are compared seed by seed (95 % CI)."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from spotwise.simulator.spotserve.placement_world import (
     place_requests,
 )
 
-#: What an interval may be of.
+#: Counts that an interval may be of.
 COUNTS = ("interruptions", "recomputed_tokens", "mean_latency_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds, with the bounds of its 95 % confidence interval."""
+    """A mean over seeds with its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -36,7 +33,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Return the interval of independent values, by Student's t; two at least."""
+        """Return the interval of at least two independent values, by Student's t."""
         if len(values) < 2:
             raise ValueError("an interval needs two seeds at least")
         mean = float(np.mean(values))
@@ -46,13 +43,13 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PlacementFinding:
-    """The ways of placing beside one another, on one fleet.
+    """The placement rules compared on one fleet.
 
     Attributes:
-        trace: its second half was served on.
-        fitted_on: the hazard is from its lives.
-        steady: instances that stay, beside those of the trace.
-        outcomes: of every way, one for each seed.
+        trace: its second half is served on.
+        fitted_on: the trace whose lives the hazard is fitted on.
+        steady: instances that are never preempted, besides those of the trace.
+        outcomes: by rule, one a seed.
     """
 
     trace: str
@@ -65,7 +62,7 @@ class PlacementFinding:
         return Interval.of([getattr(outcome, of) for outcome in self.outcomes[placement]])
 
     def spared(self, beside: PlacementRule, of: str = "interruptions") -> Interval:
-        """Return which share of one of `COUNTS` the preemption-aware way spares beside another, seed by seed."""
+        """Return the share of one of `COUNTS` that the preemption-aware rule saves against another, seed by seed."""
         ours, others = self.outcomes[PlacementRule.AWARE], self.outcomes[beside]
         return Interval.of(
             [1.0 - getattr(our, of) / max(1, getattr(other, of)) for our, other in zip(ours, others, strict=True)]
@@ -73,7 +70,7 @@ class PlacementFinding:
 
 
 def lives_until(events: Iterable[NodeEvent], until_s: float) -> list[Life]:
-    """Return the lives of instances as known at a time; later events are ignored."""
+    """Return the instance lives as known at a time; later events are ignored."""
     came: dict[str, float] = {}
     lives: list[Life] = []
     for at_s, kind, node in events:
@@ -92,16 +89,12 @@ def study_placements(
     seeds: Sequence[int],
     steady: int = 4,
 ) -> Iterator[PlacementFinding]:
-    """Yield findings for the second half of each trace.
-
-    For each: fitted on its own first half, and on each other trace, where all instances may go; and fitted on its own first
-    half, where `steady` more stay.
+    """Yield findings for the second half of each trace: fitted on its own first half and on each other trace, where every
+    instance may be preempted; and on its own first half with `steady` instances that are not.
 
     Args:
-        traces: by name; events in the order of times.
-        setting: requests and machines.
-        seeds: two at least.
-        steady: instances of the mixed fleet that stay.
+        traces: by name; events in order of time.
+        seeds: at least two.
     """
     for name, events in traces.items():
         half_s = (events[0][0] + events[-1][0]) / 2

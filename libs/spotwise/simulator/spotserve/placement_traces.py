@@ -1,4 +1,4 @@
-"""The placement study on Bamboo's two whole recordings, of g4dn and p3 instances."""
+"""The placement study on Bamboo's two whole recordings, of g4dn and p3 spot instances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILES = {"g4dn": "g4dn-trace.csv", "p3": "p3-trace.csv"}
 
 
 def node_events(trace: SpotTrace) -> list[NodeEvent]:
-    """Return arrivals and departures, one event for each instance."""
+    """Return joins and preemptions, one event per instance."""
     events: list[NodeEvent] = []
     for event in trace.events:
         if event.kind is SpotEventKind.ADD:
@@ -24,15 +24,7 @@ def node_events(trace: SpotTrace) -> list[NodeEvent]:
 
 
 def placements(folder: Path, seeds: Sequence[int], setting: PlacementSetting | None = None) -> list[PlacementFinding]:
-    """Compare the ways of placing on both traces.
-
-    Args:
-        folder: with `bamboo/`.
-        seeds: two at least.
-        setting: requests and machines; `None` for the usual ones.
-
-    Raises:
-        TraceError: a trace cannot be read.
-    """
+    """Compare the placement rules on both traces of `folder`/`bamboo/` over at least two seeds; `setting` `None` takes the
+    defaults. Raises TraceError if a trace cannot be read."""
     traces = {name: node_events(read_spot_trace(folder / "bamboo" / file, name)) for name, file in _FILES.items()}
     return list(study_placements(traces, setting or PlacementSetting(), seeds))

@@ -1,13 +1,7 @@
-"""A fleet whose instances come and go as recorded, and requests that one rule or another places on them.
-
-Requests with heavy-tailed lengths arrive at random; each is placed at random, where load is least, or where load and the chance
-of an interruption cost least (`core/lifetimes.py`). A request that has not ended when its instance goes is interrupted: all its
-tokens are computed again on another one. Rules know nothing of the future but notices.
-
-The queue of events is `World`'s; the instances are not its machines, because a run has millions of iterations that nothing
-interrupts, and here a change of load is one event. A request takes one iteration for each of its tokens, and an iteration takes
-longer the more requests share it, so crowding instances that live long has its price.
-"""
+"""Discrete-event simulation of a recorded spot fleet on which one rule places requests: at random, least loaded, or least
+expected cost of load and preemption (`core/lifetimes.py`); only notices are known ahead. A preempted request is recomputed
+elsewhere. `World`'s machines are not used: runs have millions of uninterrupted iterations, and here a load change is one
+event."""
 
 from __future__ import annotations
 
@@ -26,12 +20,12 @@ from spotwise.core.lifetimes import Place, rank
 from spotwise.core.survival import PiecewiseHazard
 from spotwise.simulator.world.events import EventQueue
 
-#: When, whether an instance comes or goes, and which.
+#: Time, whether an instance joins or leaves, and its id.
 NodeEvent = tuple[float, Literal["add", "remove"], str]
 
 
 class PlacementRule(StrEnum):
-    """Where a request goes."""
+    """The rule that places a request."""
 
     RANDOM = "random"
     LEAST_LOADED = "least loaded"  #: where the fewest requests are; among equals at random
@@ -40,19 +34,19 @@ class PlacementRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementSetting:
-    """Requests, machines and what interruptions are thought to cost.
+    """Requests, machines and the weight of a preemption.
 
     Attributes:
-        rate_per_s: requests a second, at random (Poisson).
-        prompt_tokens: of each.
-        median_tokens, spread, longest_tokens: output lengths are log-normal, with that standard deviation of the logarithm.
-        length_error: how well lengths are known when a request is placed: standard deviation of the logarithm of the guess.
+        rate_per_s: Poisson arrivals, requests a second.
+        median_tokens, spread, longest_tokens: of log-normal output lengths; `spread` is the standard deviation of the
+            logarithm.
+        length_error: of the length estimate at placement: standard deviation of its logarithm.
         step_s, request_step_s: of an iteration, and for each request in it.
-        prompt_token_s: of a prompt token, or of one that is computed again.
-        slots: requests that an instance takes; more wait.
-        notice_s: before an instance goes; from then on no request is placed there.
-        interruption_s: seconds of a user's time that an interruption is weighed with.
-        steady: instances that stay, beside those of the trace.
+        prompt_token_s: of a prompt token, or of a recomputed one.
+        slots: concurrent requests of an instance; more wait.
+        notice_s: seconds from the notice to the preemption; a notified instance receives no requests.
+        interruption_s: seconds of user time that an interruption is weighted with.
+        steady: instances that are never preempted, besides those of the trace.
     """
 
     rate_per_s: float = 0.5
@@ -72,13 +66,12 @@ class PlacementSetting:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOutcome:
-    """One run.
+    """Outcome of one run.
 
     Attributes:
-        requests: that came.
         interruptions: of requests; one may be interrupted again.
         recomputed_tokens: prompt and output, over all interruptions.
-        mean_latency_s: from arrival to the last token.
+        mean_latency_s: E2E.
     """
 
     requests: int
@@ -95,15 +88,13 @@ def place_requests(
     rule: PlacementRule,
     seed: int,
 ) -> PlacementOutcome:
-    """Serve requests that come from a time until the trace ends, and return what it cost them.
+    """Serve the requests that arrive from a time until the trace ends, and return their outcome.
 
     Args:
-        events: the whole trace, in the order of times. Instances that are there at its end stay until all requests have ended.
-        from_s: when the first may come.
-        hazard: of instances of the trace, as it is believed to be.
-        setting: the rest.
-        rule: where requests go.
-        seed: of requests, and of random choices.
+        events: the whole trace, by time; instances still up at its end stay until all requests have ended.
+        from_s: earliest arrival.
+        hazard: estimated preemption hazard of the trace's instances.
+        seed: of requests, and of random placement.
     """
     return _PlacementRun(events, from_s, hazard, setting, rule, seed).run()
 
@@ -123,15 +114,13 @@ class _Node:
     stays: bool
     leaving: bool = False
     gone: bool = False
-    at_s: float = 0.0  # until when `iterations` is reckoned
+    at_s: float = 0.0  # time up to which `iterations` is counted
     iterations: float = 0.0
     version: int = 0
     running: list[tuple[float, int, float, _Request]] = field(default_factory=list)  # ends, order, began, whose
 
 
 class _PlacementRun:
-    """Instances that share their iterations among their requests, as events happen to them."""
-
     def __init__(
         self,
         events: Sequence[NodeEvent],
@@ -153,7 +142,7 @@ class _PlacementRun:
         self._interruptions = self._recomputed = 0
         came: dict[str, float] = {}
         for at_s, kind, node in events:
-            if kind == "remove":  # a notice of one that has just come happens after that
+            if kind == "remove":  # the notice of a newly joined instance follows its join
                 self._at(max(at_s - setting.notice_s, came[node]), partial(self._notice, node))
                 self._at(at_s, partial(self._remove, node))
             else:
@@ -246,7 +235,6 @@ class _PlacementRun:
             self._waiting.append(request)
 
     def _advance(self, node: _Node, now_s: float) -> None:
-        """Count the iterations since the last change of its load."""
         if node.running:
             node.iterations += (now_s - node.at_s) / self._step_s(node)
         node.at_s = now_s

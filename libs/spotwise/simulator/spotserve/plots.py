@@ -1,8 +1,5 @@
-"""SpotServe's studies drawn: bars of latency for each system on each trace (SpotServe, figures 6 to 9).
-
-A system has the same colour in every figure (Okabe and Ito's palette). A bar is the mean, its whisker reaches P99; a black line
-is the paper's figure.
-"""
+"""Draws SpotServe's studies as bars of latency by system and trace (figures 6 to 9): bar mean, whisker P99, black line the
+paper's figure; a system has one colour in every figure (Okabe and Ito)."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _WIDTH = 0.8
 
 
 def plot_study(found: SpotFindings) -> Figure:
-    """Draw a panel for each load, bars by trace and system; of whole traces also a panel of goodput per dollar."""
+    """Draw a panel for each load, bars by trace and system; for whole traces also a panel of goodput per dollar."""
     loads = list(dict.fromkeys(finding.load for finding in found.points))
     with_goodput = found.study.name == WHOLE
     columns = len(loads) + with_goodput
@@ -54,7 +51,7 @@ def _latencies(axes: Axes, findings: Sequence[SpotFinding]) -> None:
 def _bars(
     axes: Axes, findings: Sequence[SpotFinding], groups: list[str], group_of: Callable[[SpotFinding], str]
 ) -> list[tuple[str, list[float], float, list[SpotFinding], str]]:
-    """Lay out grouped bars: by line, their positions, width, findings and colour."""
+    """By line: positions, bar width, findings and colour."""
     axes.set_xticks(range(len(groups)), groups, fontsize=8)
     bare_grid(axes, "y")
     axes.set_axisbelow(True)

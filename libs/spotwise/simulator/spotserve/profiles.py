@@ -1,9 +1,6 @@
-"""The models of SpotServe's paper: shapes, measured layers (files of the artifact), and required rates.
-
-Weights are in single precision: 12 x hidden^2 numbers a layer, and an embedding of about 50,000 rows that the last stage
-copies (Table 1 and section 6.1). The artifact's "30B" has 48 layers of 7,168; LLaMA-30B itself has 60 of 6,656.
-`required_rate` is what the artifact configures its optimizer with: somewhat above the rate of the arrivals.
-"""
+"""The models of SpotServe's paper: shapes, measured layers (files of the artifact) and required rates. Single-precision
+weights: 12 x hidden^2 a layer, and an embedding of about 50,000 rows copied by the last stage (Table 1, section 6.1). The
+artifact's "30B" has 48 layers of 7,168, LLaMA-30B 60 of 6,656."""
 
 from __future__ import annotations
 
@@ -29,13 +26,7 @@ SPOT_PER_H, ON_DEMAND_PER_H = 1.9046, 3.912
 
 @dataclass(frozen=True, slots=True)
 class LatencyClaim:
-    """A line of the paper's Table 1: one request alone.
-
-    Attributes:
-        stages: P.
-        shards: M.
-        seconds: l_exe with a batch of one.
-    """
+    """A line of the paper's Table 1: P, M, and l_exe of one request alone in seconds."""
 
     stages: int
     shards: int
@@ -47,13 +38,12 @@ class PaperModel:
     """A model of the paper.
 
     Attributes:
-        name: as the paper has it.
         shape: for mapping and migration.
         profile: file of the artifact's measurements, in its folder `profiles`.
         arrivals: file of the artifact's requests, in its folder `arrivals`.
         arrival_rate: requests a second in that file.
-        required_rate: requests a second that its optimizer is configured to serve.
-        least_devices: without which it does not fit, says the paper.
+        required_rate: requests a second that the artifact's optimizer is configured for; somewhat above `arrival_rate`.
+        least_devices: the paper's minimum to fit the model.
         alone: its line of Table 1.
     """
 
@@ -123,9 +113,7 @@ def read_layer_tables(
     """Read one of the artifact's profiles.
 
     Args:
-        path: of the JSON file.
-        layers: of the model, where the file is to be overruled.
-        padded_layers: likewise.
+        layers, padded_layers: override the file's.
         whole_prompts: as in `LayerTables`.
 
     Raises:
@@ -145,11 +133,8 @@ def read_layer_tables(
 
 
 def read_model_tables(folder: Path, model: PaperModel, *, whole_prompts: bool = False) -> LayerTables:
-    """Read a model's profile in the artifact's folder (with `profiles/`, `arrivals/` and `availability/`).
-
-    Raises:
-        TraceError: as `read_layer_tables`, or it is of another number of layers.
-    """
+    """Read a model's profile in the artifact's folder (with `profiles/`, `arrivals/` and `availability/`); raises TraceError as
+    `read_layer_tables` does, or if it has another number of layers."""
     path = folder / "profiles" / model.profile
     tables = read_layer_tables(path, whole_prompts=whole_prompts)
     if tables.layers != model.shape.layers:

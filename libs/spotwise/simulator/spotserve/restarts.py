@@ -1,10 +1,6 @@
-"""The paper's baselines when their fleet changes: a restart of everything, or whole pipelines that come and go.
-
-Reparallelization chooses configurations as SpotServe does, but restarts all engines for each: weights are loaded from
-storage, and all requests are computed again. Rerouting keeps P and M: a pipeline that loses an instance is lost, and idle
-instances form a new one as soon as they suffice. Neither begins a batch that would not end before its deadline (SpotServe,
-section 6.1, and its artifact).
-"""
+"""The paper's baselines on a fleet change (SpotServe, section 6.1, and its artifact). Reparallelization restarts all engines:
+weights load from storage and all requests are recomputed. Rerouting keeps P and M: a pipeline fails with its instance, and
+idle instances form a new one. Neither starts a batch that would miss its deadline."""
 
 from __future__ import annotations
 
@@ -25,8 +21,6 @@ from spotwise.simulator.spotserve.standing import links_of
 
 
 class _Reloading:
-    """Pipelines whose weights are loaded from storage."""
-
     def __init__(self, world: SpotWorld) -> None:
         self._world, self._run = world, world.run_
         self._choices = Choices(world.run_)
@@ -34,7 +28,6 @@ class _Reloading:
         self._load_s: dict[tuple[ParallelConfig, int], tuple[float, int]] = {}
 
     def accepts(self, pipeline: ArtifactPipeline, batch: list[Job]) -> bool:
-        """Return whether a batch ends before its pipeline does."""
         deadline_s = self._deadline_s([pipeline.number])
         fixed_s, step_s, steps = pipeline.planned(batch, len(batch))
         return deadline_s is None or self._world.now + fixed_s + steps * step_s <= deadline_s
@@ -52,14 +45,13 @@ class _Reloading:
             dispatcher.recompute(dispatcher.stop(number), keep_answer=False)
 
     def _hit(self, event: InstanceEvent) -> list[int]:
-        """Return the pipelines that an event takes devices from."""
         if event.stage is not Stage.GONE:
             return []
         gone = {machine.id for machine in event.machines}
         return [number for number, devices in self._devices.items() if any(each.instance in gone for each in devices)]
 
     def _loading(self, config: ParallelConfig, instances: int) -> tuple[float, int]:
-        """Return seconds and bytes of loading all weights of a configuration from storage, engines started anew."""
+        """Return seconds and bytes of loading all weights from storage into restarted engines."""
         key = (config, instances)
         if key not in self._load_s:
             empty = Deployment(config, tuple(Instance(f"{n:06}", self._run.model.devices) for n in range(instances)))
@@ -72,25 +64,25 @@ class _Reloading:
 
 
 class Restarting(_Reloading):
-    """Reparallelization."""
+    """Reparallelization (baseline)."""
 
     def __init__(self, world: SpotWorld) -> None:
         super().__init__(world)
         self._config: ParallelConfig | None = None
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Stop the pipelines whose devices are gone."""
+        """Stop the pipelines that lost devices."""
         for number in self._hit(event):
             self._lose(number)
 
     def decide(self) -> None:
-        """Restart now, or wait for the next deadline, or do nothing."""
+        """Restart now, at the next deadline, or not at all."""
         now, fleet = self._world.now, self._world.fleet
         deadline_s = self._deadline_s(list(self._devices))
         config = self._choices.config(len(fleet.here()), self._world.rate())
         is_whole = self._config is not None and len(self._devices) == self._config.pipelines
         if deadline_s is not None and is_whole:
-            return  # they serve until then, and it is decided again when they are gone
+            return  # they serve until then; the next decision follows their preemption
         if config is not None and not (is_whole and config == self._config):
             self._restart(config, now)
 
@@ -115,14 +107,14 @@ class Restarting(_Reloading):
 
 
 class Rerouting(_Reloading):
-    """Rerouting."""
+    """Rerouting (baseline)."""
 
     def __init__(self, world: SpotWorld) -> None:
         super().__init__(world)
         self._next_number = 0
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Stop the pipelines whose devices are gone."""
+        """Stop the pipelines that lost devices."""
         hit = self._hit(event)
         for number in hit:
             self._lose(number)

@@ -1,9 +1,6 @@
-"""Pipelines whose batches the mesh's roles make: each is a machine of a `World` for as long as it stands.
-
-`SchedulerRole` places requests and `WorkerRole` makes iterations of them. A pipeline has room for the KV of as many requests
-as its batch may have. With phases apart its pool is that of prompts or of tokens, and KV is handed off as in the mesh. The
-first token of an answer comes with its prompt, so a request alone takes one step less than the artifact's l_exe.
-"""
+"""Pipelines with batches made by the mesh's roles, each a machine of a `World` while it is up; its KV fits B requests. With
+disaggregated phases its pool is prompt or token, and KV is handed off as in the mesh. The prefill yields the first token, so
+a request alone takes one step less than the artifact's l_exe."""
 
 from __future__ import annotations
 
@@ -25,28 +22,23 @@ from spotwise.simulator.world.observation import Arrival, CompletedRequest
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
 
-#: Seconds between two heartbeats of a machine whose load changed; endings and computed prompts are reported besides.
+#: Seconds between heartbeats of a machine whose load changed; endings and computed prompts are reported besides.
 _HEARTBEAT_S = 2.0
-#: Seconds between two looks of the scheduler at its queue, beside those after each message.
+#: Scheduler tick in seconds, besides the pass after each message.
 _TICK_S = 1.0
-#: Tokens of a KV block: one, so that a batch is as wide as the configuration says.
+#: Tokens of a KV block: one, so that the KV capacity equals the configuration's B requests.
 _BLOCK_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """Seconds of iterations on one pipeline of a configuration.
-
-    Attributes:
-        times: of whole batches.
-        config: of which the pipeline is a part.
-    """
+    """Seconds of iterations on one pipeline; `times` are of whole batches."""
 
     times: BatchTimes
     config: ParallelConfig
 
     def iteration_s(self, shape: BatchShape) -> float:
-        """Return the seconds of one iteration: of its prompts, all of about the same length, and of a step of its decodes."""
+        """Return the seconds of one iteration: its prompts, of about equal length, and a decode step."""
         seconds = 0.0
         if shape.prompt_tokens:
             prompts = max(1, round(shape.prompt_tokens / self.times.input_tokens))
@@ -66,13 +58,10 @@ class RolePipeline:
     """One pipeline of a configuration.
 
     Attributes:
-        number: of it, as positions count.
-        config: of which it is a part.
-        serves_from_s: when its weights and KV are there.
-        id: of its machine.
-        home_pool: of its machine.
-        moved: requests whose KV is on its way to it, until it serves.
-        machine: once it serves.
+        serves_from_s: when its weights and KV have arrived.
+        id, home_pool: of its machine.
+        moved: requests whose KV is in transfer to it, until it serves.
+        machine: `None` until it serves.
     """
 
     number: int
@@ -104,7 +93,7 @@ class RolePipeline:
         return self.serves_from_s if self.machine is None else self.machine.boundary_s
 
     def snapshot(self, now: float) -> tuple[RunningRequest, ...]:
-        """Return the requests whose KV it has, as they are now, without a change."""
+        """Return the requests whose KV it has, in their current state, without a change."""
         total = self.dispatcher.times.output_tokens
         held = [(job, s.computed_tokens, s.output_tokens) for job, s in self._held()]
         held += [(job, job.kv_tokens, job.decoded) for job in self.moved]
@@ -116,7 +105,7 @@ class RolePipeline:
 
 
 class RoleDispatcher(Dispatcher[RolePipeline]):
-    """Pipelines as machines of a world, whose observer it is."""
+    """Pipelines as machines of a world, and the world's observer."""
 
     def __init__(self, run: SpotRun, events: EventQueue) -> None:
         super().__init__(run, events)
@@ -138,18 +127,16 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         self._numbers: dict[Job, int] = {}
         self._started = 0
 
-    # --- what systems use ---------------------------------------------------------------------------------------------
-
     def is_current(self, sequence: Sequence) -> bool:
-        """Whether a sequence is its request's last attempt, and not all its tokens are made."""
+        """Return whether a sequence is its request's last attempt with tokens remaining."""
         return self._world.is_current(sequence)
 
     def job(self, sequence: Sequence) -> Job:
-        """Return the request that a sequence is an attempt at."""
+        """Return the request of a sequence."""
         return self._jobs[int(sequence.choice_id)]
 
     def arrive(self, job: Job) -> None:
-        """Take in a request."""
+        """Submit a request."""
         arrival = _JobArrival(self._events.now, self.times.input_tokens, self.times.output_tokens, job)
         number = self._world.submit(arrival)
         self._jobs[number], self._numbers[job] = job, number
@@ -178,15 +165,13 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         return jobs
 
     def recompute(self, jobs: list[Job], *, keep_answer: bool) -> None:
-        """Let requests wait whose KV is lost."""
+        """Submit requests again whose KV is lost."""
         for job in jobs:
             job.lose_kv(keep_answer=keep_answer)
             self._world.submit_again(self._numbers[job], job.decoded)
 
-    # --- what happens in the world ------------------------------------------------------------------------------------
-
     def request_completed(self, request: CompletedRequest) -> None:
-        """Note an answered request."""
+        """Record an answered request."""
         assert isinstance(request.arrival, _JobArrival)
         job = request.arrival.job
         job.finished_s, job.kv_tokens = request.finished_s, 0
@@ -194,14 +179,14 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
         self.unanswered -= 1
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        """Raise: no request may fail for good."""
+        """Raise: no request may fail permanently."""
         raise ValueError(f"a request failed in the simulated mesh: {reason}")
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
         """Ignore iterations: only whole requests are measured."""
 
     def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
-        """Ignore times between tokens."""
+        """Ignore inter-token gaps."""
 
     def _join(self, pipeline: RolePipeline) -> None:
         if self._pipelines.get(pipeline.number) is not pipeline:
@@ -224,7 +209,7 @@ class RoleDispatcher(Dispatcher[RolePipeline]):
 
 
 def _language_model(shape: ModelShape) -> LanguageModel:
-    """Return the model as links and KV blocks see it; the weights are not counted, as the configuration has checked them."""
+    """Return the model for links and KV blocks; without weights, which the configuration has checked."""
     values = shape.kv_token_bytes // (2 * shape.layers * shape.value_bytes)
     return LanguageModel(
         shape.name, 0, shape.layers, heads=1, kv_heads=1, head_size=values, value_bytes=shape.value_bytes

@@ -1,8 +1,5 @@
-"""A run on machines that come and go, and its outcome.
-
-Every request is answered: the world continues after the trace with the instances that are there. Latency is from arrival to
-last token, queueing included. The artifact counts only requests that end before the trace does: `finished_in_trace`.
-"""
+"""A run on spot instances and its outcome. Every request is answered: the simulation continues after the trace with the
+remaining instances. Latency is E2E, queueing included; the artifact counts only `finished_in_trace`."""
 
 from __future__ import annotations
 
@@ -21,13 +18,8 @@ class SpotRun:
     """A run.
 
     Attributes:
-        trace: which instances come and go. Those that come at 0 s have the weights already.
-        arrivals: the requests.
-        model: what is served, and what it takes.
-        system: what serves.
-        surroundings: notices, links, and what else all systems share.
-        required_rate: requests a second that configurations must serve; the trace may say otherwise from some time on. `None`:
-            what came in the last `window_s`.
+        trace: instances that join at 0 s have the weights loaded.
+        required_rate: requests a second for configurations, unless the trace sets another; `None` measures the last `window_s`.
         on_demand_nodes: nodes of the trace that are not preemptible, for the bill.
     """
 
@@ -45,10 +37,8 @@ class AnsweredRequest:
     """A request with its last token.
 
     Attributes:
-        arrived_s: when it came.
-        finished_s: when it had its last token.
-        interruptions: times that its batch was stopped by a change.
-        recomputed_tokens: tokens of prompt and answer that were computed more than once.
+        interruptions: times that a reconfiguration stopped its batch.
+        recomputed_tokens: prompt and output tokens computed more than once.
     """
 
     arrived_s: float
@@ -58,22 +48,22 @@ class AnsweredRequest:
 
     @property
     def latency_s(self) -> float:
-        """From arrival to last token."""
+        """E2E seconds."""
         return self.finished_s - self.arrived_s
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """A change of the configuration.
+    """A reconfiguration.
 
     Attributes:
-        time_s: when the pipelines before it stopped.
-        config: what stands; `None`: nothing.
-        instances: that are there, without notice.
+        time_s: when the old pipelines stopped.
+        config: the new configuration; `None` for none.
+        instances: up without a notice.
         pause_s: until the last of its pipelines served; 0 where none stopped.
         moved_bytes: between devices.
-        storage_bytes: loaded anew.
-        migration_s: T_mig as the paper reckons it.
+        storage_bytes: loaded from storage.
+        migration_s: T_mig by the paper's formula.
     """
 
     time_s: float
@@ -90,12 +80,11 @@ class SpotOutcome:
     """The outcome of a run.
 
     Attributes:
-        requests: all, in the order in which they came.
-        changes: of configurations, by time.
-        lives: of instances, as paid for.
-        trace_end_s: when the trace ended.
-        ended_s: when the world ended: the trace was over, and the last request answered.
-        output_tokens: of a request.
+        requests: all, in arrival order.
+        changes: reconfigurations, by time.
+        lives: billed stays of instances.
+        ended_s: when the trace and the last request had ended.
+        output_tokens: per request.
     """
 
     requests: tuple[AnsweredRequest, ...]
@@ -107,7 +96,7 @@ class SpotOutcome:
 
     @property
     def latencies_s(self) -> tuple[float, ...]:
-        """Of all requests, in the order in which they came."""
+        """E2E seconds of all requests, in arrival order."""
         return tuple(request.latency_s for request in self.requests)
 
     def finished_in_trace(self) -> tuple[AnsweredRequest, ...]:
@@ -116,16 +105,16 @@ class SpotOutcome:
 
     @property
     def interrupted_requests(self) -> int:
-        """Requests whose batch a change stopped."""
+        """Requests whose batch a reconfiguration stopped."""
         return sum(request.interruptions > 0 for request in self.requests)
 
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens of prompts and answers that were computed more than once."""
+        """Prompt and output tokens computed more than once."""
         return sum(request.recomputed_tokens for request in self.requests)
 
     def instance_s(self, market: SpotMarket, until_s: float = inf) -> float:
-        """Return the seconds that are paid for in a market, up to a time."""
+        """Return the billed seconds in a market, up to a time."""
         return sum(life.seconds(until_s) for life in self.lives if life.market is market)
 
     def cost(self, spot_price_per_h: float, on_demand_price_per_h: float, until_s: float = inf) -> float:

@@ -1,4 +1,4 @@
-"""Serving on machines that come and go, in simulated time: what `simulate paper spotserve` runs."""
+"""Simulates serving on spot instances: what `simulate paper spotserve` runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ _SYSTEMS: Mapping[Reaction, Callable[[SpotWorld], ServingSystem]] = {
 
 
 def serve(run: SpotRun) -> SpotOutcome:
-    """Run a world to the answer of its last request.
-
-    Raises:
-        ValueError: the instances that are there at the end cannot serve the model, so that requests stay unanswered.
-    """
+    """Run a simulation until its last answer; raises ValueError if the instances left at the end cannot serve the model."""
     return world_of(run).run()
 
 
 def world_of(run: SpotRun) -> SpotWorld:
-    """Return a run's world before anything has happened in it."""
+    """Return a run's world before its first event."""
     return SpotWorld(run, _SYSTEMS[run.system.reaction])

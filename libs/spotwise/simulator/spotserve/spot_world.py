@@ -1,8 +1,6 @@
-"""The world of SpotServe's paper: requests arrive, pipelines serve them, instances come and go (sections 3 and 6.1).
-
-The artifact's batches are `dispatch.py`'s, all others are made by the mesh's roles (`role_dispatch.py`). A change of the
-fleet is the system's to answer (`migrations.py`, `restarts.py`); it decides once everything of a moment has happened.
-"""
+"""Discrete-event simulation of SpotServe's paper (sections 3 and 6.1): arrivals, pipelines and the spot fleet. Batches are the
+artifact's (`dispatch.py`) or the mesh's roles' (`role_dispatch.py`); the system (`migrations.py`, `restarts.py`) decides
+after all events of one time."""
 
 from __future__ import annotations
 
@@ -19,25 +17,23 @@ from spotwise.simulator.world.events import EventQueue
 
 
 class ServingSystem(Accepts, Protocol):
-    """What a system decides."""
+    """The interface of a system's decisions."""
 
     def fleet_changed(self, event: InstanceEvent) -> None:
-        """Take in what happened to instances; the fleet is as it is afterwards."""
+        """Handle an event, already applied to the fleet."""
 
     def decide(self) -> None:
-        """Change what has to change, after all that happened at this moment."""
+        """Reconfigure where needed, after all events of this time."""
 
 
 class SpotWorld:
     """One run.
 
     Attributes:
-        run_: what is run.
         events: the clock.
-        fleet: the instances.
         dispatcher: the queue and the pipelines.
-        changes: of configurations so far.
-        system: decides which pipelines stand.
+        changes: reconfigurations so far.
+        system: decides the configuration.
     """
 
     def __init__(self, run: SpotRun, system: Callable[[SpotWorld], ServingSystem]) -> None:
@@ -57,15 +53,11 @@ class SpotWorld:
 
     @property
     def now(self) -> float:
-        """The time."""
+        """Simulated seconds."""
         return self.events.now
 
     def run(self) -> SpotOutcome:
-        """Let everything happen.
-
-        Raises:
-            ValueError: requests stay unanswered.
-        """
+        """Run all events; raises ValueError if requests stay unanswered."""
         run = self.run_
         surroundings = run.surroundings
         for event in fleet_events(
@@ -95,22 +87,18 @@ class SpotWorld:
         lives = self.fleet.paid_lives(ended_s)
         return SpotOutcome(requests, tuple(self.changes), lives, trace_end_s, ended_s, run.arrivals.output_tokens)
 
-    # -- what systems use
-
     def rate(self) -> float:
-        """Return the requests a second that are to be served."""
+        """Return the rate to serve, requests a second."""
         return self._window.rate(self.now) if self._rate is None else self._rate
 
     def decide_soon(self, _: object = None) -> None:
-        """Let the system decide once everything of this moment has happened."""
+        """Schedule one decision of the system after all events of this time."""
         if not self._will_decide:
             self._will_decide = True
             self.events.at(self.now, self._decide)
 
-    # -- what happens
-
     def fleet_happens(self, event: InstanceEvent) -> None:
-        """Let something happen to instances."""
+        """Apply an event to the fleet."""
         self.fleet.apply(event)
         self.system.fleet_changed(event)
         self.decide_soon()

@@ -1,9 +1,6 @@
-"""The deployment that SpotServe has standing, and the cost of another one.
-
-Positions say what each device holds. Devices are matched with the positions of another configuration, KV moves first, and a
-pipeline serves again as its stages come (SpotServe, sections 4.2, 4.3). Maps and plans come from `core.migration`. An
-instance that goes takes what it has not sent yet with it: devices that wait for that lose their position.
-"""
+"""The deployed configuration's positions, and the cost of a reconfiguration (SpotServe, sections 4.2, 4.3; maps and plans of
+`core.migration`): devices are matched with new positions, KV moves first, pipelines serve as their stages arrive. A
+preempted instance loses unsent data, and devices waiting for it lose their position."""
 
 from __future__ import annotations
 
@@ -21,21 +18,20 @@ from spotwise.simulator.spotserve.pipelines import ServingPipeline
 from spotwise.simulator.spotserve.spot_world import SpotWorld
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 
-#: What ends within so many seconds has ended, since floats are not exact.
+#: Tolerance in seconds for ends, since floats are not exact.
 _ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A change that is to come.
+    """A planned reconfiguration.
 
     Attributes:
-        config: of the change.
         staying: instances that it may use.
         begins_s: when pipelines stop.
-        migration_s: T_mig, as predicted.
-        deadline_s: of the instance that goes first; `None` where none has to.
-        runs_on: pipelines that do not stop, as far as is known.
+        migration_s: predicted T_mig.
+        deadline_s: of the first preemption; `None` without a notice.
+        runs_on: pipelines expected not to stop.
     """
 
     config: ParallelConfig
@@ -57,11 +53,11 @@ def links_of(surroundings: SpotSurroundings) -> Links:
 
 
 class ServingState:
-    """Positions, and changes of them as planned.
+    """Positions, and planned changes of them.
 
     Attributes:
-        config: what stands; `None` before anything has stood.
-        positions: of each device that has one, and all that belongs there or is on its way.
+        config: deployed; `None` before the first.
+        positions: by device, with the data present or in transfer.
         deadlines_s: when each pipeline loses its first device, where it does.
     """
 
@@ -73,8 +69,6 @@ class ServingState:
         self._run, self._system = world.run_, world.run_.system
         self._links = links_of(world.run_.surroundings)
 
-    # -- what stands
-
     @property
     def is_whole(self) -> bool:
         """Whether every position has its device."""
@@ -85,26 +79,26 @@ class ServingState:
         return all(device.instance in staying for device in self.positions)
 
     def take(self, config: ParallelConfig, positions: dict[Device, Position]) -> None:
-        """Note what stands from now on."""
+        """Set the deployed configuration and positions."""
         self.config, self.positions = config, positions
         self.note_deadlines()
 
     def start(self, config: ParallelConfig, staying: tuple[str, ...]) -> None:
-        """Start with the weights where they belong."""
+        """Start with the weights in place."""
         self.take(config, dict(Deployment.in_order(config, self._instances(staying)).positions))
 
     def lose(self, instance: str) -> list[int]:
-        """Take away the positions of an instance that is gone; return the pipelines that had them."""
+        """Remove the positions of a preempted instance; return their pipelines."""
         return self.forget([device for device in self.positions if device.instance == instance])
 
     def forget(self, devices: Sequence[Device]) -> list[int]:
-        """Take away the positions of some devices; return the pipelines that had them."""
+        """Remove the positions of some devices; return their pipelines."""
         lost = {self.positions.pop(device).pipeline for device in devices if device in self.positions}
         self.note_deadlines()
         return sorted(lost)
 
     def note_deadlines(self) -> None:
-        """Note when each pipeline loses its first device."""
+        """Update when each pipeline loses its first device."""
         self.deadlines_s.clear()
         machines = self._world.fleet.machines
         for device, position in self.positions.items():
@@ -114,16 +108,14 @@ class ServingState:
                 self.deadlines_s[position.pipeline] = min(earlier_s, deadline_s)
 
     def deadline_s(self, staying: Sequence[str]) -> float | None:
-        """Return when the first instance goes that has a position and does not stay; `None` if none does."""
+        """Return the first preemption time of an instance with a position that does not stay; `None` without one."""
         machines = self._world.fleet.machines
         going = [device.instance for device in self.positions if device.instance not in staying]
         deadlines = [machines[instance].deadline_s for instance in going if instance in machines]
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
-    # -- what another configuration would take
-
     def preview(self, config: ParallelConfig, staying: tuple[str, ...], deadline_s: float | None) -> Planned:
-        """Preview a change; before a deadline, as if every batch were as large as it may become."""
+        """Preview a reconfiguration; with a deadline, for the largest possible batches."""
         now = self._world.now
         device_map = self._map(config, self._before(config, staying, self._running()))
         runs_on = tuple(sorted(device_map.running_on.values()))
@@ -139,7 +131,7 @@ class ServingState:
         return Planned(config, staying, begins_s, migration_s, deadline_s, runs_on)
 
     def plan(self, planned: Planned) -> tuple[DeviceMap, MigrationPlan]:
-        """Return the map and the plan of a change that begins now."""
+        """Return the device map and the migration plan of a reconfiguration that begins now."""
         device_map = self._map(planned.config, self._before(planned.config, planned.staying, self._running()))
         return device_map, self._plan(device_map)
 
@@ -149,7 +141,7 @@ class ServingState:
         return {pipeline.number: pipeline.snapshot(self._world.now) for pipeline in self._world.dispatcher.pipelines}
 
     def _boundary_s(self, pipeline: ServingPipeline) -> float:
-        """Return when a pipeline stops for an instance that is there: after the fewest steps, at its iteration's end."""
+        """Return when a pipeline stops for an instance that is up: after the fewest steps, at its iteration's end."""
         now = self._world.now
         if not pipeline.batch or pipeline.serves_from_s > now:
             return now
@@ -162,8 +154,8 @@ class ServingState:
         return max(plan.done_s, paper_migration_s(plan))
 
     def _most(self, stopping: Sequence[ServingPipeline]) -> list[dict[int, tuple[RunningRequest, ...]]]:
-        """Return the batches whose migration may take longest: all full; or only those full that lose a device, beside
-        idle pipelines."""
+        """Return the batches with the longest migration: all full; or only those full that lose a device, beside idle
+        pipelines."""
         found = [self._running() | self._largest(stopping)]
         dying = [pipeline for pipeline in stopping if pipeline.number in self.deadlines_s]
         if len(dying) < len(self._world.dispatcher.pipelines):
@@ -171,7 +163,6 @@ class ServingState:
         return found
 
     def _largest(self, stopping: Sequence[ServingPipeline]) -> dict[int, tuple[RunningRequest, ...]]:
-        """Return batches as they may be when these pipelines stop: as wide and as long as can be."""
         arrivals = self._run.arrivals
         tokens = arrivals.input_tokens + arrivals.output_tokens
         found = {}
@@ -183,10 +174,8 @@ class ServingState:
         return found
 
     def _instances(self, staying: Sequence[str]) -> tuple[Instance, ...]:
-        """Return the instances that stay, those ready soon included, and instances that can still send.
-
-        A notice that the change does not cover is left out: that instance stays until the next change.
-        """
+        """Return staying instances (those ready soon included) and instances that can still send, without notices not covered:
+        such an instance stays until the next reconfiguration."""
         devices, machines = self._run.model.devices, self._world.fleet.machines.values()
         return tuple(
             Instance(machine.id, devices, None if machine.id in staying else machine.deadline_s)
@@ -216,10 +205,8 @@ class ServingState:
 
 
 def lacking(plan: MigrationPlan, since_s: float, instance: str) -> list[Device]:
-    """Return the devices that lack something if an instance goes so many seconds after a plan began.
-
-    They lack what it had not sent, and what relays of that data have not received.
-    """
+    """Return the devices that miss data if an instance is preempted so many seconds after a plan began: what it had not sent,
+    relayed data included."""
     unsent: dict[tuple[int, object, Device], None] = {}
     found: dict[Device, None] = {}
     for each in sorted(plan.transfers, key=lambda each: each.start_s):
@@ -233,7 +220,7 @@ def lacking(plan: MigrationPlan, since_s: float, instance: str) -> list[Device]:
 
 
 def _in_order(before: Deployment, config: ParallelConfig) -> DeviceMap:
-    """Return the map without matching: positions in the order of instances, batches at their numbers."""
+    """Return the unmatched map: positions in order of instances, batches at their numbers."""
     after = Deployment.in_order(config, before.instances)
     running: dict[int, tuple[RunningRequest, ...]] = {}
     waiting: list[RunningRequest] = []

@@ -1,11 +1,6 @@
-"""The SpotServe paper's questions as runs: systems on traces under loads.
-
-The lines of a study differ in one thing. Each runs with the artifact's published requests, which come almost evenly, and with
-requests as bursty as the paper says (a true CV of 6), over several seeds.
-
-Source: SpotServe, sections 6.1 (systems, models, segments), 6.2 (figures 6 and 7), 6.3 (figure 8: load that changes) and 6.4
-(figure 9: ablation). Whole traces, notices of no length, and phases apart are our own questions.
-"""
+"""The SpotServe paper's questions as runs (sections 6.1 to 6.4, figures 6 to 9), over several seeds, with the artifact's nearly
+even arrivals and with a true CV of 6. Lines of a study differ in one thing. Whole traces, zero-length notices and
+disaggregated phases are our own questions."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ SEGMENTS = {
     "B_S+O": "trace_0506_ondemand.txt",
 }
 CHANGING = {"A'_S+O": "trace_0304_workload.txt", "B'_S+O": "trace_0506_workload.txt"}
-#: Seconds for which the artifact runs fixed fleets: as long as B_S.
+#: Seconds of the artifact's runs on fixed fleets: as long as B_S.
 _FIXED_S = 1020.0
 #: Initial required rate where load changes, requests a second; the trace then has 0.8 and 0.6 again.
 _CHANGING_RATE = 0.6
@@ -48,11 +43,11 @@ _TRUE_CV = 6.0
 _SYSTEMS = (SPOTSERVE, REPARALLELIZATION, REROUTING)
 #: Loads: the artifact's own requests, and the burstiness the paper prints.
 AS_PUBLISHED, BURSTY = "as published", f"CV {_TRUE_CV:g}"
-#: Every whole trace: file, seconds until its first machines are all there, and rates, requests a second.
+#: Every whole trace: file, seconds until its first machines are all up, and rates, requests a second.
 _WHOLE = {"g4dn": ("g4dn-trace.csv", 600.0, (0.4, 0.8))}
 
-#: Ours beyond the paper: phases apart (Splitwise), iteration-level batching (Orca), and whichever arrangement has the least
-#: latency, waiting included. Rerouting has P and M of the smallest fleet that serves.
+#: Ours beyond the paper: disaggregated phases (Splitwise), iteration-level batching (Orca), and the arrangement with the
+#: least latency, queueing included. Rerouting has P and M of the smallest fleet that serves.
 APART = replace(SPOTSERVE, name="SpotServe, phases apart", phases=Phases.SPLIT)
 JOINED = replace(SPOTSERVE, name="SpotServe, batches anew", batching=BatchFormation.ITERATION)
 JOINED_APART = replace(APART, name="SpotServe, both", batching=BatchFormation.ITERATION)
@@ -64,11 +59,11 @@ _ON_WHOLE = (SPOTSERVE, REPARALLELIZATION, _REROUTING, APART, JOINED, JOINED_APA
 
 @dataclass(frozen=True, slots=True)
 class SpotScope:
-    """How much is run.
+    """Size of the studies.
 
     Attributes:
-        data: the artifact's folder, and beside it Bamboo's.
-        seeds: with which bursty requests are drawn.
+        data: the artifact's folder, beside Bamboo's.
+        seeds: of bursty arrivals.
         hours: of whole traces; `None` for all.
     """
 
@@ -81,7 +76,7 @@ _AXES = ("trace", "requests")
 
 
 def studies(scope: SpotScope) -> list[SpotStudy]:
-    """Return all studies in the order of the paper; a point's place is its trace and its load."""
+    """Return all studies in the paper's order; a point's place is its trace and load."""
 
     def segments(
         name: str,
@@ -126,7 +121,6 @@ def _fixed(scope: SpotScope) -> Iterator[StudyPoint[SpotCase]]:
 
 
 def _changing(scope: SpotScope) -> Iterator[StudyPoint[SpotCase]]:
-    """Yield points under the published minute-by-minute load, and under the segments' own steps."""
     loads = {AS_PUBLISHED: Load(file="query_realAr_cv6.txt"), BURSTY: Load(rates_file="arrival-rates.csv", cv=_TRUE_CV)}
     for trace, file in CHANGING.items():
         for name, load in loads.items():

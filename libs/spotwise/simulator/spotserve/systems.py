@@ -1,8 +1,6 @@
-"""The systems that SpotServe's paper compares (sections 6.1 and 6.3; its artifact), and what they run on.
-
-Constants: g4dn.12xlarge has 4 T4, 50 Gbit/s of network and 9.5 Gbit/s to EBS (AWS, instance types); the artifact takes 50
-Gbit/s and adds 0.5 s to a switch. Only `restart_s` is fitted to the paper's figures.
-"""
+"""The systems that SpotServe's paper compares (sections 6.1, 6.3; artifact), and their hardware: g4dn.12xlarge has 4 T4, 50
+Gbit/s of network, 9.5 Gbit/s to EBS (AWS); the artifact takes 50 Gbit/s and adds 0.5 s to a switch. Only `restart_s` is
+fitted."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from spotwise.core.parallel.policy import Latency, Phases
 
 
 class Reaction(StrEnum):
-    """What a system does when its fleet changes."""
+    """How a system reacts to a fleet change."""
 
-    MIGRATE = "migrate"  #: another configuration, with what is on the devices; progress is kept
-    RESTART = "restart"  #: another configuration, everything loaded and computed anew
-    REROUTE = "reroute"  #: pipelines of one shape come and go; what was on a lost one is computed anew
+    MIGRATE = "migrate"  #: reconfigure with the data on the devices; progress is kept
+    RESTART = "restart"  #: reconfigure; everything is reloaded and recomputed
+    REROUTE = "reroute"  #: pipelines of one shape start and fail; a lost one's work is recomputed
 
 
 class BatchFormation(StrEnum):
@@ -28,7 +26,7 @@ class BatchFormation(StrEnum):
 
     BOUND = "bound"  #: as in the artifact: sent early to the pipeline with fewest, which takes a power of two of them
     STATIC = "static"  #: from one queue, when the batch before has ended
-    ITERATION = "iteration"  #: between two iterations, where there is room
+    ITERATION = "iteration"  #: between two iterations, where KV blocks are free
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,13 @@ class SpotSystem:
     """A system.
 
     Attributes:
-        name: for people.
-        reaction: what it does when its fleet changes.
-        adapts: whether it chooses a configuration; otherwise P, M and B are those of `shape` or of the largest fleet, and D is
-            what fits.
-        shape: P, M and B where they are fixed; `None`: chosen once, for the largest fleet of the trace.
-        matches: whether devices are matched with positions; otherwise positions are filled in the order of instances.
-        progressive: whether pipelines begin as their stages come, within a bound of memory.
-        recovers: whether KV moves and tokens are kept, and stops are just in time.
-        phases: whether phases may be apart.
-        latency: what its optimizer makes least.
-        batching: when requests join a batch.
+        adapts: chooses configurations; otherwise P, M and B are those of `shape` or of the largest fleet, and D is what fits.
+        shape: fixed P, M and B; `None`: chosen once, for the largest fleet of the trace.
+        matches: devices are matched with positions; otherwise positions are filled in order of instances.
+        progressive: pipelines start as their stages arrive, within a memory bound.
+        recovers: KV migrates, tokens are kept, and stops are just in time.
+        phases: whether phases may be disaggregated.
+        latency: what its optimizer minimises.
     """
 
     name: str
@@ -62,16 +56,17 @@ class SpotSystem:
 
     @property
     def uses_roles(self) -> bool:
-        """Whether the mesh's roles make its batches; the artifact knows neither batches made anew nor phases apart."""
+        """Whether the mesh's roles make its batches: the artifact has neither iteration-level batching nor disaggregated
+        phases."""
         return self.batching is BatchFormation.ITERATION or self.phases is not Phases.TOGETHER
 
 
 SPOTSERVE = SpotSystem("SpotServe")
 REPARALLELIZATION = SpotSystem("Reparallelization", Reaction.RESTART, recovers=False)
 REROUTING = SpotSystem("Rerouting", Reaction.REROUTE, adapts=False, recovers=False)
-#: On a fleet that stays; nothing ever happens to it.
+#: On a fixed fleet without events.
 ON_DEMAND = SpotSystem("on-demand")
-#: As the paper takes one thing after another away.
+#: The paper's ablation, one part after another removed.
 ABLATION = (
     SPOTSERVE,
     SpotSystem("without controller", adapts=False),
@@ -86,8 +81,7 @@ class SpotModel:
     """A language model on one kind of instance.
 
     Attributes:
-        shape: its layers and bytes.
-        cost: what a batch takes on a configuration.
+        cost: seconds of a batch on a configuration.
         least_devices: the fewest devices of a pipeline, by memory.
         max_batch: the largest B.
         devices: accelerators of an instance.
@@ -102,18 +96,18 @@ class SpotModel:
 
 @dataclass(frozen=True, slots=True)
 class SpotSurroundings:
-    """What all systems run on.
+    """The environment that all systems share.
 
     Attributes:
-        grace_s: from a notice to the end of an instance; 0: without notice. 30 s in the paper.
-        announced_s: before an instance is there, that it is known to come; 30 s in the artifact.
-        gather_s: that SpotServe waits with a change for what else happens, at most; as the mesh does.
-        slowdown: what a batch takes, over what the profile says.
-        restart_s: to start engines anew, weights not counted (fitted: 20 s).
+        grace_s: from a notice to the preemption; 0: without notice. 30 s in the paper.
+        announced_s: from the announcement of an instance until it is up; 30 s in the artifact.
+        gather_s: at most, that SpotServe delays a reconfiguration to cover more events; as the mesh does.
+        slowdown: a batch's seconds over the profile's.
+        restart_s: to restart engines, without weights (fitted: 20 s).
         switch_s: to build groups anew in a migration (artifact: 0.5 s).
         network_bytes_per_s: of an instance, each way.
         local_bytes_per_s: within an instance, of a device.
-        storage_bytes_per_s: of an instance, from where weights are kept.
+        storage_bytes_per_s: of an instance, from weight storage.
         buffer_bytes: U_max, of transient buffers on an instance.
         window_s: over which the arrival rate is measured where none is given.
     """

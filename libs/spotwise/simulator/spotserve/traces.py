@@ -1,8 +1,5 @@
-"""Recorded availability of preemptible instances: which came and went, and when.
-
-Formats: SpotServe's artifact (one JSON list a line), Bamboo and Parcae (lines of `ms,add|remove,node`). What files call nodes
-are instances. A node that comes twice without having gone, or goes without being there, is an error with its line.
-"""
+"""Recorded availability of spot instances, in the formats of SpotServe's artifact (one JSON list a line), Bamboo and Parcae
+(`ms,add|remove,node`). A node that joins twice or leaves while absent is an error with its line."""
 
 from __future__ import annotations
 
@@ -20,22 +17,22 @@ _ONLY_A_MINUTE_PASSED = ("no-op", "migration")
 
 
 class SpotEventKind(StrEnum):
-    """What happened."""
+    """Kind of event."""
 
-    ADD = "add"  #: instances are there
-    REMOVE = "remove"  #: they are gone
+    ADD = "add"  #: instances joined
+    REMOVE = "remove"  #: instances left
     LOAD = "load"  #: only the load changed
     DONE = "done"  #: the recording ended
 
 
 @dataclass(frozen=True, slots=True)
 class SpotEvent:
-    """Something that happened.
+    """An availability event.
 
     Attributes:
-        time_s: from the trace's start. A notice comes before: how long is not in the trace.
-        nodes: which came or went.
-        required_rate: requests a second that are expected from here on; `None` where the trace gives none.
+        time_s: from the trace's start; the notice comes before, how long is not in the trace.
+        nodes: that joined or left.
+        required_rate: requests a second expected from here on; `None` where the trace has none.
     """
 
     time_s: float
@@ -46,7 +43,7 @@ class SpotEvent:
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """One stay of an instance; `to_s` is `None` if it was there at the end."""
+    """One stay of an instance; `to_s` is `None` if it was up at the end."""
 
     node: str
     from_s: float
@@ -55,12 +52,7 @@ class NodeLife:
 
 @dataclass(frozen=True, slots=True)
 class SpotTrace:
-    """A recording.
-
-    Attributes:
-        name: for people.
-        events: by time; at one time in the order of the file.
-    """
+    """A recording: `events` by time, at one time in the file's order."""
 
     name: str
     events: tuple[SpotEvent, ...]
@@ -78,11 +70,8 @@ class SpotTrace:
         return self.events[-1].time_s
 
     def lives(self) -> Iterator[NodeLife]:
-        """Yield every stay: ended ones by their ends, then the others by their starts.
-
-        Raises:
-            ValueError: a node comes that is there, or goes that is not.
-        """
+        """Yield every stay: ended ones by their ends, then the others by their starts; raises ValueError if a present node
+        joins or an absent one leaves."""
         here: dict[str, float] = {}
         for event in self.events:
             for node in event.nodes:
@@ -98,7 +87,7 @@ class SpotTrace:
             yield NodeLife(node, from_s, None)
 
     def counts(self) -> tuple[tuple[float, int], ...]:
-        """Return how many are there from which time on; one pair a time."""
+        """Return (time, instances from then on), one pair a time."""
         curve: dict[float, int] = {}
         count = 0
         for event in self.events:
@@ -107,11 +96,8 @@ class SpotTrace:
         return tuple(curve.items())
 
     def part(self, from_s: float, to_s: float) -> SpotTrace:
-        """Return the events between two times, from 0 s on; nodes that were there come at 0 s, with the last required rate.
-
-        Raises:
-            ValueError: the second is not later.
-        """
+        """Return the events between two times, from 0 s on; nodes already up join at 0 s, with the last required rate. Raises
+        ValueError if the second time is not later."""
         if not 0 <= from_s < to_s:
             raise ValueError(f"a part goes from a time to a later one, not from {from_s:g} to {to_s:g} s")
         present = sorted(
@@ -131,26 +117,15 @@ class SpotTrace:
 
 
 def read_spot_trace(path: Path, name: str | None = None) -> SpotTrace:
-    """Read a segment of JSON lists or a CSV of events, whichever it is.
-
-    Args:
-        path: of the file.
-        name: of the trace; otherwise the file's.
-
-    Raises:
-        TraceError: it cannot be read, or a line is wrong.
-    """
+    """Read a segment of JSON lists or a CSV of events; `name` defaults to the file's. Raises TraceError if it cannot be read or
+    a line is wrong."""
     lines = read_lines(path)
     rows = _segment(path, lines) if lines[0][1].startswith("[") else _csv(path, lines)
     return _checked(path, name or path.stem, rows)
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
-    """Return a file's lines that are not empty, numbered from 1; at least one.
-
-    Raises:
-        TraceError: it cannot be read, or is empty.
-    """
+    """Return a file's non-empty lines, numbered from 1; raises TraceError if it cannot be read or is empty."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -164,7 +139,6 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _checked(path: Path, name: str, rows: Iterable[tuple[int, SpotEvent]]) -> SpotTrace:
-    """Gather the events; raise with the line of one that does not follow from the ones before."""
     here: set[str] = set()
     last_s = 0.0
     events: list[SpotEvent] = []
@@ -187,7 +161,7 @@ def _checked(path: Path, name: str, rows: Iterable[tuple[int, SpotEvent]]) -> Sp
 
 
 def _csv(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, SpotEvent]]:
-    """Read `time_ms,add|remove,node`; nodes that come or go at one time are one event, as they were polled."""
+    """Read `time_ms,add|remove,node`; joins or leaves at one time are one event, as they were polled."""
     open_event: tuple[int, SpotEvent] | None = None
     for number, line in lines:
         cells = [cell.strip() for cell in line.split(",")]

@@ -1,9 +1,6 @@
-"""The clients of a simulated mesh, and as much of a gateway as they need.
-
-A client sends a request once and waits for every token of its answer. Where workers leave, the gateway's part makes further
-attempts: under another epoch, from the tokens that the answer has. Prompts that are interrupted (`interrupted_prompts.py`)
-submit their lost parts first, each as a request whose answer is not counted.
-"""
+"""The clients of a simulated mesh, with the needed part of a gateway. A client sends a request once and waits for all its
+tokens; when a worker leaves, the gateway starts another attempt under a new epoch, from the tokens made. An interrupted
+prompt (`interrupted_prompts.py`) first submits its lost parts as uncounted requests."""
 
 from __future__ import annotations
 
@@ -27,17 +24,16 @@ _GREEDY = SamplingParams(temperature=0.0)
 
 
 class SimulationError(RuntimeError):
-    """A role, or the world around it, broke a promise of the mesh."""
+    """A role, or the world around it, broke an invariant of the mesh."""
 
 
 @dataclass(slots=True)
 class _LiveRequest:
-    """A request that has not ended.
+    """A live request.
 
     Attributes:
         record: of its current attempt.
-        output_tokens: of its answer.
-        later_prompts: that are submitted when it has been answered, the whole one last; empty where this is the whole one.
+        later_prompts: submitted after this one, the whole prompt last; empty where this is the whole one.
         workers: of its current attempt, prompt worker and token worker, once assigned.
     """
 
@@ -52,7 +48,7 @@ class _LiveRequest:
 
     @property
     def is_answered(self) -> bool:
-        """Whether all its tokens are made; the last may be on its way."""
+        """Whether all its tokens are made; the last may be in transit."""
         return self.progress.output_tokens >= self.output_tokens
 
 
@@ -61,7 +57,7 @@ class Client:
 
     Attributes:
         completed, failed: requests so far.
-        ended_s: when the last one ended.
+        ended_s: end of the last request.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class Client:
         self._attempts = 0
         self._live: dict[int, _LiveRequest] = {}
         self._choice_of: dict[int, int] = {}  # by the id of each current attempt
-        self._superseded: set[int] = set()  # attempts whose tokens may still be on their way
+        self._superseded: set[int] = set()  # attempts whose tokens may be in transit
         self._left: set[str] = set()  # workers
         self._without_workers: dict[int, None] = {}  # requests rejected because no worker was ready
         self._receivers: dict[type, Any] = {
@@ -101,13 +97,13 @@ class Client:
         return len(self._live)
 
     def submit(self, arrival: Arrival) -> int:
-        """Submit a request now, and return its number; choice ids are these numbers."""
+        """Submit a request now, and return its number, which is its choice id."""
         interrupted = self._settings.interrupted
         lost_parts = () if interrupted is None else interrupted.lost_parts(arrival.prompt_tokens)
         return self._submit_first(arrival, (*lost_parts, arrival.prompt_tokens))
 
     def _submit_first(self, arrival: Arrival, prompts: tuple[int, ...]) -> int:
-        """Submit the first of these prompts; all but the last are answered by one token."""
+        """Submit the first of these prompts; all but the last have one output token."""
         number, settings = self._next_attempt(), self._settings
         prompt_tokens, later = prompts[0], prompts[1:]
         output_tokens = 1 if later else arrival.output_tokens
@@ -132,10 +128,8 @@ class Client:
         order = m.SubmitRequest(record.choice_id, record.epoch, stream, known_tokens, max_new_tokens)
         self._control.send(self._scheduler_id, order)
 
-    # --- further attempts ---------------------------------------------------------------------------------------------
-
     def end_attempt(self, number: int, output_tokens: int) -> None:
-        """End a request's attempt; the next one starts from so many tokens of its answer."""
+        """End a request's attempt; the next one starts from so many output tokens."""
         live = self._live[number]
         record = live.record
         self._control.send(self._scheduler_id, m.CloseRequest(record.choice_id, record.epoch, finished=False))
@@ -144,7 +138,7 @@ class Client:
         self._without_workers.pop(number, None)
         attempt = self._next_attempt()
         self._choice_of[attempt] = number
-        # one of its own: a worker may still compute for the attempt that has ended
+        # a new id: a worker may still compute for the attempt that has ended
         live.progress = Progress(live.progress.prompt_tokens, output_tokens, live.progress.last_token_s)
         live.delivered = output_tokens
         live.workers = None
@@ -159,7 +153,8 @@ class Client:
         self._send_attempt(self._live[number])
 
     def move_attempt(self, number: int, worker_id: str) -> KvHandoff:
-        """Place a request's next attempt on a worker that gets its KV; return the hand-off of all but the last token's KV."""
+        """Place a request's next attempt on a worker that receives its KV; return the hand-off of all but the last token's
+        KV."""
         live = self._live[number]
         outputs = live.progress.output_tokens
         live.record = replace(live.record, output_token_ids=_prompt(outputs - 1))
@@ -169,7 +164,7 @@ class Client:
         )
 
     def reservation(self, number: int, sender_id: str) -> m.ReserveKv:
-        """Return the order that reserves blocks for a request's KV and for the tokens that it lacks."""
+        """Return the order that reserves blocks for a request's KV and its remaining tokens."""
         live = self._live[number]
         record, outputs = live.record, len(live.record.output_token_ids)
         total = self._settings.requested_tokens(live.output_tokens)
@@ -185,7 +180,7 @@ class Client:
         )
 
     def worker_left(self, worker_id: str) -> list[tuple[int, str]]:
-        """Return the unanswered requests whose attempt has a worker that leaves, and the token worker of each."""
+        """Return the unanswered requests with an attempt on a leaving worker, and the token worker of each."""
         self._left.add(worker_id)
         return [
             (number, live.workers[1])
@@ -194,17 +189,15 @@ class Client:
         ]
 
     def is_current(self, choice_id: str, epoch: int) -> bool:
-        """Whether an attempt is its request's last one, and the answer is not on its way."""
+        """Return whether an attempt is its request's last one, with its answer not in transit."""
         live = self._live.get(int(choice_id))
         return live is not None and live.record.epoch == epoch and not live.is_answered
 
     def retry_rejected(self, _: None = None) -> None:
-        """Submit again the requests that were rejected because no worker was ready."""
+        """Submit again the requests rejected because no worker was ready."""
         waiting, self._without_workers = self._without_workers, {}
         for number in waiting:
             self._send_attempt(self._live[number])
-
-    # --- the store ----------------------------------------------------------------------------------------------------
 
     def record(self, choice_id: str, epoch: int) -> RequestRecord | None:
         """Return the record of a live attempt."""
@@ -212,10 +205,8 @@ class Client:
         return None if live is None or live.record.epoch != epoch else live.record
 
     def progress(self, choice_id: str) -> Progress:
-        """Return how far a live request is."""
+        """Return a live request's progress."""
         return self._live[int(choice_id)].progress
-
-    # --- the gateway's inbox ------------------------------------------------------------------------------------------
 
     def _assigned(self, message: m.RequestAssigned) -> None:
         live = self._live.get(int(message.choice_id))
@@ -251,7 +242,7 @@ class Client:
                 else:
                     self._fail(number, delta.error)
                 continue
-            # an ending after tokens that were only counted says how many they are; all else is a token by its index
+            # an end after tokens that were only counted has their number; all else is a token by its index
             is_ending = delta.token_id is None and delta.finish_reason is not None
             tokens = delta.token_index if is_ending else delta.token_index + 1
             if live.first_token_s is None:
@@ -293,5 +284,5 @@ class Client:
 
 @lru_cache(maxsize=16_384)
 def _prompt(tokens: int) -> tuple[int, ...]:
-    """Return so many tokens: one tuple for all prompts of that length, because hundreds of thousands may be live at once."""
+    """One tuple serves all prompts of a length, because hundreds of thousands may be live at once."""
     return (TOKEN_ID,) * tokens

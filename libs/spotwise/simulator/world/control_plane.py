@@ -1,4 +1,4 @@
-"""Messages between the members of a simulated mesh: each takes the same time, none is lost while its recipient is there."""
+"""Messages between the members of a simulated mesh: each takes the same time; none is lost while its recipient is a member."""
 
 from __future__ import annotations
 
@@ -26,9 +26,5 @@ class ControlPlane:
         self._inboxes[member_id] = lambda message: None
 
     def send(self, recipient_id: str, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            KeyError: there never was such a member.
-        """
+        """Send a message; raises KeyError if the recipient never was a member."""
         self._queue.at(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)

@@ -1,7 +1,4 @@
-"""A stand-in for the scheduler of a world with one machine: every request goes straight to it.
-
-The worker alone decides whose turn it is; a scheduler's queue in front of it would hide the queue under study.
-"""
+"""A stand-in for the scheduler of a one-machine world: requests go straight to the worker, whose queue is under study."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class DirectScheduler:
         self._orders = 0
 
     def handle(self, event: SchedulerEvent, now: float) -> list[m.Send]:
-        """Pass a request on, or a refusal back; ignore all else."""
+        """Forward a request, or return a rejection; ignore all other events."""
         if isinstance(event, m.SubmitRequest):
             return [m.Send(self._target.worker_id, self._order(event))]
         if isinstance(event, m.KvRefused):

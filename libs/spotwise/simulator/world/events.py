@@ -8,11 +8,7 @@ from typing import Any
 
 
 class EventQueue:
-    """The clock, and what is going to happen.
-
-    Attributes:
-        now: simulated seconds since the start.
-    """
+    """The clock and the scheduled events; `now` is simulated seconds since the start."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -20,18 +16,14 @@ class EventQueue:
         self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
 
     def at(self, time_s: float, action: Callable[[Any], object], argument: Any = None) -> None:
-        """Let `action(argument)` happen at `time_s`.
-
-        Raises:
-            ValueError: that is in the past, or no time at all.
-        """
+        """Schedule `action(argument)` at `time_s`; raises ValueError for a time in the past or no number."""
         if not time_s >= self.now:
             raise ValueError(f"it is {self.now} s already, nothing can happen at {time_s} s")
         self._scheduled += 1
         heapq.heappush(self._heap, (time_s, self._scheduled, action, argument))
 
     def run(self) -> None:
-        """Let everything happen, until nothing is left."""
+        """Run until no event is left."""
         heap, pop = self._heap, heapq.heappop
         while heap:
             self.now, _, action, argument = pop(heap)

@@ -1,8 +1,5 @@
-"""KV that leaves a machine, layer by layer behind the computation where `Overlap` says so.
-
-All layers' bytes but the last may be sent as they are computed, the last layer's when the iteration ends (Splitwise, section
-4.4).
-"""
+"""KV hand-offs of a machine, overlapped with prefill layer by layer under `Overlap`: all layers' bytes but the last may be sent
+as they are computed, the last layer's when the iteration ends (Splitwise, section 4.4)."""
 
 from __future__ import annotations
 
@@ -31,16 +28,7 @@ class _Push:
 
 
 class HandOffs:
-    """The hand-offs of one machine.
-
-    Args:
-        send_link: of the machine.
-        receive: takes in the machine's events.
-        around: the world.
-
-    Attributes:
-        sent: hand-offs that arrived.
-    """
+    """The hand-offs of one machine; `receive` handles the machine's events, and `sent` counts hand-offs that arrived."""
 
     def __init__(self, send_link: Link, receive: Callable[[Any], None], around: Surroundings) -> None:
         self.sent = 0
@@ -51,7 +39,7 @@ class HandOffs:
         self._pushes: dict[str, _Push] = {}
 
     def part_started(self, row: BatchRow, seconds: float) -> None:
-        """Let a part of a prompt, which takes so long to compute, leave meanwhile if it is large enough."""
+        """Send a prompt's chunk while it is computed in `seconds`, if it is large enough."""
         push = self._pushes.get(row.sequence_id)
         crossover_tokens = self._around.settings.overlap.crossover_tokens
         if push is not None and crossover_tokens is not None and row.num_tokens >= crossover_tokens:
@@ -60,13 +48,13 @@ class HandOffs:
             self._queue.at(self._queue.now + seconds / layers, self._offer_early, (push, done_tokens))
 
     def drop(self, sequence_id: str) -> None:
-        """Call the hand-off of a sequence off."""
+        """Cancel a sequence's hand-off."""
         push = self._pushes.pop(sequence_id, None)
         if push is not None:
             self._around.network.call_off(push.transfer)
 
     def ordered(self, order: m.StartPrefill) -> None:
-        """Note where the KV of a prompt will go."""
+        """Record the destination of a prompt's KV."""
         target = self._around.machines[order.target.worker_id]
         id_ = sequence_id(order.choice_id, order.epoch)
         self._pushes[id_] = _Push(
@@ -74,7 +62,7 @@ class HandOffs:
         )
 
     def abort(self, command: c.AbortPush) -> None:
-        """Call a push off that is on its way, and say so."""
+        """Cancel a push in transit, and report it."""
         id_ = sequence_id(command.choice_id, command.epoch)
         if id_ in self._pushes:
             self.drop(id_)
@@ -93,7 +81,7 @@ class HandOffs:
         self._offer(push, command.handoff.num_tokens, is_last=True)
 
     def _offer(self, push: _Push, tokens: float, *, is_last: bool) -> None:
-        """Give the link the KV of a prompt's first `tokens` tokens, as far as it does not have it yet."""
+        """Offer the link the KV of a prompt's first `tokens` tokens, less what it already has."""
         if not push.offered_bytes:
             push.begun_s = self._queue.now
         more_bytes = tokens * self._around.settings.model.kv_token_bytes - push.offered_bytes
@@ -101,7 +89,6 @@ class HandOffs:
         self._around.network.add(push.transfer, more_bytes, is_last=is_last)
 
     def _sent(self, transfer: LinkTransfer) -> None:
-        """Deliver KV whose last byte has been sent."""
         arrival_s = self._queue.now + self._around.settings.link_latency_s
         self._queue.at(arrival_s, self._delivered, self._pushes[transfer.label])
 
@@ -109,7 +96,7 @@ class HandOffs:
         assert push.command is not None
         handoff, now = push.command.handoff, self._queue.now
         if self._pushes.pop(sequence_id(handoff.choice_id, handoff.epoch), None) is not push:
-            return  # called off while its last bytes were on the way
+            return  # cancelled while its last bytes were in transit
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
         if target.has_left:

@@ -1,4 +1,4 @@
-"""KV on its way between a machine and its host's memory: one queue each way (FastServe, section 4.2)."""
+"""KV copies between a machine and its host's memory: one queue each way (FastServe, section 4.2)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spotwise.simulator.world.events import EventQueue
 class HostLink:
     """The copies of one machine.
 
+    Attributes:
+        out_bytes, in_bytes: swapped out and in.
+
     Args:
         bytes_per_s: each way.
         block_bytes: of a block of KV.
         queue: the clock.
-        receive: takes in the machine's events.
-
-    Attributes:
-        out_bytes, in_bytes: copied to the host, and back.
+        receive: handles the machine's events.
     """
 
     def __init__(self, bytes_per_s: float, block_bytes: int, queue: EventQueue, receive: Callable[[Any], None]) -> None:

@@ -1,9 +1,6 @@
-"""Prompts that are interrupted at the end of a quantum and computed again (MLFQ-preemption, FastServe, section 6.3).
-
-What was computed of an interrupted prompt is lost, and the job starts over in the next queue. So it is a series of prompts,
-each as long as a queue's quantum allows and without an answer, and in the end the whole prompt in the first queue long enough
-for it.
-"""
+"""Prompts interrupted at the end of a quantum and recomputed from the start in the next queue (MLFQ-preemption, FastServe,
+section 6.3): a series of prompts without answers, each as long as a queue's quantum allows, then the whole prompt in the
+first queue long enough for it."""
 
 from __future__ import annotations
 
@@ -16,21 +13,13 @@ from spotwise.core.mlfq import MlfqPolicy
 
 @dataclass(frozen=True, slots=True)
 class InterruptedPrompts:
-    """The parts of prompts that are computed and lost.
-
-    Attributes:
-        cost: of iterations.
-        queues: their quanta interrupt.
-    """
+    """The parts of prompts that are computed and lost, by the iterations' `cost` and the quanta of `queues`."""
 
     cost: LinearIterationCost | TableIterationCost
     queues: MlfqPolicy
 
     def lost_parts(self, prompt_tokens: int) -> tuple[int, ...]:
-        """Return the tokens of a prompt that are computed and lost, queue by queue.
-
-        A queue whose quantum is too short for a single token loses nothing: it has not begun.
-        """
+        """Return the tokens of a prompt that are computed and lost, by queue; a quantum too short for one token loses none."""
         parts = []
         for queue in range(1, self.queues.queues):
             quantum_s = self.queues.quantum_s(queue)

@@ -1,9 +1,6 @@
-"""A machine of the simulated cluster: a worker's role, and an engine that takes simulated time.
-
-An iteration takes what `IterationCost` says, a hand-off what the network takes; the store answers at once, and all tokens are
-the same. Iterations of an order that have ended are counted before the role receives anything else. Up to `max_in_flight`
-iterations run at once, each in a stage of its own; KV moves to the host and back beside them.
-"""
+"""A machine of the simulated cluster: a worker's role, and an engine in simulated time. `IterationCost` times iterations, the
+network times hand-offs; ended iterations are counted before the role receives anything else. Up to `max_in_flight`
+iterations run at once, each in its own stage; KV is swapped beside them."""
 
 from __future__ import annotations
 
@@ -33,15 +30,13 @@ from spotwise.simulator.world.token_times import TOKEN_ID, TokenTimes
 class Machine:
     """One worker of the world.
 
-    Args:
-        machine_id: its id.
-        kind: its hardware, and the pool it starts in.
-        phase: of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
-        around: the world.
-
     Attributes:
         pool: blocks of the device.
-        host: blocks of the host's memory; `None` where there is none.
+        host: blocks of the host's memory; `None` without any.
+
+    Args:
+        kind: its hardware, and the pool it starts in.
+        phase: of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
     """
 
     def __init__(self, machine_id: str, kind: SimulatedMachine, phase: float, around: Surroundings) -> None:
@@ -93,7 +88,7 @@ class Machine:
         around.control.open_inbox(machine_id, self.receive)
 
     def receive(self, event: Any) -> None:
-        """Take in a message, or an event of the machine's own engine and links."""
+        """Receive a message, or an event of the machine's own engine and links."""
         if self.has_left:
             return
         self._count_ended()
@@ -103,13 +98,13 @@ class Machine:
         self._plan_beat()
 
     def sequences(self) -> tuple[Sequence, ...]:
-        """Return the sequences here, as they are at the end of the last whole iteration."""
+        """Return the sequences here, as of the end of the last whole iteration."""
         self._count_ended()
         return self.role.sequences
 
     @property
     def boundary_s(self) -> float:
-        """When the iteration that runs now ends; now, where none does."""
+        """End of the running iteration; now, where none runs."""
         self._count_ended()
         return self._orders[0].next_end_s if self._orders else self._queue.now
 
@@ -126,7 +121,7 @@ class Machine:
         return sequences
 
     def finish(self) -> MachineResult:
-        """Return what the machine did."""
+        """Return the machine's totals."""
         return MachineResult(
             self.id,
             self.home_pool,
@@ -146,8 +141,6 @@ class Machine:
     def _role_receives(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self._queue.now):
             self._performers[type(command)](command)
-
-    # --- heartbeats ---------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
         """Send a heartbeat, unless the last one reported the same."""
@@ -172,7 +165,7 @@ class Machine:
             self._plan_beat()
 
     def _beat_soon(self) -> None:
-        """Send a heartbeat before its turn, but not too soon after the last one."""
+        """Send an early heartbeat, but not too soon after the last one."""
         if not self._news_is_planned:
             due_s = self._beaten_s + self._around.settings.news_interval_s
             if due_s <= self._queue.now:
@@ -186,7 +179,6 @@ class Machine:
         self.beat()
 
     def _plan_beat(self) -> None:
-        """Send a heartbeat at the next multiple of the period."""
         if not self._beat_is_planned:
             self._beat_is_planned = True
             period_s, now = self._around.settings.heartbeat_s, self._queue.now
@@ -197,8 +189,6 @@ class Machine:
 
     def _take_home_pool(self, command: c.TakeHomePool) -> None:
         self.home_pool = command.pool
-
-    # --- the engine ---------------------------------------------------------------------------------------------------
 
     def _load_record(self, command: c.LoadRecord) -> None:
         record = self._around.store.record(command.choice_id, command.epoch)
@@ -243,7 +233,7 @@ class Machine:
             self._queue.at(order.look_s, self._look, (order, order.look_s))
 
     def _count_ended(self) -> None:
-        """Report iterations that have ended to the role, before anything that happened later."""
+        """Report ended iterations to the role, before any later event."""
         for order in tuple(self._orders):
             began_s = order.counted_s
             ends_s = order.take_ended(self._queue.now)

@@ -1,9 +1,6 @@
-"""KV on its way from machine to machine.
-
-A machine has one link out and one link in, each shared equally by its transfers; a transfer goes at the smaller of its two
-shares (what that leaves of the larger one is not redistributed). Latency comes once a transfer, after its last byte.
-Splitwise's published simulator gives every transfer a rate of its own, and so does `private_bytes_per_s`.
-"""
+"""KV transfers between machines. A machine has one link each way, shared equally by its transfers; a transfer has the smaller
+of its two shares (the rest is not redistributed). Latency follows the last byte. With `private_bytes_per_s` every transfer
+has its own rate, as in Splitwise's published simulator."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ class Link:
     """One direction of one machine's connection.
 
     Attributes:
-        bytes_per_s: what it carries.
-        transfers: now on it, in order of their start.
-        carried_bytes: of transfers that ended or were called off.
+        transfers: in order of their start.
+        carried_bytes: of transfers that ended or were cancelled.
     """
 
     bytes_per_s: float
@@ -33,16 +29,15 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class LinkTransfer:
-    """Bytes of one sequence, on their way or waiting for more of them.
+    """Bytes of one sequence, in transit or waiting for more.
 
     Attributes:
-        label: what its owner knows it by.
-        sender, receiver: the links it uses.
+        label: its owner's name for it.
         left_bytes: not sent yet, as of `settled_s`.
-        rate_bytes_per_s: at which they go since then.
+        rate_bytes_per_s: since then.
         offered_bytes: given to it since it was last put on its links.
-        on_sent: is called when the last byte of a closed transfer has been sent.
-        is_closed: nothing will be added any more.
+        on_sent: called when the last byte of a closed transfer has been sent.
+        is_closed: nothing more will be added.
     """
 
     label: str
@@ -54,11 +49,11 @@ class LinkTransfer:
     offered_bytes: float = 0.0
     settled_s: float = 0.0
     is_closed: bool = False
-    due_s: float | None = None  #: when the event that looks at it again happens; later ones are stale
+    due_s: float | None = None  #: time of its next check; events at other times are stale
 
     @property
     def is_moving(self) -> bool:
-        """Whether it takes part of its links."""
+        """Whether it uses a share of its links."""
         return self in self.sender.transfers
 
 
@@ -91,7 +86,7 @@ class Network:
             transfer.on_sent(transfer)
 
     def call_off(self, transfer: LinkTransfer) -> None:
-        """Send no more of it; `on_sent` is not called."""
+        """Cancel a transfer; `on_sent` is not called."""
         transfer.is_closed = False
         if transfer.is_moving:
             self._settle(transfer)
@@ -107,7 +102,7 @@ class Network:
         self._share_anew(transfer)
 
     def _share_anew(self, changed: LinkTransfer) -> None:
-        """Settle what has been sent, then set the rates of all that share a link with a transfer that came or went."""
+        """Settle sent bytes, then set the rates of all transfers on the links of one that started or ended."""
         if self._private_bytes_per_s is not None:
             if changed.is_moving:
                 self._go_at(changed, self._private_bytes_per_s)
@@ -136,7 +131,7 @@ class Network:
         transfer.settled_s = now
 
     def _plan(self, transfer: LinkTransfer) -> None:
-        """Look again when the last byte goes; a look that comes too early plans the next one."""
+        """Schedule a check for the time of the last byte; a check that comes too early schedules the next one."""
         due_s = transfer.settled_s + transfer.left_bytes / transfer.rate_bytes_per_s
         if transfer.due_s is None or due_s < transfer.due_s:
             transfer.due_s = due_s
@@ -145,7 +140,7 @@ class Network:
     def _look(self, planned: tuple[LinkTransfer, float]) -> None:
         transfer, due_s = planned
         if transfer.due_s != due_s:
-            return  # an earlier look was planned since, or it is over
+            return  # rescheduled to an earlier time, or over
         transfer.due_s = None
         self._settle(transfer)
         # what is left may take less time than the clock can tell apart

@@ -1,4 +1,4 @@
-"""What a simulated run reports as it happens: each request and each iteration once, when it ends."""
+"""What a simulated run reports: each request and each iteration once, when it ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from spotwise.core.cost_model import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes.
+    """A request's arrival.
 
     Attributes:
-        at_s: when, seconds from the start of the run.
-        prompt_tokens: of its prompt, at least 1.
-        output_tokens: of its answer, the first one included, at least 1.
+        at_s: seconds from the start of the run.
+        prompt_tokens: at least 1.
+        output_tokens: at least 1, the first one included.
     """
 
     at_s: float
@@ -25,12 +25,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class CompletedRequest:
-    """A request that was answered to its end.
-
-    Attributes:
-        arrival: as it came.
-        first_token_s, finished_s: when its first and its last token were there, seconds from the start of the run.
-    """
+    """A completed request; `first_token_s` and `finished_s` are seconds from the start of the run."""
 
     arrival: Arrival
     first_token_s: float
@@ -38,17 +33,17 @@ class CompletedRequest:
 
     @property
     def ttft_s(self) -> float:
-        """From its arrival to its first token."""
+        """TTFT in seconds."""
         return self.first_token_s - self.arrival.at_s
 
     @property
     def e2e_s(self) -> float:
-        """From its arrival to its last token."""
+        """E2E latency in seconds."""
         return self.finished_s - self.arrival.at_s
 
     @property
     def tbt_s(self) -> float | None:
-        """Mean time between tokens as the paper's simulator has it: over all output tokens; `None` for a single token."""
+        """Mean time between tokens as in the paper's simulator: over all output tokens; `None` for a single token."""
         tokens = self.arrival.output_tokens
         return (self.finished_s - self.first_token_s) / tokens if tokens > 1 else None
 
@@ -57,13 +52,13 @@ class Observer(Protocol):
     """Receives the events of a run, in order of time."""
 
     def request_completed(self, request: CompletedRequest) -> None:
-        """A request was answered."""
+        """A request completed."""
 
     def request_failed(self, arrival: Arrival, reason: str) -> None:
-        """A request got no answer, or not all of it."""
+        """A request failed, possibly after some tokens."""
 
     def iterations_ended(self, machine_id: str, shape: BatchShape, seconds: float, iterations: int = 1) -> None:
-        """A machine has run so many iterations of this shape, `seconds` long all together."""
+        """A machine has run so many iterations of this shape, `seconds` long in total."""
 
     def tokens_spaced(self, gap_s: float, tokens: int = 1) -> None:
-        """So many tokens came `gap_s` after the one before them, each in its own request."""
+        """So many tokens were made `gap_s` after their predecessors, each in its own request."""

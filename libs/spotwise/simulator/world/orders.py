@@ -1,8 +1,6 @@
-"""An order of a worker's role, and when each of its iterations ends.
-
-Iterations follow one another without a pause, each row attending to a token more than before. Ends are computed a few at a
-time, since most long orders are cut short. In a pipeline an order is one iteration, which ends when it has passed all stages.
-"""
+"""An order of a worker's role, and when each of its iterations ends. Iterations follow one another without a pause, each row's
+context one token longer. Ends are computed a few at a time, since most long orders are cut short; in a pipeline an order is
+one iteration through all stages."""
 
 from __future__ import annotations
 
@@ -12,25 +10,24 @@ from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost
 from spotwise.simulator.world.pipeline import Pipeline
 
-#: Iterations worked out at a time.
+#: Iterations computed at a time.
 _AHEAD = 8
 
 
 class IterationOrder:
     """Iterations that run, one after the other.
 
-    Args:
-        batch: rows of the first.
-        steps: how many there are.
-        cost: of the machine.
-        now: when the first one begins.
-        pipeline: that it goes through; `None` where nothing else runs meanwhile.
-
     Attributes:
-        batch: rows of the first.
-        shape: of the first.
-        counted_s: when the last iteration that was taken ended, or the first one began; in a pipeline, its last stage.
-        look_s: when there is something to do: no later than the end of the last iteration.
+        shape: of the first iteration.
+        counted_s: end of the last iteration taken, or start of the first one; in a pipeline, of its last stage.
+        look_s: next time with something to do: no later than the end of the last iteration.
+
+    Args:
+        batch: rows of the first iteration.
+        steps: number of iterations.
+        cost: of the machine.
+        now: start of the first iteration.
+        pipeline: of the engine; `None` where nothing else runs meanwhile.
     """
 
     def __init__(
@@ -50,12 +47,12 @@ class IterationOrder:
 
     @property
     def is_planned(self) -> bool:
-        """Whether the ends of all its iterations are worked out: the last is at `look_s`."""
+        """Whether the ends of all its iterations are computed: the last is at `look_s`."""
         return self._planned == self._steps
 
     @property
     def next_end_s(self) -> float:
-        """When the iteration that runs now ends; of an order that is not over."""
+        """End of the running iteration; of an order that is not over."""
         return self._ends[0] if self._ends else self.look_s
 
     @property
@@ -71,7 +68,7 @@ class IterationOrder:
         self._planned = 1
 
     def plan(self) -> None:
-        """Work out when further iterations end."""
+        """Compute the ends of further iterations."""
         shape, end_s, cost = self.shape, self.look_s, self._cost
         for number in range(self._planned, min(self._planned + _AHEAD, self._steps)):
             if number:
@@ -94,7 +91,7 @@ class IterationOrder:
         return taken
 
     def cut(self) -> None:
-        """End with the iteration that runs now; take what has ended first."""
+        """End with the running iteration; take what has ended first."""
         while len(self._ends) > 1:
             self._ends.pop()
             self._planned -= 1

@@ -1,4 +1,4 @@
-"""What a simulated world reports of its machines at its end; requests and iterations are reported as they happen."""
+"""What a simulated world reports of its machines at its end; requests and iterations are reported as they end."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from spotwise.core.members import Pool
 
 @dataclass(frozen=True, slots=True)
 class MachineResult:
-    """One machine's part, from the start to the end of the world.
+    """Totals of one machine.
 
     Attributes:
-        machine_id: its id.
-        home_pool: the pool that it belonged to at the end.
+        home_pool: at the end.
         sent: KV hand-offs that it made.
-        sent_bytes: of these, and of hand-offs that were called off, as far as they got.
+        sent_bytes: of these, and the sent part of cancelled hand-offs.
         preemptions: sequences that lost their blocks.
-        peak_kv_tokens: for which there were blocks when an iteration began, of the device and of the host, at most.
-        swapped_out_bytes, swapped_in_bytes: KV that was copied to the host, and back.
+        peak_kv_tokens: most tokens with blocks at an iteration's start, device and host.
+        swapped_out_bytes, swapped_in_bytes: KV copied to the host, and back.
     """
 
     machine_id: str
@@ -33,11 +32,10 @@ class MachineResult:
 
 @dataclass(frozen=True, slots=True)
 class WorldResult:
-    """What is known when nothing happens any more.
+    """Totals of a world at its end.
 
     Attributes:
-        ended_s: simulated time at which the last request ended.
-        completed, failed: requests.
+        ended_s: simulated end of the last request.
         machines: in order of id.
     """
 

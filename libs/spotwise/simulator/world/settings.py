@@ -1,4 +1,4 @@
-"""What can be chosen about a simulated world: settings of the roles, and how the world around them behaves."""
+"""Settings of a simulated world: those of the roles, and the environment's behaviour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 
-#: No message is lost: no member counts as lost for its silence, and no request is rejected for waiting.
+#: No message is lost: no member is declared lost for silence, and no request is rejected for waiting.
 PATIENT = SchedulerLimits(
     max_queued=2**62,
     max_queue_s=math.inf,
@@ -21,13 +21,13 @@ PATIENT = SchedulerLimits(
     member_timeout_s=math.inf,
 )
 
-#: Traces say nothing of what prompts have in common.
+#: Traces lack prompt contents, so no prefixes are known.
 WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMachine:
-    """A machine to be, and the pool that it starts in."""
+    """A machine's hardware, and the pool that it starts in."""
 
     machine_type: MachineType
     home_pool: Pool
@@ -35,11 +35,11 @@ class SimulatedMachine:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """How a prompt's KV leaves while the prompt is computed.
+    """Overlap of a prompt's KV hand-off with its prefill.
 
     Attributes:
-        crossover_tokens: a part of a prompt with at least so many tokens is sent layer by layer, each while the next is
-            computed; a smaller one when it is complete (Splitwise, section 4.4: 512 on H100). `None` sends nothing early.
+        crossover_tokens: a chunk of at least so many tokens is sent layer by layer, each while the next is computed; a smaller
+            one when it is complete (Splitwise, section 4.4: 512 on H100). `None` sends nothing early.
     """
 
     crossover_tokens: int | None = 512
@@ -50,16 +50,15 @@ class WorldSettings:
     """Settings that hold for the whole world.
 
     Attributes:
-        model: whose weights and KV fill the machines.
         policy: of every worker; its `max_in_flight` are the stages of each machine's pipeline. Prefix caching is off: traces
-            say nothing of what prompts have in common.
-        limits: of the scheduler's patience.
-        pools: how the scheduler chooses machines, and when it gives one another home. Prefixes are not remembered.
-        max_new_tokens: what every request asks for at most; the scheduler and the workers know this bound and not the answer's
-            true length.
-        knows_output: an oracle instead: every request asks for exactly what it will get, and all of it is reserved (the
-            published simulator).
-        memory_share: of a machine's memory, what weights and KV may take up.
+            lack prompt contents.
+        limits: time-outs of the scheduler.
+        pools: how the scheduler chooses machines, and when it returns them to their home pool. Prefixes are not remembered.
+        max_new_tokens: `max_tokens` of every request; the scheduler and the workers know this bound and not the true output
+            length.
+        knows_output: an oracle instead: `max_tokens` is the true output length, and all of it is reserved (the published
+            simulator).
+        memory_share: of a machine's memory, for weights and KV.
         kv_block_size: tokens of a block.
         overlap: of transfers with prefill.
         control_latency_s: of every message between members, the request and the client's tokens included.
@@ -67,17 +66,16 @@ class WorldSettings:
         private_link_bytes_per_s: every transfer has a link of this rate for itself, whatever the machines have (the published
             simulator); `None` lets transfers share the links of their machines.
         heartbeat_s: between two heartbeats of a machine whose load changed.
-        news_interval_s: one more heartbeat whenever prompts were computed, so that empty prompt queues are known, but
-            so long after the last one; where it is as long as `heartbeat_s`, there are no more than these.
-        through_scheduler: requests come by the cluster's scheduler. Without, they go straight to the one machine of the world,
-            so that the worker alone decides whose turn it is (`direct_scheduler.py`).
+        news_interval_s: minimum gap before an extra heartbeat after computed prompts, which reports empty prompt queues; none
+            where it is as long as `heartbeat_s`.
+        through_scheduler: requests pass the cluster's scheduler; otherwise they go straight to the world's one machine
+            (`direct_scheduler.py`).
         interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` for none.
-        elastic: machines join and leave while the world runs, and a request gets another attempt where it loses its machine, or
-            where there is none.
-        beats_after_endings: and one whenever a sequence has ended, so that its free blocks are known.
+        elastic: machines join and leave while the world runs; a request that loses its machine, or finds none, is retried.
+        beats_after_endings: an extra heartbeat when a sequence has ended, which reports its free blocks.
         tick_s: between two ticks of the scheduler.
-        counted_steps: decode iterations of one order, and of one event, at most; the more the faster, and nothing else differs.
-            Where the order of sequences may change, KV moves, or several iterations are in flight, each is an order of its own.
+        counted_steps: most decode iterations of one order, and of one event: a larger value is faster with equal results. Where
+            the order of sequences may change, KV moves, or several iterations are in flight, each is an order of its own.
     """
 
     model: LanguageModel
@@ -114,7 +112,7 @@ class WorldSettings:
 
     @property
     def worker_policy(self) -> WorkerPolicy:
-        """The policy of every worker: with an oracle, what a request will need is reserved."""
+        """The policy of every worker; with an oracle, it reserves a request's whole demand."""
         reserve = Reserve.MAX_TOKENS if self.knows_output else self.policy.reserve
         one_by_one = self.counted_steps == 1 or self.policy.is_ranked or self.policy.max_in_flight > 1
         return replace(self.policy, reserve=reserve, counted_steps=None if one_by_one else self.counted_steps)

@@ -1,4 +1,4 @@
-"""What the machines of a simulated cluster share."""
+"""State shared by the machines of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -21,26 +21,22 @@ class RequestStore(Protocol):
         """Return an attempt's record, if it is still there."""
 
     def progress(self, choice_id: str) -> Progress:
-        """Return how far a request is whose record is there."""
+        """Return the progress of a request with a record."""
 
 
 class Neighbour(Protocol):
-    """A machine, as others see it."""
+    """A machine's interface to its peers."""
 
     receive_link: Link
     has_left: bool
 
     def receive(self, event: Any) -> None:
-        """Take in an event."""
+        """Receive an event."""
 
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all machines of a world share.
-
-    Attributes:
-        machines: by id, those included that have left.
-    """
+    """State shared by all machines of a world; `machines` are by id, departed ones included."""
 
     queue: EventQueue
     network: Network

@@ -1,4 +1,4 @@
-"""When each token of each request was made: at its iteration's end, with its distance from the one before."""
+"""When each token of each request was made: at its iteration's end, with the gap since the previous one."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from dataclasses import dataclass
 from spotwise.core.batching import Batch
 from spotwise.simulator.world.observation import Observer
 
-#: The one token of all prompts and answers.
+#: The one token id of all prompts and outputs.
 TOKEN_ID = 0
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a request is, on whatever machine.
-
-    Attributes:
-        prompt_tokens: of its prompt.
-        output_tokens: made so far.
-        last_token_s: when the last one was made.
-    """
+    """A request's progress, on whatever machine; `last_token_s` is when the last token was made."""
 
     prompt_tokens: int
     output_tokens: int = 0
@@ -29,7 +23,7 @@ class Progress:
 
 
 class TokenTimes:
-    """The sequences of one machine, and the order that runs there."""
+    """The sequences of one machine, and their running order."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -38,15 +32,15 @@ class TokenTimes:
         self._iterations = 0
 
     def enter(self, sequence_id: str, progress: Progress) -> None:
-        """Follow a sequence here."""
+        """Track a sequence."""
         self._progress[sequence_id] = progress
 
     def drop(self, sequence_id: str) -> None:
-        """Follow it here no more; not while an order has a row of it."""
+        """Stop tracking a sequence; not while an order has a row of it."""
         self._progress.pop(sequence_id, None)
 
     def iterations_ended(self, batch: Batch, ends_s: Sequence[float]) -> None:
-        """Note some iterations of the order that runs; all have a token for each of its rows, if they are several."""
+        """Record some iterations of the running order; if several, each makes a token for each of its rows."""
         rows = len(batch.rows)
         for end_s in ends_s:
             if self._iterations:
@@ -57,11 +51,8 @@ class TokenTimes:
             self._last_s = end_s
 
     def order_ended(self, batch: Batch) -> list[str]:
-        """Note what the order that ran did for its sequences, and report the distance of its first tokens from the ones before.
-
-        Returns:
-            The sequences whose tokens it made, in order of rows.
-        """
+        """Record the ended order's effect on its sequences, report the gaps before its first tokens, and return the sequences
+        with a new token, in row order."""
         first_s, last_s, iterations = self._first_s, self._last_s, self._iterations
         self._iterations = 0
         progress_of = self._progress
@@ -70,7 +61,7 @@ class TokenTimes:
         for sequence_id, first_position, num_tokens, _ in batch.rows:
             progress = progress_of[sequence_id]
             output_tokens = progress.output_tokens
-            # a single iteration may compute a part of a prompt, which brings no token
+            # a single iteration may compute a chunk of a prompt, which yields no token
             if iterations == 1 and first_position + num_tokens != progress.prompt_tokens + output_tokens:
                 continue
             made.append(sequence_id)

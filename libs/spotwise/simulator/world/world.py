@@ -1,12 +1,6 @@
-"""A cluster that serves requests in simulated time.
-
-One `SchedulerRole` and a `WorkerRole` for each machine, the classes of the live mesh, decide everything; this world carries
-their messages, takes the time of their commands, and counts. No message is lost, so leases and time-outs never run out
-(`PATIENT`) and workers need no ticks. Machines may join and leave (`WorldSettings.elastic`): the requests of one that leaves
-are submitted again, or move to another machine with their KV.
-
-Source: an event-driven simulator of the cluster, Splitwise section 5.
-"""
+"""Discrete-event simulation of a cluster (Splitwise, section 5) with the live mesh's `SchedulerRole` and a `WorkerRole` per
+machine. The world carries messages and times commands; no message is lost, so time-outs never expire (`PATIENT`) and workers
+need no ticks. In an elastic world the requests of a leaving machine are submitted again, or migrate with their KV."""
 
 from __future__ import annotations
 
@@ -43,7 +37,6 @@ class World:
 
     Args:
         machines: at the start; an elastic world may begin without any.
-        settings: how the world behaves.
         observer: receives every request and iteration as it ends.
         queue: the clock, where something beside the world uses it.
     """
@@ -79,15 +72,15 @@ class World:
         return self._queue.now
 
     def run(self, arrivals: Iterable[Arrival]) -> WorldResult:
-        """Serve a trace to its last token. A world is run once.
+        """Serve a trace to its last token; once only.
 
         Args:
-            arrivals: in order of time; read one by one.
+            arrivals: in order of time; read lazily.
 
         Raises:
-            SimulationError: a request was neither answered nor refused, KV blocks were left behind, or the mesh broke another
-                promise.
-            ValueError: arrivals go back in time.
+            SimulationError: a request was neither answered nor rejected, KV blocks leaked, or another invariant of the mesh
+                broke.
+            ValueError: arrivals are out of order.
         """
         for machine in self._machines.values():
             machine.beat()
@@ -99,11 +92,7 @@ class World:
         return self.result()
 
     def check_idle(self) -> None:
-        """Check that nothing is left of any request.
-
-        Raises:
-            SimulationError: a request has not ended, or KV blocks are held.
-        """
+        """Check that no request is live and no KV block held; raises SimulationError otherwise."""
         if self._client.live:
             raise SimulationError(f"nothing happens any more, and {self._client.live} requests wait for tokens")
         held = sum(machine.held_blocks for machine in self._machines.values())
@@ -111,7 +100,7 @@ class World:
             raise SimulationError(f"nothing happens any more, and {held} KV blocks are held for no request")
 
     def result(self) -> WorldResult:
-        """Return what is known; of a run that an observer ended by an exception, what was known then."""
+        """Return the totals; of a run that an observer ended by an exception, those up to then."""
         client = self._client
         return WorldResult(
             ended_s=client.ended_s,
@@ -119,8 +108,6 @@ class World:
             failed=client.failed,
             machines=tuple(machine.finish() for machine in self._machines.values()),
         )
-
-    # --- an elastic world ---------------------------------------------------------------------------------------------
 
     def submit(self, arrival: Arrival) -> int:
         """Submit a request now; return its number, which grows from 0."""
@@ -133,16 +120,16 @@ class World:
         return self._client.is_current(sequence.choice_id, sequence.epoch)
 
     def submit_again(self, number: int, output_tokens: int) -> None:
-        """Let a live request compute its prompt and so many tokens of its answer again, wherever the scheduler places it."""
+        """Resubmit a live request, whose prompt and so many output tokens are recomputed wherever the scheduler places it."""
         self._client.end_attempt(number, output_tokens)
         self._client.submit_again(number)
 
     def take_off(self, number: int, output_tokens: int) -> None:
-        """End a live request's attempt without another one; `join` or `submit_again` gives it one."""
+        """End a live request's attempt; `join` or `submit_again` starts the next one."""
         self._client.end_attempt(number, output_tokens)
 
     def join(self, machine_id: str, kind: SimulatedMachine, moved: Iterable[int] = ()) -> Machine:
-        """Let a machine join, with the KV of requests that were taken off others."""
+        """Add a machine, with the KV of requests taken off others."""
         machine = self._add(machine_id, kind, 0.0)
         for number in moved:
             handoff = self._client.move_attempt(number, machine_id)
@@ -150,18 +137,14 @@ class World:
             # after its record, which is loaded at this very moment
             self._queue.at(self.now, machine.receive, c.KvArrived(handoff, 0, 0.0, "simulated"))
         machine.beat()
-        # the scheduler knows of it one message from now, and rejects until then what arrives another one later
+        # the scheduler learns of it one message from now, and rejects until then what arrives another one later
         self._queue.at(self.now + 3 * self._settings.control_latency_s, self._client.retry_rejected)
         self._start_ticks()
         return machine
 
     def leave(self, machine_id: str) -> tuple[HeldSequence, ...]:
-        """Let a machine leave at once.
-
-        Returns:
-            Sequences with computed KV whose token phase was there, whose requests the caller resumes. All others that lost a
-            worker are submitted again.
-        """
+        """Remove a machine at once. Returns its sequences in the token phase with computed KV, which the caller resumes; all
+        other requests that lost a worker are submitted again."""
         machine = self._machines.pop(machine_id)
         sequences = machine.leave()
         current = {int(s.choice_id): s for s in sequences if self.is_current(s)}
@@ -187,8 +170,6 @@ class World:
         if isinstance(answer, m.KvRefused):
             raise SimulationError(f"{answer.worker_id} has no room for KV that moves to it: {answer.reason}")
 
-    # --- time ---------------------------------------------------------------------------------------------------------
-
     def _await_next(self) -> None:
         self._awaited = next(self._arrivals, None)
         if self._awaited is not None:
@@ -203,7 +184,7 @@ class World:
             self._tick()
 
     def _tick(self, _: None = None) -> None:
-        """Tell the scheduler the time, as long as requests are live or to come, and a machine can serve them."""
+        """Tick the scheduler while requests are live or to come, and a machine can serve them."""
         self._scheduler_receives(m.Tick())
         self._ticks = bool(self._machines) and (self._client.live > 0 or self._awaited is not None)
         if self._ticks:
