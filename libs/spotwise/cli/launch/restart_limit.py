@@ -1,7 +1,7 @@
-"""When a process that died is started again, and when it dies too often.
+"""Restart delays of a process that died, and the limit on its deaths.
 
-Law: the first deaths are mended almost at once, later ones ever more slowly, up to once in `MAX_DELAY_S`; who lived for
-`WINDOW_S` begins anew. More than `MAX_RESTARTS` deaths within `WINDOW_S` are too many for what the mesh cannot do without.
+The first restarts are almost immediate, later ones delayed ever longer, up to `MAX_DELAY_S`; a life of `WINDOW_S` resets the
+delay. More than `MAX_RESTARTS` deaths within `WINDOW_S` of a process that the mesh cannot serve without end the mesh.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RestartLimit:
         self._due_s: float | None = None
 
     def delay_after_death(self, now_s: float) -> float:
-        """Seconds to wait before it is started again, doubling with each death that soon followed the last restart."""
+        """Seconds until the next restart, doubling with each death soon after the last restart."""
         if self._due_s is not None and now_s - self._due_s >= WINDOW_S:
             self._in_a_row = 0
         self._deaths_s.append(now_s)
