@@ -67,7 +67,7 @@ def up_arguments(text: str) -> list[str]:
 
 @contextmanager
 def running_mesh(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[MeshEndpoint]:
-    """Start a mesh with `spotwise up ARGUMENTS` for the block, `env` set for all services; raises `CommandError` if it fails."""
+    """Run `spotwise up ARGUMENTS` for the block, `env` set for all services; raises `CommandError` on failure."""
     with own_run_folder("mesh") as folder:
         argv = [sys.executable, "-P", "-m", "spotwise.cli", "up", "--name", folder.name, "--port", "0", *arguments]
         log_path = folder.path / "up.log"  # `up` empties the folder of its services' logs.
