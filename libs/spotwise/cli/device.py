@@ -27,7 +27,6 @@ def require_device(device: str) -> None:
 
 
 def _cuda_devices() -> int:
-    """The number of CUDA devices; 0 where torch cannot be imported."""
     try:
         counted = subprocess.run(
             [sys.executable, "-P", *_COUNT], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True

@@ -46,7 +46,7 @@ def find_mesh(name: str, nats_url: str | None, redis_url: str | None) -> MeshAdd
 
 
 def find_broker(name: str, nats_url: str | None) -> str:
-    """Return `nats_url`, or the broker of this machine's mesh of that name.
+    """Return `nats_url`, or this machine's mesh's broker.
 
     Raises:
         CommandError: `nats_url` is None and no such mesh runs here.

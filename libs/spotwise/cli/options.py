@@ -145,11 +145,7 @@ def policy_name(text: str) -> str:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of a size such as `4GiB`, `512MiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3).
-
-    Raises:
-        OptionError: it is no size, or not above zero; names `option`.
-    """
+    """Bytes of a size like `4GiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3), above zero; raises `OptionError`, naming `option`."""
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
@@ -174,11 +170,7 @@ def require_worker_id(text: str, option: str) -> None:
 
 
 def server_address(url: str, option: str) -> tuple[str, int]:
-    """Host and port of a server's URL; `option` is the option of that URL.
-
-    Raises:
-        OptionError: it is no such server's URL; names `option`.
-    """
+    """Host and port of a server's URL, given by `option`; raises `OptionError`, naming `option`, where it is no such URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or _SERVER_PORTS[option].get(parts.scheme)

@@ -1,7 +1,4 @@
-"""Prompts and decodes of many sizes on a mesh, one size at a time, and the times that its workers report for them.
-
-Times are the workers' own, of iterations and of hand-offs, and no client's.
-"""
+"""Prompts and decodes of many sizes on a mesh, one size at a time, and the workers' own times of iterations and hand-offs."""
 
 from __future__ import annotations
 
@@ -30,11 +27,7 @@ _IN_PLACE_MESSAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class RequestWave:
-    """Concurrent requests of one size.
-
-    Attributes:
-        prompt_tokens, output_tokens: of each; at least two outputs, so that a hand-off pays.
-    """
+    """Concurrent requests of one size; at least two output tokens, so that a hand-off pays."""
 
     requests: int
     prompt_tokens: int

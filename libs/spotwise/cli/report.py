@@ -1,7 +1,4 @@
-"""Progress of `spotwise up`: a live table on a terminal, plain lines elsewhere.
-
-A closed terminal or broken pipe silences the report and never stops the mesh.
-"""
+"""Progress of `spotwise up`: a live table on a terminal, else plain lines; a closed terminal silences it, and stops no mesh."""
 
 from __future__ import annotations
 

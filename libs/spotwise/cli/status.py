@@ -72,7 +72,6 @@ def status(
 
 
 def _missing(members: list[MemberStatus]) -> list[str]:
-    """Return the roles that are missing and without which the mesh cannot serve."""
     present = {status_.member.kind for status_ in members}
     missing = {
         "gateway": MemberKind.GATEWAY not in present,
@@ -83,7 +82,6 @@ def _missing(members: list[MemberStatus]) -> list[str]:
 
 
 def _unhealthy(state: RunState) -> list[str]:
-    """Return the local processes that the supervisor waits for: an unregistered member is in no table."""
     return [
         f"{service_id} is {service.state.value}, after {service.restarts} restarts"
         for service_id, service in state.services.items()
@@ -147,7 +145,6 @@ def _table(members: list[MemberStatus]) -> Table:
 
 
 def _with_other_weights(members: list[MemberStatus]) -> set[str]:
-    """Ids of workers whose loaded weights differ from those that their schedulers report for the mesh."""
     served = {s.member.model_digest for s in members if s.member.kind is MemberKind.CLUSTER_SCHEDULER} - {None}
     workers = [s.member_now for s in members if s.engine is not None]
     return {worker.id for worker in workers if served and worker.model_digest not in served}

@@ -17,13 +17,7 @@ SendPrompt = Callable[[list[int]], Awaitable[Answered]]
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """The size of a closed-loop load.
-
-    Attributes:
-        streams: concurrent streams.
-        requests: of each stream.
-        input_tokens, output_tokens: of each request.
-    """
+    """The size of a closed-loop load: concurrent streams, requests of each stream, and tokens of each request."""
 
     streams: int
     requests: int

@@ -1,7 +1,4 @@
-"""`spotwise bench load`: TTFT, TPOT and throughput at several numbers of closed-loop streams.
-
-Each stream's first request is not counted.
-"""
+"""`spotwise bench load`: TTFT, TPOT and throughput at several numbers of streams, without each stream's first request."""
 
 from __future__ import annotations
 

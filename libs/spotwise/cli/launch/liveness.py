@@ -65,7 +65,7 @@ class SignsOfLife:
 
 
 class LivenessWatch:
-    """Looks at processes once a second, on a thread of its own: a probe of a hung process takes as long as its time-out.
+    """Probes processes once a second on a thread of its own, since a probe of a hung process takes as long as its time-out.
 
     Args:
         limit_s: silence after which a process counts as hung; None watches nothing.

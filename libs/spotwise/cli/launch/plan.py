@@ -40,13 +40,7 @@ class StopOrder(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LocalHost:
-    """The machine's resources.
-
-    Attributes:
-        cores: numbers of the cores that this process may use, ascending.
-        available_memory_bytes: free or reclaimable.
-        native_kernels: whether the machine can run the native kernels.
-    """
+    """The machine's resources: the usable cores' numbers, ascending; memory, free or reclaimable; the native kernels."""
 
     cores: tuple[int, ...]
     available_memory_bytes: int
@@ -130,7 +124,6 @@ def _common(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, st
 
 
 def _shares(options: MeshOptions, num_workers: int, machine: LocalHost) -> tuple[int, int]:
-    """Threads and bytes of KV cache of each worker."""
     share = max(1, len(machine.cores) // num_workers)
     threads = options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
     kv_cache_bytes = options.kv_cache_bytes or min(

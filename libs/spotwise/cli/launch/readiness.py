@@ -95,7 +95,6 @@ def require_reachable(url: str, option: str) -> None:
 
 
 def _asked(grpc_address: str) -> object:
-    """The answer of a health check; None for no answer."""
     with grpc.insecure_channel(grpc_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(

@@ -54,7 +54,6 @@ def times_of(requests: Sequence[RecordedRequest]) -> list[RequestTimes]:
 
 
 def _home_pools(scheduler: RecordedRole) -> dict[str, Pool]:
-    """Return each worker's pool in the scheduler's first entry for it."""
     home_pools: dict[str, Pool] = {}
     for entry in scheduler.entries():
         if entry.event_type == "Member" and entry.event.get("pool") is not None:

@@ -1,8 +1,4 @@
-"""Restart delays of a process that died, and the limit on its deaths.
-
-The first restarts are almost immediate, later ones delayed ever longer, up to `MAX_DELAY_S`; a life of `WINDOW_S` resets the
-delay. More than `MAX_RESTARTS` deaths within `WINDOW_S` of a process that the mesh cannot serve without end the mesh.
-"""
+"""Restart delays and the limit on deaths: more than `MAX_RESTARTS` within `WINDOW_S` of an essential process end the mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ class RestartLimit:
         self._due_s: float | None = None
 
     def delay_after_death(self, now_s: float) -> float:
-        """Seconds until the next restart, doubling with each death soon after the last restart."""
+        """Seconds until the next restart: doubles with each early death, up to `MAX_DELAY_S`; a life of `WINDOW_S` resets it."""
         if self._due_s is not None and now_s - self._due_s >= WINDOW_S:
             self._in_a_row = 0
         self._deaths_s.append(now_s)

@@ -10,11 +10,7 @@ _NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Records SIGINT, SIGTERM and SIGHUP for the length of a `with` block. Main thread only.
-
-    Attributes:
-        at_once: whether Ctrl-C came a second time: processes get no grace.
-    """
+    """Records SIGINT, SIGTERM and SIGHUP during a `with` block (main thread only); `at_once`: a second Ctrl-C, no grace."""
 
     def __init__(self) -> None:
         self.stop_requested = False

@@ -1,7 +1,4 @@
-"""Runs a mesh from its options: claims its name, plans its processes, supervises them.
-
-As a program (`python -m spotwise.cli.launch.supervise`, options as JSON on stdin) it is the supervisor of `up --detach`.
-"""
+"""Plans and supervises a mesh; as a program, with options as JSON on stdin, the supervisor of `up --detach`."""
 
 from __future__ import annotations
 

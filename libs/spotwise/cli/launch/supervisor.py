@@ -29,11 +29,7 @@ _LOOP_PAUSE_S = 0.05
 
 
 class MeshFailedError(Exception):
-    """The mesh failed at or after its start; the message says why.
-
-    Attributes:
-        processes: those whose logs tell more.
-    """
+    """The mesh failed at or after its start; the message says why, and the logs of `processes` more."""
 
     def __init__(self, message: str, processes: Sequence[SupervisedProcess]) -> None:
         super().__init__(message)
@@ -127,7 +123,6 @@ class Supervisor:
         self._show_progress()
 
     def _end_hung(self, liveness: LivenessWatch) -> None:
-        """End hung processes; the restart follows as for any death."""
         now_s = time.monotonic()
         options = self._state.options
         targets: dict[str, tuple[int, Probe]] = {}
