@@ -31,7 +31,7 @@ class ProcessUsage:
                 cpu_s[service_id] = times.user + times.system
                 resident_bytes[service_id] = process.memory_info().rss
             except psutil.NoSuchProcess:
-                continue  # it died, and its streams say so
+                continue  # it died; its streams fail
         return cls(cpu_s, resident_bytes)
 
     def cpu_since(self, earlier: ProcessUsage) -> dict[str, float]:

@@ -145,7 +145,7 @@ def policy_name(text: str) -> str:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of a size like `4GiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3), above zero; raises `OptionError`, naming `option`."""
+    """Bytes of a size like `4GiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3), not 0; raises `OptionError`, naming `option`."""
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:

@@ -19,7 +19,7 @@ class RestartLimit:
         self._due_s: float | None = None
 
     def delay_after_death(self, now_s: float) -> float:
-        """Seconds until the next restart: doubles with each early death, up to `MAX_DELAY_S`; a life of `WINDOW_S` resets it."""
+        """Seconds until the next restart: doubles with each early death, up to `MAX_DELAY_S`; reset after `WINDOW_S` alive."""
         if self._due_s is not None and now_s - self._due_s >= WINDOW_S:
             self._in_a_row = 0
         self._deaths_s.append(now_s)

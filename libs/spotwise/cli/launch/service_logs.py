@@ -39,7 +39,7 @@ def reason_for_not_serving(lines: Sequence[str]) -> str | None:
             return None
         value = quoted.group(1)
         return str(ast.literal_eval(value)) if value[0] in "'\"" else value
-    except (ValueError, SyntaxError, KeyError):  # somebody else's line
+    except (ValueError, SyntaxError, KeyError):  # another program's line
         return None
 
 
