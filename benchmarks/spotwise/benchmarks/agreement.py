@@ -1,4 +1,4 @@
-"""`spotwise bench agreement`: the engine's greedy tokens beside those of `transformers`, by number format."""
+"""`spotwise bench agreement`: the engine's greedy tokens against those of `transformers`, by number format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def agreement(
     seed: Annotated[int, typer.Option(min=0, help="Of lengths and prompts.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Count where the engine and transformers find the same likeliest token, in float32 and in bfloat16."""
+    """Count how often the engine and transformers agree on the likeliest token, in float32 and in bfloat16."""
     from spotwise.engine.agreement import Agreement, compare
     from spotwise.engine.loading import EngineConfig
 

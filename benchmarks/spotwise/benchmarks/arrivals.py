@@ -1,7 +1,6 @@
-"""Open-loop schedules: when each request is sent, and its lengths, independent of the answers.
+"""Open-loop schedules: the time and the lengths of each request, independent of the answers; one seed, one schedule.
 
-The same seed gives the same schedule. Lengths are those of Orca's evaluation (section 6.2):
-prompt and output lengths uniform and independent, arrivals Poisson.
+Lengths are those of Orca's evaluation (section 6.2): prompt and output uniform and independent, arrivals Poisson.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UniformSizes:
-    """Bounds, both included, between which lengths are uniform."""
+    """Inclusive bounds of uniform lengths."""
 
     input_tokens: tuple[int, int] = (32, 512)
     output_tokens: tuple[int, int] = (1, 128)
@@ -21,13 +20,7 @@ class UniformSizes:
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """One request.
-
-    Attributes:
-        at_s: when it is sent, from the start.
-        input_tokens, output_tokens: its lengths.
-        prompt_seed: of its random prompt.
-    """
+    """One request; `at_s` counts from the schedule's start, `prompt_seed` seeds its random prompt."""
 
     at_s: float
     input_tokens: int
@@ -36,9 +29,9 @@ class TimedRequest:
 
 
 def poisson_arrivals(rate: float, seconds: float, seed: int, sizes: UniformSizes) -> list[TimedRequest]:
-    """Arrivals at `rate` requests a second for so long; at least one.
+    """Arrivals at `rate` requests a second for `seconds`; at least one.
 
-    Lengths and gaps come from two streams of numbers, so that another rate brings the same requests at other times.
+    Lengths and gaps have separate random streams, so that another rate brings the same requests at other times.
     """
     gaps = random.Random(f"gaps {seed}")
     requests = _requests(f"{seed} at {rate:g}/s", seed, sizes)

@@ -1,7 +1,6 @@
 """`spotwise bench batching`: iteration-level against request-level batches on Orca's workload, on live meshes.
 
-Law: every server gets the same schedules, is empty before the next rate, and runs alone; a mesh first proves that it batches as
-it was told.
+Every server gets the same schedules, is empty before the next rate, and runs alone, after a probe of its batching policy.
 """
 
 from __future__ import annotations
@@ -114,11 +113,7 @@ def batching(
 
 
 def parse_rates(text: str) -> list[float]:
-    """Rates in ascending order, each once.
-
-    Raises:
-        OptionError: they are no positive numbers.
-    """
+    """Rates in ascending order, each once; raises `OptionError` where they are no positive numbers."""
     return ascending(text, float, "--rates", "requests per second like 0.5,1,2")
 
 

@@ -1,7 +1,4 @@
-"""From sweeps to rows: curves of several rounds, merged and compared.
-
-Law: at each rate a curve is the median over its rounds; ratios are spread within a round.
-"""
+"""Report rows from sweeps: at each rate the median over rounds; ratios are taken within a round."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from spotwise.benchmarks.curve import RatePoint, throughput_within
 from spotwise.benchmarks.policy_probe import ITERATION_LEVEL
 from spotwise.cli.bench.report import ReportRow, Target, row_of_rounds, spread_of
 
-#: Throughput is compared at a median latency of so many times ours at the lowest rate.
+#: Throughput is compared at this multiple of our median latency at the lowest rate.
 _LATENCY_FACTOR = 2.0
 
-#: What is compared at each rate.
+#: The figures compared at each rate.
 _FIGURES: dict[str, Callable[[RatePoint], float]] = {
     "requests answered/s": lambda point: point.throughput,
     "latency p50, ms/token": lambda point: _ms(point.median_s),
@@ -29,7 +26,7 @@ Sweep = Sequence[RatePoint]
 
 
 def merge_rounds(sweeps: Sequence[Sweep]) -> list[RatePoint]:
-    """One curve of several sweeps over the same rates: medians of the figures, sums of the requests."""
+    """Merge several sweeps over the same rates: medians of the figures, sums of the requests."""
     return [
         RatePoint(
             points[0].rate,
@@ -49,7 +46,7 @@ def latency_bound_s(sweeps: Sequence[Sweep]) -> float:
 
 
 def comparison_rows(servers: Mapping[str, Sequence[Sweep]]) -> list[ReportRow]:
-    """Iteration-level batches against every other server: throughput at the same latency, and all figures at each rate."""
+    """Compare iteration-level batches with every other server: throughput at the same latency, and all figures at each rate."""
     ours = servers[ITERATION_LEVEL]
     bound_s = latency_bound_s(ours)
     rows = []

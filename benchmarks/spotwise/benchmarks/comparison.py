@@ -1,7 +1,6 @@
-"""From readings to rows: medians over rounds, ratios with their spread.
+"""Report rows from readings: medians over all rounds of a side; the spread is that of the ratios within a round.
 
-Law: a row's figures are medians over all rounds of a side; its spread is that of the ratios within a round, where both sides
-were measured in the same minutes, on the same machine, with the same prompts.
+Within a round both sides ran in the same minutes, on the same machine, with the same prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from spotwise.cli.bench.report import ReportRow, spread_of
 
 
 class Side(StrEnum):
-    """Who is measured."""
+    """A side of the comparison."""
 
     OURS = "spotwise"
     OURS_SPLIT = "spotwise-split"
@@ -27,19 +26,13 @@ class Side(StrEnum):
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is not ours."""
+        """Whether this is the peer."""
         return self in (Side.PEER, Side.TUNED_PEER)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One workload, run once on one side.
-
-    Attributes:
-        round_number: from 1.
-        side, workload: what ran.
-        figures: by name.
-    """
+    """The figures (by name) of one workload, run once on one side; `round_number` counts from 1."""
 
     round_number: int
     side: Side
@@ -48,13 +41,13 @@ class Reading:
 
 
 def sides_of(workload: PeerWorkload) -> tuple[Side, ...]:
-    """On whom a workload runs; what tells whether small batches of prompts would do is asked of a peer so tuned as well."""
+    """The sides that run a workload; a peer tuned to small prompt batches too where the workload tests for their benefit."""
     tuned = (Side.TUNED_PEER,) if isinstance(workload.load, Interference) else ()
     return (Side.OURS, Side.OURS_SPLIT, Side.PEER, *tuned)
 
 
 def rows_of(workloads: Iterable[PeerWorkload], readings: Sequence[Reading]) -> list[ReportRow]:
-    """The rows of a report: against the tuned peer where there is one; without targets the split mesh and the untuned peer."""
+    """The report's rows: against the tuned peer where there is one; without targets the split mesh and the untuned peer."""
     measured = {(reading.side, reading.workload) for reading in readings}
     rows = []
     for workload in workloads:
@@ -72,18 +65,14 @@ def rows_of(workloads: Iterable[PeerWorkload], readings: Sequence[Reading]) -> l
 
 
 def readings_as_json(readings: Iterable[Reading]) -> list[dict[str, Any]]:
-    """The readings as they stand in a report."""
+    """The readings in a report's format."""
     return [
         {"round": r.round_number, "side": r.side.value, "workload": r.workload, "figures": r.figures} for r in readings
     ]
 
 
 def readings_from_json(rounds: Iterable[dict[str, Any]]) -> list[Reading]:
-    """The readings of a report.
-
-    Raises:
-        KeyError, TypeError, ValueError: they are no readings.
-    """
+    """Parse a report's readings; raises `KeyError`, `TypeError` or `ValueError` where they are malformed."""
     return [
         Reading(
             int(entry["round"]),

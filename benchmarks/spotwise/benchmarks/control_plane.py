@@ -1,9 +1,9 @@
 """`spotwise bench control-plane`: the mesh without a model, at a scale that no model allows on one machine.
 
-Law: workers are simulated, all else is real: gateway, scheduler, broker, store, every message. Three loads, each on a mesh
-of its own: tokens through one prompt and one token worker as fast as they go, for the CPU time of a token; many workers and
-streams at the pace of a slow model, for memory and errors; and the same with journals, whose replay times every decision of
-the scheduler and must give the same commands.
+Workers are simulated; gateway, scheduler, broker, store and every message are real. Three loads, each on a mesh of its own:
+tokens through one prompt and one token worker at full speed, for CPU time per token; many workers and streams at the pace of
+a slow model, for memory and errors; and the same with journals, whose replay times every decision of the scheduler and must
+give the same commands.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from spotwise.mesh.journal_replay import JournalError, Replay, find_journals, re
 _DYNAMO_US_PER_TOKEN = 28.0
 _GATEWAY_LIMIT_MIB = 300.0
 _QUICK = 10
-#: As fast as the mesh carries tokens: iterations take almost no time.
+#: Iterations take almost no time, so that the mesh limits the token rate.
 _FAST = "1000"
 #: The gateway's own limit, which many streams exceed.
 _DEFAULT_CONNECTIONS = 4096
-#: About three tokens a second and stream: open streams are the load, not their tokens.
+#: About three tokens a second and stream: the open streams are the load, not their tokens.
 _SLOW = "0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large the three loads are.
+    """The sizes of the three loads.
 
     Attributes:
         workers: of each phase.
-        through: tokens as fast as they go.
+        through: tokens at full speed.
         open_streams: many streams at once.
-        decided: what the journals record.
-        rest_s: how long an idle mesh is watched.
+        decided: the load of the journals.
+        rest_s: duration of the measurement of an idle mesh.
     """
 
     workers: int
@@ -79,7 +79,7 @@ def control_plane(
     seed: Annotated[int, typer.Option(min=0, help="Of the random prompts.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Measure what the mesh itself costs: CPU time a token, memory, decisions. Exit status 1 where a request failed."""
+    """Measure the mesh's own costs: CPU time a token, memory, decisions. Exit status 1 where a request failed."""
     require_writable(json)
     console = report_console()
     scale = _scale(workers, streams, seed, quick=quick)
@@ -133,7 +133,7 @@ def _load(
     prepare: Callable[[MeshEndpoint], Any] = lambda endpoint: None,
 ) -> StreamResult:
     task = progress.add_task(f"{name}: starting", total=shape.streams * shape.requests)
-    # Nothing of a slow machine shall pass for an error: no reservation is asked for twice, no member given up in haste.
+    # A slow machine must not cause errors: no reservation is retried, no member counted as lost early.
     patient = {"SPOTWISE_MAX_QUEUED": str(2 * shape.streams), "SPOTWISE_MEMBER_TIMEOUT_S": "10", **(env or {})}
     patient["SPOTWISE_MAX_CONNECTIONS"] = str(max(_DEFAULT_CONNECTIONS, 2 * shape.streams))
     with running_mesh(("--engine", "simulated", *arguments), patient) as endpoint:
@@ -149,7 +149,7 @@ def _pools(scale: Scale) -> tuple[str, ...]:
 
 
 def _open_streams(progress: Progress, scale: Scale) -> tuple[StreamResult, float]:
-    """Return the load's result, and how many cores the mesh takes at rest."""
+    """Return the load's result, and the cores that an idle mesh uses."""
     idle: list[float] = []
 
     def rest(endpoint: MeshEndpoint) -> None:

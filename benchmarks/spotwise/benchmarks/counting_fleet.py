@@ -1,7 +1,7 @@
-"""Workers that only count: they take orders, say what they hold, and compute nothing.
+"""Workers that only count: they accept orders, report what they hold, and compute nothing.
 
-Law: a worker's report is the sum of what it was given and has not ended, so that a scheduler on top of them sees a mesh at
-work. Time is a number of steps; what ends when is given by lengths, not by a clock.
+A worker's report is the sum of its unfinished work, as a scheduler sees it in a busy mesh. Time is a number of steps; lengths,
+not a clock, decide when work ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spotwise.core import messages as m
 from spotwise.core.record import KvTarget
 
 KV_BLOCK = 16
-#: Of ten workers, how many are at home in which pool.
+#: Of ten workers, the home pools.
 _HOMES = (*[m.Pool.PROMPT] * 4, *[m.Pool.TOKEN] * 5, m.Pool.MIXED)
 _GATEWAY = "gateway-0"
 _FAMILIES = 200
@@ -23,7 +23,6 @@ _SHARED_SPANS, _OWN_SPANS = 12, 8
 
 
 def _blocks_at_first(prompt_tokens: int) -> int:
-    """KV blocks of a prompt and its first token."""
     return -(-(prompt_tokens + 1) // KV_BLOCK)
 
 
@@ -39,7 +38,7 @@ class _Held:
 
 @dataclass(slots=True)
 class CountingWorker:
-    """One of them."""
+    """A worker that counts."""
 
     id: str
     pool: m.Pool
@@ -70,10 +69,9 @@ class CountingWorker:
 
 
 class CountingFleet:
-    """A fleet of them, and the requests that they serve.
+    """A fleet of counting workers, and their requests.
 
     Args:
-        workers: how many.
         blocks: KV blocks of each.
         seed: of lengths and prefixes.
     """
@@ -91,11 +89,11 @@ class CountingFleet:
 
     @property
     def serving(self) -> int:
-        """Requests assigned and not ended."""
+        """The number of assigned, unfinished requests."""
         return len(self._prompts) + len(self._decodes)
 
     def submission(self) -> m.SubmitRequest:
-        """The next request; many prompts begin alike."""
+        """The next request; many prompts share a prefix."""
         self._submitted += 1
         family = self._rng.randrange(_FAMILIES)
         prompt_tokens = int(64 * 64 ** self._rng.random())
@@ -111,7 +109,7 @@ class CountingFleet:
         )
 
     def take(self, commands: list[m.Send | m.RecordLedger]) -> list[m.KvReserved | m.PrefillAccepted]:
-        """Carry out what a scheduler ordered; return the workers' answers."""
+        """Carry out a scheduler's commands; return the workers' answers."""
         answers: list[m.KvReserved | m.PrefillAccepted] = []
         for command in commands:
             if isinstance(command, m.RecordLedger):
@@ -137,9 +135,9 @@ class CountingFleet:
         return answers
 
     def work(self, prompts: int, requests: int) -> list[m.CloseRequest]:
-        """End the oldest phases until no more than so many prompts and requests are at work; return what ended.
+        """End the oldest phases until at most `prompts` and `requests` are running; return the requests that ended.
 
-        Prompts end besides where there is no decode that could.
+        Prompts end too where no decode is left to end.
         """
         while len(self._prompts) > prompts or (self._prompts and not self._decodes and self.serving > requests):
             choice_id, prompt_id, token_id = self._prompts.popleft()
@@ -156,5 +154,5 @@ class CountingFleet:
         return ended
 
     def beats(self, count: int) -> list[m.Member]:
-        """The heartbeats of the next so many workers."""
+        """The heartbeats of the next `count` workers."""
         return [next(self._beats).report() for _ in range(count)]

@@ -23,7 +23,6 @@ class RatePoint:
         rate: requests offered, per second.
         throughput: requests answered, per second.
         median_s, p90_s: normalized latency, seconds per output token.
-        answered, failed: requests.
     """
 
     rate: float
@@ -35,11 +34,7 @@ class RatePoint:
 
 
 def point_of(rate: float, outcomes: Sequence[Outcome]) -> RatePoint:
-    """Sum up one rate.
-
-    Raises:
-        CommandError: nothing was answered.
-    """
+    """Summarize one rate; raises `CommandError` where no request was answered."""
     answered = [(outcome.arrival, outcome.latency_s) for outcome in outcomes if outcome.latency_s is not None]
     if not answered:
         raise CommandError(f"at {rate:g} requests/s nothing was answered: {outcomes[0].failure}")
@@ -55,10 +50,10 @@ def point_of(rate: float, outcomes: Sequence[Outcome]) -> RatePoint:
 
 
 def throughput_within(points: Sequence[RatePoint], median_s: float) -> float | None:
-    """The most that a server gives while its median normalized latency stays within a bound, requests per second.
+    """The highest throughput, requests per second, at which the median normalized latency stays within a bound.
 
-    Between the last rate that keeps the bound and the next, the curve is taken for straight. Where every rate keeps it, the
-    answer is what was seen, so a sweep should go on until latency rises. None where not even the lowest rate keeps it.
+    Interpolates linearly between the last rate within the bound and the next. Where every rate is within, it is the highest
+    measured throughput, so a sweep should extend until latency rises. None where not even the lowest rate is.
     """
     ordered = sorted(points, key=lambda point: point.rate)
     within = list(itertools.takewhile(lambda point: point.median_s <= median_s, ordered))

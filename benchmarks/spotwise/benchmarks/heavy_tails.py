@@ -1,7 +1,6 @@
-"""Requests most of which are short, a few very long, and which come in bursts.
+"""Requests in bursts, most of them short, a few very long; drawn as for simulations (`simulator/fastserve/job_sizes.py`).
 
-Law: as `arrivals.py`: the same seed gives the same schedule, and another rate the same requests at other times. Lengths and
-gaps are drawn as for simulations (`simulator/fastserve/job_sizes.py`).
+As in `arrivals.py` the same seed gives the same schedule, and another rate the same requests at other times.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from spotwise.simulator.fastserve.job_sizes import ZipfSizes, gamma_arrivals
 
 
 def bursts(count: int, rate: float, cv: float, seed: int, sizes: ZipfSizes) -> list[TimedRequest]:
-    """So many requests at `rate` a second, whose gaps have this coefficient of variation; 1 is Poisson."""
+    """`count` requests at `rate` a second; `cv` is the coefficient of variation of their gaps, 1 is Poisson."""
     return _arrivals(count, rate, cv, seed, sizes, f"{seed} at {rate:g}/s")
 
 
 def all_at_once(count: int, seed: int, sizes: ZipfSizes) -> list[TimedRequest]:
-    """So many requests of the same lengths, at the start."""
+    """`count` requests of the same lengths, at time 0."""
     return [replace(arrival, at_s=0.0) for arrival in _arrivals(count, 1.0, 1.0, seed, sizes, f"{seed} at once")]
 
 

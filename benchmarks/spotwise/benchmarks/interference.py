@@ -1,7 +1,7 @@
-"""What a long prompt does to streams that are being written: what phase splitting is for (Splitwise, section III).
+"""Interference of long prompts with running decodes, which phase splitting avoids (Splitwise, section III).
 
-Steady streams ask again as soon as they are answered, while a long prompt arrives at fixed intervals, whether the ones before
-it were answered or not. Two figures matter: gaps between a steady stream's chunks, and the long prompts' time to first token.
+Steady streams send their next request after each answer, while a long prompt arrives at fixed intervals, in an open loop. The
+figures: gaps between a steady stream's chunks, and the long prompts' time to first token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ class Interference:
     """The load's shape; streams that run at `seconds` end their answer.
 
     Attributes:
-        steady_streams, steady_input_tokens, steady_output_tokens: the streams that should not notice.
-        long_input_tokens, long_output_tokens: the prompts that disturb.
         every_s: from one long prompt to the next.
         seconds: how long requests are sent.
     """
@@ -39,18 +37,14 @@ class Interference:
 
 
 async def measure_interference(endpoint: ServerEndpoint, shape: Interference, seed: int) -> dict[str, float]:
-    """Run the load once; its figures by name, milliseconds.
-
-    Raises:
-        CommandError: the server does not answer, or answers with an error.
-    """
+    """Run the load once; its figures by name, milliseconds; raises `CommandError` where the server fails."""
     steady: list[Answer] = []
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, asyncio.TaskGroup() as tasks:
             started_s = time.monotonic()
 
             async def send(input_tokens: int, output_tokens: int, *which: object) -> Answer:
-                # Seeded by what it is, not by when it is its turn: every server gets the same prompts.
+                # Seeded by the request, not by its turn: every server gets the same prompts.
                 rng = random.Random(repr((seed, which)))
                 return await ask(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
 
@@ -75,7 +69,7 @@ async def measure_interference(endpoint: ServerEndpoint, shape: Interference, se
 
 
 def long_prompt_times(shape: Interference) -> list[float]:
-    """When long prompts arrive, seconds from the start: at once and then at fixed intervals, while requests are sent."""
+    """The arrival times of long prompts, seconds: from 0 at fixed intervals, while requests are sent."""
     times = [0.0]
     while (following := len(times) * shape.every_s) < shape.seconds:
         times.append(following)
@@ -83,7 +77,7 @@ def long_prompt_times(shape: Interference) -> list[float]:
 
 
 def interference_figures(steady: Sequence[Answer], long: Sequence[Answer]) -> dict[str, float]:
-    """Figures of one run by name, milliseconds; chunks per token tell whether gaps were saved by bundling tokens."""
+    """Figures of one run by name, milliseconds; chunks per token shows whether bundled tokens hide gaps."""
     gaps_ms = [1000 * gap_s for answer in steady for gap_s in answer.itl_s]
     ttft_ms = [1000 * answer.ttft_s for answer in long]
     return {

@@ -1,6 +1,6 @@
-"""`spotwise bench memory`: a storm of requests, and what it does to the workers' memory.
+"""`spotwise bench memory`: the workers' memory in a storm of requests.
 
-Law: KV use is what each worker reports, asked again and again while the storm lasts; its budget is what it reported at rest.
+KV use is each worker's own report, sampled during the storm; its budget is its report at rest.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def memory(
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A storm and the samples taken before it, while it lasted and after it."""
+    """A storm, and the samples before, during and after it."""
 
     before: list[Sample]
     during: list[Sample]
@@ -89,7 +89,7 @@ class Watched:
 
 
 async def watch_storm(endpoint: MeshEndpoint, arrivals: list[TimedRequest], finished: Callable[[], Any]) -> Watched:
-    """Send all requests, sample until all are answered, then wait until the workers hold nothing or a minute is over."""
+    """Send all requests, sample until all are answered, then wait until the workers hold nothing, for a minute at most."""
     before = read_samples(await gather_status(endpoint.redis_url))
     during: list[Sample] = []
 

@@ -1,7 +1,4 @@
-"""What workers say of their memory, and what a storm's samples come to.
-
-Law: nothing is estimated; every figure was reported by the worker itself.
-"""
+"""The workers' reports of their memory, and their summary over a storm; nothing is estimated."""
 
 from __future__ import annotations
 
@@ -18,14 +15,7 @@ _WITHIN = Target(at_most=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One worker at one moment.
-
-    Attributes:
-        worker_id: whose word it is.
-        kv_blocks_total, kv_blocks_free: its budget, and what is left of it.
-        sequences: that it holds in any state.
-        resident_bytes: memory of its process.
-    """
+    """One worker's report at one moment; `resident_bytes` is its process's memory."""
 
     worker_id: str
     kv_blocks_total: int
@@ -44,12 +34,11 @@ class WorkerMemory:
     """One worker through a storm.
 
     Attributes:
-        worker_id: its id.
         kv_blocks_total: its budget, before the storm.
         kv_blocks_peak: most blocks used in any sample.
-        kv_blocks_free_after: when the storm was over.
+        kv_blocks_free_after: after the storm.
         resident_before, resident_peak, resident_after: bytes.
-        samples: how often it was asked during the storm.
+        samples: their number during the storm.
     """
 
     worker_id: str
@@ -63,7 +52,7 @@ class WorkerMemory:
 
 
 def read_samples(members: Iterable[MemberStatus]) -> list[Sample]:
-    """The workers among the members, those that answered, by id."""
+    """The workers that answered, by id."""
     samples = []
     for status in members:
         load = status.member_now.load
@@ -83,16 +72,12 @@ def read_samples(members: Iterable[MemberStatus]) -> list[Sample]:
 
 
 def held_by(samples: Iterable[Sample]) -> list[str]:
-    """The workers that still hold a block or a sequence."""
+    """The ids of workers that still hold a block or a sequence."""
     return [sample.worker_id for sample in samples if sample.kv_blocks_used or sample.sequences]
 
 
 def summarize(before: Sequence[Sample], during: Sequence[Sample], after: Sequence[Sample]) -> list[WorkerMemory]:
-    """Each worker that was there before the storm.
-
-    Raises:
-        CommandError: there was none, or one did not last.
-    """
+    """Summarize each worker of before the storm; raises `CommandError` where there was none, or one was lost."""
     if not before:
         raise CommandError("no worker of the mesh says how it does; look at it with `spotwise status`")
     at_end = {sample.worker_id: sample for sample in after}
@@ -118,7 +103,7 @@ def summarize(before: Sequence[Sample], during: Sequence[Sample], after: Sequenc
 
 
 def memory_rows(workers: Iterable[WorkerMemory]) -> list[ReportRow]:
-    """The rows of a report: KV against its budget, resident memory as it was."""
+    """The report's rows: KV against its budget, and resident memory."""
     rows = []
     for worker in workers:
         total = worker.kv_blocks_total

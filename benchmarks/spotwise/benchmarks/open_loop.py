@@ -25,10 +25,9 @@ class Outcome:
     """The result of one request.
 
     Attributes:
-        arrival: as scheduled.
-        latency_s: from its scheduled time to its whole answer; None where there was none.
-        failure: why there was none.
-        tokens_s: when tokens came, each from the scheduled time; only of answers that were streamed.
+        latency_s: from its scheduled time to its whole answer; None for a failure.
+        failure: its reason; None for an answer.
+        tokens_s: arrival of each token, from the scheduled time; of streamed answers only.
     """
 
     arrival: TimedRequest
@@ -47,10 +46,8 @@ async def run_open_loop(
     """Send every request at its time and wait for all answers; outcomes in the order of the arrivals.
 
     Args:
-        endpoint: of the server.
-        arrivals: the schedule.
         finished: called at each end.
-        stream: whether answers are streamed, so that the times of tokens are known; costs the client more.
+        stream: whether answers are streamed, for the times of tokens; costs the client more.
     """
     prompts = [random_prompt(random.Random(arrival.prompt_seed), arrival.input_tokens) for arrival in arrivals]
     async with open_client(endpoint.url) as client:
@@ -85,6 +82,6 @@ async def run_open_loop(
 
 
 def failures(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many requests got no answer, by reason."""
+    """The number of failed requests, by reason."""
     reasons = sorted({outcome.failure for outcome in outcomes if outcome.failure is not None})
     return {reason: sum(outcome.failure == reason for outcome in outcomes) for reason in reasons}

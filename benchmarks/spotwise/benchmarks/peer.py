@@ -1,6 +1,6 @@
-"""`spotwise bench peer`: the whole mesh beside vLLM, on the same cores, with the same weights and the same client.
+"""`spotwise bench peer`: the whole mesh against vLLM, on the same cores, with the same weights and the same client.
 
-Law: one side's server runs at a time; sides alternate, and their order too; no prompt is ever sent twice to one server.
+One side's server runs at a time, in alternating order; no prompt is sent twice to one server.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from spotwise.engine.model_store import DEFAULT_MODEL
 
 #: vLLM's own remedy for long prompts between short steps: few prompt tokens in each.
 _TUNED_ARGUMENTS = ("--max-num-batched-tokens", "256")
-#: What we advise for one machine with few cores; and what shows both phases in processes of their own.
+#: Our advice for one machine with few cores; and a mesh with a process for each phase.
 _ONE_WORKER = "--prompt-workers 0 --token-workers 0 --mixed-workers 1"
 _SPLIT_ARGUMENTS = ("--prompt-workers", "1", "--token-workers", "1")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all rounds share."""
+    """The settings common to all rounds."""
 
     vllm: Path
     model: str
@@ -125,11 +125,7 @@ def peer(
 
 
 def read_peer(path: Path, workloads: Sequence[PeerWorkload]) -> tuple[list[Reading], str]:
-    """The peer's readings of these workloads in an earlier report, and where and when they were taken.
-
-    Raises:
-        OptionError: it is no such report, or not one of the same workloads.
-    """
+    """The peer's readings in an earlier report, with place and time; raises `OptionError` where the workloads differ."""
     try:
         document: dict[str, Any] = orjson.loads(path.read_bytes())
         about = document["environment"]
@@ -151,7 +147,7 @@ def read_peer(path: Path, workloads: Sequence[PeerWorkload]) -> tuple[list[Readi
 
 
 def prompt_seed(seed: int, round_number: int, workload: PeerWorkload, purpose: int = 0) -> int:
-    """A seed of its own for each round and workload: neither side's prefix cache may answer from an earlier one."""
+    """A seed for each round and workload: neither side's prefix cache may answer from an earlier one."""
     return seed * 1_000_000 + round_number * 1_000 + int(workload.name.removeprefix("w")) * 10 + purpose
 
 
@@ -185,7 +181,6 @@ def _measure(setting: Setting, endpoint: ServerEndpoint, workload: PeerWorkload,
 
 
 async def _warm_up(endpoint: ServerEndpoint, workload: PeerWorkload, seed: int) -> None:
-    """One uncounted request of each stream."""
     rng = random.Random(seed)
     load = workload.load
     if isinstance(load, ClosedLoop):

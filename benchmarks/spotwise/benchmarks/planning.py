@@ -1,7 +1,7 @@
-"""`spotwise bench planning`: what it takes to choose a configuration, to map devices to it, and to plan the migration.
+"""`spotwise bench planning`: the time to choose a configuration, to map devices to it, and to plan the migration.
 
-Law: the very functions that plan, alone in this process, on fleets of many devices; each is timed in processor time of this
-thread, so that other programs on the machine do not count; of several rounds the median is reported.
+Runs the planning functions alone in this process, on fleets of many devices; times are this thread's processor time, so that
+other programs do not count, and the median of several rounds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Phases, Policy, ServiceDemand
 from spotwise.core.parallel.scaled_cost import ScaledCost
 
-#: A decision about 1,024 devices takes less than this.
+#: Target for a decision about 1,024 devices.
 DECISION_S = 1.0
 _MODEL = "bloom-176b"
 _PROMPT_TOKENS, _NEW_TOKENS, _BATCH = 1024, 256, 8
 _LINKS = Links(within_bytes_per_s=300e9, between_bytes_per_s=25e9, storage_bytes_per_s=2e9, groups_s=0.5)
-#: Of a model of 13 billion numbers on one A100 (docs/simulator.md), by how much faster or slower a device is.
+#: The time of a device relative to an A100's, for a model of 13 billion parameters (docs/simulator.md).
 _SPEEDS = {"h100": 0.5, "a100": 1.0, "t4": 6.0}
 _PRICES = {"h100": (20.0, 38.0), "a100": (11.0, 17.6), "t4": (1.9, 3.9)}
 _GIB = 2**30
@@ -67,7 +67,7 @@ def planning(
 
 
 def choices(devices: int) -> Iterator[Callable[[int], list[ReportRow]]]:
-    """Yield what measures the choice of a configuration: of one type and of three, phases together or either way."""
+    """Yield measurements of the choice of a configuration: with one device type and three, phases together or either way."""
     for names in (("a100",), ("h100", "a100", "t4")):
         for phases in (Phases.TOGETHER, Phases.EITHER):
             yield partial(_chosen, devices, names, phases)
@@ -119,7 +119,7 @@ _CHANGES = (
 
 
 def changes(devices: int) -> Iterator[Callable[[int], list[ReportRow]]]:
-    """Yield what measures a change: the device map and the plan."""
+    """Yield measurements of a change: the device map and the plan."""
     for change in _CHANGES:
         yield partial(_planned, devices, change)
 

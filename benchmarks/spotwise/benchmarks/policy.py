@@ -1,12 +1,9 @@
-"""`spotwise bench policy`: one schedule under several disciplines, each on a mesh of its own.
+"""`spotwise bench policy`: one schedule under several scheduling policies, each on a mesh of its own.
 
-Law: lengths have heavy tails and arrivals come in bursts, at a rate that the mesh cannot quite keep up with; every discipline
-gets the same requests at the same times, in the same run, and the order in which they have their turn changes from round to
-round. What the mesh can do is measured first, with the first discipline and requests like these all at once. A job's completion
-time counts from when it was to be sent. Throughput is looked at while requests come: afterwards a discipline that leaves the
-longest for the end has few of them side by side, in any run that has an end.
-
-Source: FastServe (Wu et al., 2023), section 6.
+Lengths have heavy tails and arrivals come in bursts, at a rate slightly beyond the mesh's capacity; every policy gets the same
+requests at the same times, in alternating order. Capacity is measured first, under the first policy, by a storm of similar
+requests. A job's completion time counts from its scheduled time. Throughput is measured while requests arrive: later a policy
+that leaves the longest jobs for the end has small batches, in any finite run. Source: FastServe (Wu et al., 2023), section 6.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from spotwise.simulator.fastserve.job_sizes import ZipfSizes
 
 _WHILE_THEY_COME = "output tokens/s while requests come"
 _TARGETS = {"mean JCT, s": Target(at_most=0.5), _WHILE_THEY_COME: Target(at_least=0.97)}
-#: Of the tokens of a storm, those that come first and last: while the batch fills, and while it empties.
+#: Share of a storm's first and last tokens: while the batch fills, and while it empties.
 _EDGE = 0.1
 #: Requests of a storm, at most.
 _STORM = 120
@@ -74,7 +71,7 @@ def policy(
     plot: Annotated[Path | None, typer.Option(help="Draw how completion times are distributed.")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Compare disciplines on a live mesh: long tails, bursts, and more than it can do."""
+    """Compare scheduling policies on a live mesh: long tails, bursts, and more than its capacity."""
     names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
     if len(names) < 2:
         raise OptionError(f"--policies {policies!r}: name two or more, like fcfs,mlfq")
@@ -91,11 +88,10 @@ def policy(
     with progress_bar(console) as progress:
 
         def measure(name: str, schedule: Sequence[TimedRequest], what: str) -> list[Outcome]:
-            """Let a schedule run on a mesh with this discipline."""
             task = progress.add_task(f"{what}: starting a mesh", total=len(schedule))
             env = {"SPOTWISE_POLICY": name, "SPOTWISE_MAX_NUM_SEQS": str(max_num_seqs)}
             with running_mesh(arguments, env) as endpoint:
-                # The first requests of all pay for connections and for what is computed once.
+                # The first requests of all pay for connections and one-time computation.
                 asyncio.run(run_open_loop(endpoint, all_at_once(max_num_seqs, seed + 1, sizes)))
                 progress.update(task, description=what)
                 found = asyncio.run(run_open_loop(endpoint, schedule, lambda: progress.advance(task), stream=True))
@@ -143,7 +139,7 @@ def policy(
 
 
 def requests_per_s(storm: Sequence[Outcome]) -> float:
-    """Return how many requests of a storm's mean length a mesh answers, by the tokens that came while its batch was full."""
+    """Return a mesh's capacity, requests of a storm's mean length a second, by the tokens of its full batch."""
     times_s = _token_times_s(storm)
     first, last = round(_EDGE * len(times_s)), round((1 - _EDGE) * len(times_s)) - 1
     if times_s[last] <= times_s[first]:
@@ -153,7 +149,7 @@ def requests_per_s(storm: Sequence[Outcome]) -> float:
 
 
 def _token_times_s(outcomes: Sequence[Outcome]) -> list[float]:
-    """Return when each token of all answers came, from the schedule's start, ascending."""
+    """Arrival of each token of all answers, from the schedule's start, ascending."""
     times_s = []
     for outcome in outcomes:
         chunks, tokens = len(outcome.tokens_s), outcome.arrival.output_tokens
@@ -163,7 +159,7 @@ def _token_times_s(outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def completion_s(outcome: Outcome) -> float:
-    """Return a job's completion time, of one that was answered."""
+    """Return the completion time of an answered job."""
     assert outcome.latency_s is not None  # failures end the run
     return outcome.latency_s
 

@@ -1,7 +1,7 @@
-"""Whether a mesh batches as it was told: a setting that nobody reads would make two equal lines of a comparison.
+"""Probes a mesh's batching policy: an ignored setting would make two equal lines of a comparison.
 
-Law: judged by the order of events alone, never by how long something took. With iteration-level batches a short request that
-comes late overtakes the long ones that run (Orca, section 3); with request-level batches it must wait for one of them to end.
+Judged by the order of events alone, never by durations. With iteration-level batches a late short request overtakes long
+running ones (Orca, section 3); with request-level batches it must wait for one of them to end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spotwise.core.members import Pool
 ITERATION_LEVEL = "iteration_level"
 REQUEST_LEVEL = "request_level"
 POLICY_VARIABLE = "SPOTWISE_BATCHING"
-#: What goes with either policy: blocks for all that a request may ever have, as Orca reserves them (section 4.1). One that
+#: Settings of either policy: blocks for a request's maximum length, as Orca reserves them (section 4.1). A request that
 #: waits outside a request-level batch must keep its blocks, and the two lines are to differ in one thing.
 COMMON_SETTINGS = {"SPOTWISE_RESERVE": "max_tokens"}
 
@@ -30,11 +30,7 @@ _RUNNING_CHUNKS = 4
 
 
 async def require_policy(mesh: MeshEndpoint, policy: str) -> None:
-    """Check that a mesh batches by this policy.
-
-    Raises:
-        CommandError: it does not.
-    """
+    """Check that a mesh batches by this policy; raises `CommandError` where it does not."""
     pools = [status.member.pool for status in await gather_status(mesh.redis_url)]
     token_workers = sum(pool in (Pool.TOKEN, Pool.MIXED) for pool in pools)
     overtook = await short_overtakes_long(mesh, max(1, token_workers))
@@ -44,7 +40,7 @@ async def require_policy(mesh: MeshEndpoint, policy: str) -> None:
 
 
 async def short_overtakes_long(endpoint: ServerEndpoint, workers: int) -> bool:
-    """Start a long request for each worker, a short one when they run; whether the short one ends before each of the long ones.
+    """Start a long request on each worker, then a short one; return whether the short one ends before every long one.
 
     Raises:
         CommandError: the server does not answer, or answers with an error.

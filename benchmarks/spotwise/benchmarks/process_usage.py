@@ -1,4 +1,4 @@
-"""What the processes of a mesh have used: CPU time and memory, each of them and all together."""
+"""CPU time and memory of a mesh's processes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from spotwise.cli.mesh_access import running_state
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One moment.
-
-    Attributes:
-        cpu_s: seconds of CPU time so far, user and system, by service id.
-        resident_bytes: memory, by service id.
-    """
+    """One sample, by service id: seconds of CPU time since the start, user and system; bytes of memory."""
 
     cpu_s: Mapping[str, float]
     resident_bytes: Mapping[str, int]
 
     @classmethod
     def of_mesh(cls, name: str) -> Self:
-        """Ask the kernel about every process of a mesh, embedded servers included, the supervisor left out.
-
-        Raises:
-            CommandError: no such mesh runs here.
-        """
+        """Sample a mesh's processes, embedded servers too, not the supervisor; raises `CommandError` without such a mesh."""
         cpu_s, resident_bytes = {}, {}
         for service_id, service in running_state(name).services.items():
             if service.process is None:
@@ -40,7 +31,7 @@ class ProcessUsage:
                 cpu_s[service_id] = times.user + times.system
                 resident_bytes[service_id] = process.memory_info().rss
             except psutil.NoSuchProcess:
-                continue  # it died, and its streams say so
+                continue  # it died; its streams fail
         return cls(cpu_s, resident_bytes)
 
     def cpu_since(self, earlier: ProcessUsage) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What is looked at again and again while a load runs."""
+"""Periodic sampling during a load."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 @contextlib.asynccontextmanager
 async def sampled(look: Callable[[], Awaitable[None]], every_s: float) -> AsyncIterator[None]:
-    """Look at once and at intervals as long as the block lasts; what looking fails with is raised at its end.
+    """Call `look` at once and at intervals during the block; its error is raised at the end of the block.
 
-    A look that is under way at the end is waited for: clients of servers may lose a cancellation on its way, and would then be
-    looked through for ever.
+    A running look is awaited at the end: clients of servers may lose a cancellation, and the loop would never end.
     """
     ended = asyncio.Event()
 

@@ -1,9 +1,8 @@
-"""`spotwise bench scheduler`: what a decision of the cluster scheduler costs, and whether its memory stays flat.
+"""`spotwise bench scheduler`: the cost of a cluster scheduler's decision, and whether its memory stays flat.
 
-Law: the real role, alone in this process: no broker, no store, no worker but its reports. A decision is a submission, or the
-heartbeat by which one that waited is placed; each event is timed by itself, in processor time of this thread, so that other
-programs on the machine do not count.
-Memory is compared between the middle and the end of a run in a steady state.
+Runs the real role alone in this process: no broker, no store, no workers but their reports. A decision is a submission, or the
+heartbeat that places a waiting request; each event is timed by itself, in this thread's processor time, so that other programs
+do not count. Memory is compared between the middle and the end of a run in a steady state.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from spotwise.cli.bench.report import ReportRow, Target, environment, report_con
 from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
 from spotwise.mesh.garbage import collect_rarely
 
-#: A decision at 1,000 workers takes less than this.
+#: Target for a decision at 1,000 workers.
 DECISION_US = 100.0
-#: Requests that a worker of the fleet serves at a time.
+#: Concurrent requests of a worker.
 _SERVED = 8
-#: Blocks of a worker: with room for what it serves, and with so few that requests wait.
+#: KV blocks of a worker: enough for its requests, and so few that requests wait.
 _ROOMY, _SCARCE = 4096, 400
 #: Heartbeats for each decision.
 _BEATS = 4
@@ -46,7 +45,7 @@ def scheduler(
     seed: Annotated[int, typer.Option(min=0, help="Of lengths and prefixes.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Measure the cluster scheduler's decisions at many workers, in a fleet with room and in one that is full."""
+    """Measure the cluster scheduler's decisions at many workers, in a fleet with free memory and in a full one."""
     workers, decisions = _QUICK if quick else (workers, decisions)
     require_writable(json)
     console = report_console()
@@ -63,14 +62,14 @@ def scheduler(
 
 @dataclass(slots=True)
 class Taken:
-    """What a run took.
+    """The measurements of a run.
 
     Attributes:
         decisions_us: events that placed a request, by submission or by heartbeat.
-        answers_us: reservations that stood, and orders that were accepted.
-        heartbeats_us: those that placed nobody.
-        waited: requests that found no room at once.
-        grown_objects: what Python's allocator had given out more at the end than in the middle.
+        answers_us: confirmed reservations, and accepted orders.
+        heartbeats_us: heartbeats that placed no request.
+        waited: requests that were not placed at once.
+        grown_objects: growth of Python's allocated blocks from the middle to the end.
         resident_grown_kib: the same of the process.
     """
 
@@ -84,7 +83,7 @@ class Taken:
 
 
 def measure(workers: int, blocks: int, decisions: int, seed: int, advance: Callable[[int], Any]) -> Taken:
-    """Place so many requests on a fleet whose workers hold so many KV blocks each; `advance` hears of each batch of them."""
+    """Place `decisions` requests on a fleet of `workers` with `blocks` KV blocks each; calls `advance` for each batch."""
     fleet, taken = CountingFleet(workers, blocks, seed), Taken()
     role = SchedulerRole("scheduler-0", SchedulerLimits(max_queued=2 * workers, max_queue_s=1e9, member_timeout_s=1e9))
     now = 1000.0
@@ -98,7 +97,7 @@ def measure(workers: int, blocks: int, decisions: int, seed: int, advance: Calla
         return commands, (time.thread_time_ns() - started_ns) / 1e3
 
     def settle(commands: list[Any]) -> int:
-        """Let the workers answer; return how many requests were placed."""
+        """Return the number of requests placed by the workers' answers."""
         answers = fleet.take(commands)
         for answer in answers:
             started, answer_us = feed(answer)
@@ -133,7 +132,7 @@ def measure(workers: int, blocks: int, decisions: int, seed: int, advance: Calla
 
 
 def _memory() -> tuple[int, int]:
-    """Blocks that Python's allocator has given out, and bytes of the process that are resident."""
+    """Blocks allocated by Python, and the process's resident bytes."""
     gc.collect()
     return sys.getallocatedblocks(), psutil.Process().memory_info().rss
 

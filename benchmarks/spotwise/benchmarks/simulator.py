@@ -1,8 +1,7 @@
-"""`spotwise bench simulator`: a live run beside its simulation, by a profile recorded on the same machine.
+"""`spotwise bench simulator`: a live run against its simulation, by a profile recorded on the same machine.
 
-Law: one mesh is profiled, loaded and profiled once more, since a machine's pace drifts, and records a journal of it all; the
-simulator is given the profile, the cluster and the arrivals of that journal, and none of its times. The same journal is decided
-again by fresh roles.
+One mesh is profiled, loaded and profiled again (a machine's pace drifts), with a journal; the simulator gets the profile, and
+the cluster and arrivals of that journal, but none of its times. Fresh roles replay the same journal.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def simulator(
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and prompts.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Say how far the simulator is from a live mesh: p50 and p90 of TTFT, TPOT and E2E of the same requests."""
+    """Compare the simulator with a live mesh: p50 and p90 of TTFT, TPOT and E2E of the same requests."""
     swept, seconds = parse_rates(_QUICK_RATES if quick else rates), _QUICK_SECONDS if quick else seconds
     sizes = UniformSizes((min(32, longest_prompt), longest_prompt), (2, longest_answer))
     schedules = [poisson_arrivals(rate, seconds, seed, sizes) for rate in swept]
@@ -119,11 +118,7 @@ def simulator(
 
 
 def compared(label: str, simulated: Sequence[RequestTimes], live: Sequence[RequestTimes]) -> list[ReportRow]:
-    """Return a row for each metric and percentile, in milliseconds.
-
-    Raises:
-        CommandError: one of both has no figures.
-    """
+    """Return a row for each metric and percentile, milliseconds; raises `CommandError` where either side has no figures."""
     rows = []
     for metric in _METRICS:
         ours, theirs = _values(simulated, metric), _values(live, metric)

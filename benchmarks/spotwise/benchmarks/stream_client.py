@@ -23,7 +23,7 @@ _FIRST = b"data: {"
 _FAILED = b'data: {"error"'
 _END = b"0\r\n\r\n"
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
-#: The usage, the last event and the end of the body are in the last bytes of an answer.
+#: The usage, the last event and the end of the body are within this many last bytes of an answer.
 _TAIL_BYTES = 4096
 
 
@@ -32,9 +32,9 @@ class StreamOutcome:
     """The result of one request.
 
     Attributes:
-        sent_s, first_s, ended_s: on the monotonic clock; `first_s` is `None` where no token came.
-        tokens: output tokens, as the answer's usage says.
-        failure: why it is not whole; `None` where it is.
+        sent_s, first_s, ended_s: on the monotonic clock; `first_s` is `None` without a token.
+        tokens: output tokens, from the answer's usage.
+        failure: why the answer is incomplete; `None` for a whole one.
     """
 
     sent_s: float
@@ -55,13 +55,7 @@ class StreamConnection(asyncio.Protocol):
     """One connection to a gateway, for one request after another."""
 
     def __init__(self, url: str, model: str, opened: Callable[[int], Any]) -> None:
-        """Describe the connection.
-
-        Args:
-            url: of the gateway, without `/v1`.
-            model: the name that it serves.
-            opened: called with +1 at the first token of each stream and -1 at its end.
-        """
+        """Open no connection yet; `opened` is called with +1 at the first token of each stream and -1 at its end."""
         self._model = model
         self._opened = opened
         self._host = urlsplit(url).netloc
@@ -116,16 +110,16 @@ class StreamConnection(asyncio.Protocol):
         return head.encode() + body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, as asyncio gives it."""
+        """Keep the transport."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End what is being answered."""
+        """Fail the request that is open."""
         self._transport = None
         self._done(f"the connection broke: {exc or 'closed by the gateway'}")
 
     def data_received(self, data: bytes) -> None:
-        """Look for the first token and for the end."""
+        """Scan for the first token and for the end."""
         if not self._status:
             self._status = data[:15]
         if self._first_s is None and _FIRST in data:
@@ -134,7 +128,7 @@ class StreamConnection(asyncio.Protocol):
         self._failed = self._failed or _FAILED in data
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if not self._status.startswith(b"HTTP/1.1 200"):
-            # Its body is of no interest, nor is where it ends.
+            # Neither its body nor its end matters.
             self.close()
             self._done(f"status {self._status[9:12].decode(errors='replace')}")
         elif self._tail.endswith(_END):

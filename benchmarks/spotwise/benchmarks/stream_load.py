@@ -1,4 +1,4 @@
-"""A closed-loop load of many streams on a mesh, with the CPU time and memory of the mesh's processes meanwhile."""
+"""A closed-loop load of many streams on a mesh, with the CPU time and memory of the mesh's processes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from spotwise.cli.bench.closed_loop import SendPrompt, StreamShape, run_closed_l
 from spotwise.cli.bench.servers import MeshEndpoint
 
 _SAMPLE_S = 0.5
-#: Beside the streams' sockets.
+#: Open files besides the streams' sockets.
 _SPARE_FILES = 200
 
 
 @dataclass(slots=True)
 class StreamResult:
-    """What one load came to.
+    """The result of one load.
 
     Attributes:
-        outcomes: of all requests.
         seconds: from the first request to the last answer.
-        cpu_s: that the mesh used meanwhile, by service id.
+        cpu_s: the mesh's CPU time during the load, by service id.
         peak_bytes: most memory in any sample, by service id.
-        most_open: streams that were between their first token and their end at once, at most.
+        most_open: most streams at once between their first token and their end.
     """
 
     outcomes: list[StreamOutcome] = field(default_factory=list)
@@ -48,7 +47,7 @@ class StreamResult:
 
     @property
     def failures(self) -> Counter[str]:
-        """How many requests failed, by reason."""
+        """The number of failed requests, by reason."""
         return Counter(outcome.failure for outcome in self.outcomes if outcome.failure is not None)
 
     @property

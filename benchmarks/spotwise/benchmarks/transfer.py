@@ -1,7 +1,7 @@
-"""`spotwise bench transfer`: what a hand-off adds to a prompt, by its length, and how fast bytes travel.
+"""`spotwise bench transfer`: the time that a hand-off adds to a prompt, by its length, and the bandwidth.
 
-Law: all modes get the same prompts, each on a mesh of its own, one mesh at a time, in rounds of alternating order; bandwidth
-is compared within one round.
+All modes get the same prompts, each on a mesh of its own, one mesh at a time, in rounds of alternating order; bandwidth is
+compared within one round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from spotwise.cli.number_lists import ascending
 from spotwise.core.worker.push_policy import ConfiguredPushMode
 
 _QUICK_LENGTHS = "128,512"
-#: From this length on a hand-off is to cost a prompt no more than that share of its time, and a request no more than that.
+#: From this length on, targets: a hand-off's share of the prompt's time, and of the request's.
 _LONG_TOKENS, _PROMPT_SHARE, _E2E_SHARE = 512, 0.07, 0.02
 _BANDWIDTH_SHARE = 0.5
 _MESSAGE_BYTES = (1 << 20, 4 << 20)
@@ -54,7 +54,7 @@ def transfer(
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Measure KV hand-offs: visible time by prompt length, serial and layer-wise, and bandwidth beside ucx_perftest."""
+    """Measure KV hand-offs: visible time by prompt length, serial and layer-wise, and bandwidth against ucx_perftest."""
     sizes = parse_lengths(_QUICK_LENGTHS if quick else lengths)
     rounds, requests, pushes = (1, 1, 3) if quick else (rounds, requests, _PUSHES)
     mesh_arguments = up_arguments(up_args)
@@ -98,27 +98,19 @@ def transfer(
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Prompt lengths in ascending order, each once.
-
-    Raises:
-        OptionError: they are no positive whole numbers.
-    """
+    """Prompt lengths in ascending order, each once; raises `OptionError` where they are no positive whole numbers."""
     return ascending(text, int, "--lengths", "prompt tokens like 128,512,2048")
 
 
 def require_mode(told: ConfiguredPushMode, measured: list[HandOff]) -> None:
-    """Check that hand-offs went as they were told to.
-
-    Raises:
-        CommandError: one did not.
-    """
+    """Check that all hand-offs used the configured mode; raises `CommandError` where one did not."""
     for each in measured:
         if told is not ConfiguredPushMode.AUTO and each.mode != told.value:
             raise CommandError(f"{MODE_VARIABLE}={told.value} has no effect on this mesh: a prompt left {each.mode}")
 
 
 def visible_rows(found: dict[ConfiguredPushMode, list[list[HandOff]]], lengths: list[int]) -> list[ReportRow]:
-    """By length and mode: visible time beside prompt and request; prompt with hand-off beside that of serial pushes."""
+    """By length and mode: visible time against prompt and request; prompt with hand-off against that of serial pushes."""
     rows = []
     for length in lengths:
         is_long = length >= _LONG_TOKENS

@@ -1,7 +1,6 @@
-"""Bytes a second from one process to another: our transport's, and `ucx_perftest`'s.
+"""Bandwidth between two processes of this machine: our transport's, and `ucx_perftest`'s.
 
-Law: both move messages of one size over the same UCX transports with the same settings, between two processes of this
-machine, one after the other.
+Both move messages of one size over the same UCX transports with the same settings, one after the other.
 """
 
 from __future__ import annotations
@@ -28,37 +27,26 @@ from spotwise.mesh.ucx_transfer import UcxKvTransport
 
 _END_S = 10.0
 _PERFTEST_S = 120.0
-#: What `ucx_reactor` sets for our own transfers.
+#: The settings of `ucx_reactor` for our own transfers.
 _SETTINGS = {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k", "UCX_RNDV_SCHEME": "put_zcopy"}
 _WARM_UP_PUSHES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """What our transport reached.
-
-    Attributes:
-        bytes_per_s: over all pushes.
-        transport: what carried them.
-    """
+    """Our transport's bandwidth over all pushes, and the transports that carried them."""
 
     bytes_per_s: float
     transport: str
 
     @property
     def ucx_transports(self) -> str:
-        """The transports without their devices, as `UCX_TLS` wants them."""
+        """The transports without their devices, in the format of `UCX_TLS`."""
         return ",".join(sorted({lane.split("/")[0] for lane in self.transport.split(",")}))
 
 
 def push_bandwidth(chunk_bytes: int, pushes: int, *, copies: bool) -> Bandwidth:
-    """Push to another process, one push after the other.
-
-    Args:
-        chunk_bytes: of a message.
-        pushes: how many count.
-        copies: see `PeerOptions`.
-    """
+    """Push to another process, one push after the other, in messages of `chunk_bytes`; `copies` as in `PeerOptions`."""
     options = PeerOptions(pushes + _WARM_UP_PUSHES, chunk_bytes, copies)
     with _peer(options) as address:
         return uvloop.run(_push(options, address))
@@ -101,11 +89,7 @@ def _peer(options: PeerOptions) -> Iterator[str]:
 
 
 def perftest_program() -> Path:
-    """Where `ucx_perftest` is, in the package that brings UCX.
-
-    Raises:
-        CommandError: it is not there.
-    """
+    """The path of `ucx_perftest` in the package that brings UCX; raises `CommandError` where it is missing."""
     found = importlib.util.find_spec("libucx")
     folders = [] if found is None else list(found.submodule_search_locations or [])
     for folder in folders:
@@ -119,7 +103,7 @@ def perftest_bandwidth(program: Path, message_bytes: int, messages: int, transpo
     """Return the bytes a second that `ucx_perftest` moves in tagged messages, many in flight.
 
     Raises:
-        CommandError: it failed, or says something else than expected.
+        CommandError: it failed, or printed an unknown format.
     """
     port = free_port()
     libraries = os.pathsep.join(
@@ -154,13 +138,10 @@ def perftest_bandwidth(program: Path, message_bytes: int, messages: int, transpo
 
 
 def overall_bandwidth(text: str) -> float:
-    """Read the bytes a second over a whole run from what `ucx_perftest` prints.
+    """Parse a whole run's bytes a second from the output of `ucx_perftest`; raises `CommandError` without the last line.
 
-    Its last line is `Final:`, iterations, three overheads in microseconds (typical, average, overall), bandwidth in MiB/s
-    (average, overall), messages a second (average, overall).
-
-    Raises:
-        CommandError: there is no such line.
+    That is `Final:`, iterations, three overheads in microseconds (typical, average, overall), bandwidth in MiB/s (average,
+    overall), messages a second (average, overall).
     """
     found = re.search(r"^Final:\s+(.*)$", text, re.MULTILINE)
     figures = found.group(1).split() if found else []
@@ -170,5 +151,5 @@ def overall_bandwidth(text: str) -> float:
 
 
 def messages_of_one_push(message_bytes: int) -> int:
-    """How many messages of a size carry the bytes of one push."""
+    """The number of messages of a size in one push."""
     return max(1, push_bytes() // message_bytes)

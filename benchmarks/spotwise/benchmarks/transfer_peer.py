@@ -1,7 +1,7 @@
-"""One end of a transfer under measurement, as a process of its own: `python -m spotwise.benchmarks.transfer_peer OPTIONS`.
+"""One end of a measured transfer, as a process: `python -m spotwise.benchmarks.transfer_peer OPTIONS`.
 
-It listens, writes its address to stdout, accepts as many pushes as the options name, into the same blocks each, and ends when
-its stdin is closed.
+It listens, writes its address to stdout, accepts the configured number of pushes into the same blocks, and ends when its stdin
+is closed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PEER_ID, PEER_INCARNATION = "receiver", 2
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """What is measured.
+    """The configuration of a measurement.
 
     Attributes:
-        pushes: how many are accepted.
+        pushes: number of accepted pushes.
         chunk_bytes: of one message.
-        copies: whether bytes go from a paged cache into another one, or from and into nowhere.
+        copies: whether bytes are copied between paged caches, or only sent.
     """
 
     pushes: int
@@ -44,7 +44,7 @@ class PeerOptions:
 
 
 class NowhereKv:
-    """A KV memory whose bytes are always the same and go nowhere: what remains is the transport."""
+    """A KV memory without storage: reads give the same bytes, writes are discarded; this leaves the transport's cost."""
 
     def __init__(self, largest_bytes: int) -> None:
         cache = _cache(1)
@@ -56,13 +56,13 @@ class NowhereKv:
     def export_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
     ) -> NDArray[np.uint8]:
-        """Return bytes."""
+        """Return the same bytes for any blocks."""
         return self._data[: num_layers * len(block_ids) * self.layer_block_bytes]
 
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Do nothing with them."""
+        """Discard the bytes."""
 
 
 def kv_memory(options: PeerOptions) -> KvMemory:

@@ -1,7 +1,7 @@
-"""What a hand-off adds to a prompt, on a live mesh, as the prompt worker's ledger tells it.
+"""The time that a hand-off adds to a prompt on a live mesh, from the prompt worker's ledger.
 
-Law: prompts are random, so that no block of one is known from another; one is asked for at a time, so that none waits; the
-mode that a ledger names must be the one that was asked for.
+Prompts are random, so that no prefix cache helps; one request at a time, so that none waits; the ledger's mode must be the
+configured one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import open_store
 from spotwise.mesh.redis_store import RedisStore
 
-#: What tells the workers when to send.
+#: The workers' setting for when to send.
 MODE_VARIABLE = "SPOTWISE_KV_PUSH"
 _STAGES = {"prefilled", "handed_off", "completed"}
 _PATIENCE_S = 30.0
@@ -30,13 +30,11 @@ class HandOff:
     """One prompt's hand-off.
 
     Attributes:
-        prompt_tokens: its length.
-        mode: how its KV went.
+        mode: how its KV was pushed.
         prefill_s: its computation.
         visible_s: from the end of that to its KV at the token worker.
         e2e_s: the whole request.
-        kv_bytes: its KV.
-        transport: what carried it.
+        transport: the transport that carried it.
     """
 
     prompt_tokens: int
@@ -49,7 +47,7 @@ class HandOff:
 
     @property
     def until_there_s(self) -> float:
-        """The prompt and its hand-off."""
+        """Seconds of the prompt and its hand-off."""
         return self.prefill_s + self.visible_s
 
 
@@ -61,13 +59,12 @@ async def measure_hand_offs(
     seed: str,
     done: Callable[[], Any] = lambda: None,
 ) -> list[HandOff]:
-    """Ask for answers to prompts of every length, one after the other, and read what their hand-offs took.
+    """Request answers to prompts of every length, one after the other, and read their hand-offs' times.
 
-    Each length is warmed up with one request that does not count; lengths take turns, so that a mode that chooses by size has
-    both to choose from.
+    Each length is warmed up with one uncounted request; lengths alternate, so that a mode that chooses by size sees both.
 
     Raises:
-        CommandError: gateway or store do not answer, an answer is too short, or nothing was handed off.
+        CommandError: gateway or store do not answer, an answer is too short, or no KV was handed off.
     """
     rng = random.Random(seed)
     found = []
@@ -97,7 +94,7 @@ def medians(hand_offs: Sequence[HandOff], prompt_tokens: int) -> HandOff:
 
 
 async def _ledger(store: RedisStore, request_id: str) -> Ledger:
-    """A request's ledger once its hand-off is in it."""
+    """A request's ledger once it has the hand-off."""
     ledger = await whole_ledger(store, request_id, _STAGES.issubset, _PATIENCE_S)
     if not _STAGES.issubset(ledger):
         raise CommandError(f"the ledger of {request_id} tells of no hand-off, only of: {', '.join(ledger)}")

@@ -1,4 +1,4 @@
-"""vLLM's own benchmark client, `vllm bench serve`, against any server: neither side is measured by its own yardstick."""
+"""vLLM's own benchmark client, `vllm bench serve`, against any server, so that neither side is favoured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spotwise.benchmarks.workloads import ClosedLoop
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 
-#: What is kept of the client's result.
+#: The fields kept from the client's result.
 _KEPT = (
     "duration",
     "output_throughput",
@@ -32,11 +32,7 @@ _RESULT_NAME = "result.json"
 
 
 def find_vllm(given: Path | None) -> Path:
-    """The peer's `vllm` program: the one given, else where `scripts/peer.sh` puts it.
-
-    Raises:
-        CommandError: there is none; says how to install it.
-    """
+    """The peer's `vllm` program: `given`, else that of `scripts/peer.sh`; raises `CommandError` where it is not installed."""
     vllm = given or Path.home() / ".cache" / "spotwise-peer" / "bin" / "vllm"
     if not vllm.is_file() or not os.access(vllm, os.X_OK):
         raise CommandError(
@@ -70,11 +66,7 @@ def client_command(
 def measure_with_client(
     vllm: Path, endpoint: ServerEndpoint, tokenizer: Path, load: ClosedLoop, seed: int
 ) -> dict[str, float]:
-    """Run the client once; its figures by the names it gives them.
-
-    Raises:
-        CommandError: the client failed, or not every request was answered whole.
-    """
+    """Run the client once; its figures by its own names; raises `CommandError` where it failed or an answer is incomplete."""
     with tempfile.TemporaryDirectory(prefix="spotwise-bench-") as name:
         folder = Path(name)
         command = client_command(vllm, endpoint, tokenizer, load, seed, folder)
@@ -90,7 +82,7 @@ def read_result(result: Mapping[str, Any], load: ClosedLoop) -> dict[str, float]
     """The figures of one of the client's result files.
 
     Raises:
-        CommandError: a request failed, tokens are missing, or the file is not one that we know.
+        CommandError: a request failed, tokens are missing, or the file's format is unknown.
     """
     missing = [key for key in (*_KEPT, "completed", "total_output_tokens") if key not in result]
     if missing:

@@ -1,4 +1,4 @@
-"""The peer, vLLM, as a server that runs as long as its `with` block."""
+"""The peer, vLLM, as a server for the length of a `with` block."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ _VLLM_ENV = {
 
 @contextmanager
 def running_vllm(vllm: Path, model_folder: Path, arguments: Sequence[str]) -> Iterator[ServerEndpoint]:
-    """vLLM, serving the model in bfloat16, with these arguments on top.
-
-    Raises:
-        CommandError: it does not come up.
-    """
+    """Serve the model by vLLM in bfloat16, with additional arguments; raises `CommandError` where it does not come up."""
     with own_run_folder("vllm") as folder:
         port = free_port()
         log_path = folder.log_path("vllm")
@@ -54,8 +50,8 @@ def running_vllm(vllm: Path, model_folder: Path, arguments: Sequence[str]) -> It
 
 
 def vllm_environment() -> dict[str, str]:
-    """Variables of vLLM's processes; what the user set wins."""
-    # By itself it leaves one core to its front end, which of two cores is half of what the mesh has.
+    """Variables of vLLM's processes; the user's own take precedence."""
+    # By default it leaves one core to its front end, which of two cores is half of the mesh's.
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     return {**_VLLM_ENV, "VLLM_CPU_OMP_THREADS_BIND": cores, **os.environ}
 
@@ -68,7 +64,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _end_with_descendants(child: ChildProcess) -> None:
-    # The engine is a process of its own; one that outlived its server would take the next side's cores.
+    # The engine is a process of its own; an orphan would take the next side's cores.
     try:
         found = psutil.Process(child.pid).children(recursive=True)
     except psutil.NoSuchProcess:

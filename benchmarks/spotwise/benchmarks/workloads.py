@@ -1,4 +1,4 @@
-"""The workloads on which a mesh and its peer are compared; a workload fixes its load except for the seed."""
+"""The workloads that compare a mesh with its peer; a workload fixes its load except for the seed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Figure:
 
     Attributes:
         key: its name among the readings.
-        title: its name for people, unit included.
-        target: what its ratio should be, where there is a target.
+        title: its name in the report, with its unit.
+        target: bound on its ratio; None without a target.
     """
 
     key: str
@@ -27,7 +27,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """So many streams, each asking again as soon as it is answered; driven by vLLM's own client."""
+    """`streams` closed-loop streams, driven by vLLM's own client."""
 
     streams: int
     input_tokens: int
@@ -45,7 +45,7 @@ class PeerWorkload:
 
     @property
     def shape(self) -> str:
-        """The load in words."""
+        """The load as text."""
         load = self.load
         if isinstance(load, ClosedLoop):
             return f"{load.streams} streams, {load.input_tokens}→{load.output_tokens}, {load.requests} requests"

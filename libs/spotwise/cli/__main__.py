@@ -1,7 +1,4 @@
-"""`spotwise`: one command for people who run a mesh and people who talk to it.
-
-Each command is a function in a file of its own, named like it.
-"""
+"""`spotwise`: the command line; each command is a function in a file of its own, named like it."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ app.add_typer(simulate, name="simulate")
 
 
 def main() -> None:
-    """Run one command; what it cannot do is said in one line, with exit status 1, or 2 where an option is wrong."""
+    """Run one command; a `CommandError` is printed on one line, with exit status 1, or 2 where an option is wrong."""
     silence_logging()
     try:
         app()

@@ -25,7 +25,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
 ) -> None:
-    """Chat with the mesh, or ask it one question: the argument, or what is piped in."""
+    """Chat with the mesh, or ask it one question: the argument, or the text piped in."""
     client = ChatClient(find_gateway(name, url))
     with contextlib.closing(client):
         question = _question(prompt)
@@ -37,7 +37,7 @@ def chat(
 
 
 class Conversation:
-    """A conversation with one mesh; the mesh keeps nothing of it between questions."""
+    """A conversation with one mesh; the mesh keeps no history between questions."""
 
     def __init__(self, client: ChatClient, system: str | None, max_tokens: int | None, temperature: float) -> None:
         self._client = client
@@ -52,12 +52,7 @@ class Conversation:
         self._margin = Console(stderr=True, highlight=False)
 
     def answer_once(self, question: str) -> None:
-        """Print the answer to one question.
-
-        Raises:
-            CommandError: there is no answer, or only a part.
-            KeyboardInterrupt: Ctrl-C.
-        """
+        """Print the answer; raises `CommandError` where there is none or only a part, `KeyboardInterrupt` at Ctrl-C."""
         self._ask(question)
 
     def talk(self) -> None:
@@ -104,7 +99,7 @@ class Conversation:
                     pieces.append(text)
                     self._console.print(text, end="", markup=False, soft_wrap=True)
         finally:
-            # What was read counts as said, also when the rest was stopped.
+            # The part that the user read belongs to the history, even when the rest was stopped.
             if pieces:
                 self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
         self._console.print()

@@ -1,4 +1,4 @@
-"""One streamed chat completion over HTTP, and what it was like."""
+"""One streamed chat completion over HTTP, with its TTFT, decode time and token count."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _READ_TIMEOUT_S = 300.0
 
 @dataclass(slots=True)
 class AnswerFigures:
-    """What one answer was like.
+    """The figures of one answer.
 
     Attributes:
-        request_id: as the mesh names it.
         ttft_s: from sending the request to the first piece of text.
-        output_tokens: of the answer, as the mesh counts them.
+        output_tokens: as the mesh counts them.
         decode_s: from the first piece of text to the last.
     """
 
@@ -36,7 +35,7 @@ class AnswerFigures:
     decode_s: float = 0.0
 
     def line(self) -> str:
-        """One line for people."""
+        """The figures as one line of text."""
         parts = []
         if self.ttft_s is not None:
             parts.append(f"TTFT {self.ttft_s * 1000:.0f} ms")
@@ -51,11 +50,7 @@ class AnswerFigures:
 
 
 class ChatClient:
-    """Talks to one mesh. Close it when done.
-
-    Args:
-        url: of the gateway, without `/v1`.
-    """
+    """A client of the gateway at `url` (without `/v1`); to be closed after use."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -63,15 +58,11 @@ class ChatClient:
         self._http = httpx.Client(**client_options(url), timeout=timeout)
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         self._http.close()
 
     def model(self) -> str:
-        """The name of the model that is served.
-
-        Raises:
-            CommandError: nothing answers, or it refuses; the message says what to do.
-        """
+        """The served model's name; raises `CommandError` where the gateway does not answer or refuses the request."""
         try:
             response = self._http.get("/v1/models")
         except httpx.HTTPError as error:
@@ -81,12 +72,10 @@ class ChatClient:
         return str(response.json()["data"][0]["id"])
 
     def stream(self, body: dict[str, Any], figures: AnswerFigures) -> Generator[str, None, None]:
-        """Send a chat completion; yields its text as it comes and fills `figures` along the way.
-
-        Closing the iterator closes the connection, which cancels the request.
+        """Send a chat completion; yields its text as it arrives and fills `figures`; closing the iterator cancels the request.
 
         Raises:
-            CommandError: nothing answers, the mesh refuses, or it breaks off.
+            CommandError: the gateway does not answer, the mesh refuses the request, or the stream breaks off.
         """
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         sent_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Checks that this machine has the GPU that an option names, before anything is started."""
+"""Checks before the start that this machine has the GPU that an option names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _COUNT = ("-m", "spotwise.engine.torch_devices")
 
 
 def require_device(device: str) -> None:
-    """Check that torch sees the CUDA device that `--device` names; `auto` and `cpu` need none.
-
-    Raises:
-        OptionError: torch does not see it.
-    """
+    """Raise `OptionError` where torch does not see the CUDA device that `--device` names; `auto` and `cpu` need none."""
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return
@@ -31,7 +27,6 @@ def require_device(device: str) -> None:
 
 
 def _cuda_devices() -> int:
-    """Return how many torch sees; 0 where torch cannot be imported."""
     try:
         counted = subprocess.run(
             [sys.executable, "-P", *_COUNT], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True

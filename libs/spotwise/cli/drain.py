@@ -1,4 +1,4 @@
-"""`spotwise drain`: an operator's notice that a worker must go."""
+"""`spotwise drain`: an operator's eviction notice to a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spotwise.wire.codec import MalformedMessageError, decode, encode
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _REPLY_TIMEOUT_S = 3.0
 _POLL_S = 0.2
-#: As long as other members wait for a heartbeat before they count one as lost.
+#: Silence after which other members count a member as lost.
 _SILENCE_S = 2.0
 
 
@@ -38,7 +38,7 @@ def drain(
     nats_url: Annotated[str | None, typer.Option(help="Broker of a mesh elsewhere.")] = None,
     redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
 ) -> None:
-    """Let a worker finish what it runs, take nothing new, and leave; what still runs at the deadline goes on elsewhere."""
+    """Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere."""
     seconds = parse_duration(deadline, "--deadline")
     mesh = find_mesh(name, nats_url, redis_url) if wait or redis_url is not None else None
     console = Console(highlight=False)
@@ -50,11 +50,7 @@ def drain(
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a duration such as `500ms`, `30s`, `2m`.
-
-    Raises:
-        OptionError: it is none; names `option`.
-    """
+    """Return the seconds of a duration like `500ms`, `30s`, `2m`; raises `OptionError`, naming `option`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
     if match is None:
         raise OptionError(f"{option} {text!r} is no duration; write it like 30s, 2m or 500ms")
@@ -62,11 +58,7 @@ def parse_duration(text: str, option: str) -> float:
 
 
 async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
-    """Have a worker told that it must leave within `seconds`.
-
-    Raises:
-        CommandError: nobody could be asked, or the worker is not known.
-    """
+    """Send a worker notice to leave in `seconds`; raises `CommandError` without a broker or for an unknown worker."""
     notice = Drain(worker, time.time() + seconds, reason="spotwise drain")
     try:
         bus = await NatsBus.connect(nats_url, "spotwise-drain")
@@ -83,7 +75,7 @@ async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
 
 
 async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
-    """Wait until the worker said goodbye, or is neither registered nor heard: a store that was emptied shows no one."""
+    """Wait until the worker's farewell, or until both registration and heartbeat are missing: a store can lose its data."""
     try:
         async with contextlib.AsyncExitStack() as stack:
             store = await RedisStore.connect(mesh.redis_url)
@@ -104,7 +96,7 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
 
 
 class _LastHeard:
-    """When a worker's last heartbeat came, and whether it was its last word."""
+    """The time of a worker's last heartbeat, and whether that was its farewell."""
 
     def __init__(self) -> None:
         self.goodbye = False

@@ -1,4 +1,4 @@
-"""What a command tells its user instead of a traceback."""
+"""Errors that a command prints to its user instead of a traceback."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from spotwise.mesh.redaction import without_passwords
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked; the message says why and what to do.
-
-    Attributes:
-        exit_status: with which the command ends.
-    """
+    """A command failed; the message gives the cause and the remedy. The command ends with `exit_status`."""
 
     exit_status: ClassVar[int] = 1
 
@@ -21,6 +17,6 @@ class CommandError(Exception):
 
 
 class OptionError(CommandError):
-    """An option is wrong, whatever runs here; the message names it. The same exit status as Typer's own checks."""
+    """An option is wrong; the message names it. The exit status is that of Typer's own checks."""
 
     exit_status: ClassVar[int] = 2

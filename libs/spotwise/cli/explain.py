@@ -30,7 +30,7 @@ def explain(
     redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens."""
+    """Show what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens."""
     url = find_store(name, redis_url)
     entries = asyncio.run(_ledger(url, request_id))
     if not entries:
@@ -75,13 +75,13 @@ def _table(request_id: str, entries: list[LedgerEntry]) -> Table:
 
 
 def _swaps_together(entries: list[LedgerEntry]) -> list[list[LedgerEntry]]:
-    """Put what a worker swapped without anything between into one: a request may be set aside after any token."""
+    """Group a worker's consecutive swaps: a request may be swapped out after any token."""
     grouped = groupby(entries, lambda entry: (entry.stage in _SWAPS, entry.member_id, entry.epoch))
     return [together for (swaps, *_), run in grouped for together in ([[*run]] if swaps else [[each] for each in run])]
 
 
 def _facts(together: list[LedgerEntry]) -> list[tuple[str, str | int | float]]:
-    """Return what one entry says, or what several come to: how often, blocks that were copied, and until when."""
+    """Return the facts of one entry, or the totals of several: count, blocks copied, and end."""
     if len(together) == 1:
         return [*together[0].facts]
     times = Counter(entry.stage for entry in together)

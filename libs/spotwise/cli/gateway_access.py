@@ -1,4 +1,4 @@
-"""How a command reaches a gateway over HTTP: its address, the user's key, and no proxy in between where it is this machine."""
+"""A command's access to a gateway over HTTP: its address, the user's key, and no proxy for this machine's loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spotwise.cli.mesh_access import running_state
 
 
 class ClientOptions(TypedDict):
-    """What an HTTP client, blocking or not, is opened with."""
+    """Arguments of an HTTP client, blocking or not."""
 
     base_url: str
     headers: dict[str, str]
@@ -20,10 +20,10 @@ class ClientOptions(TypedDict):
 
 
 def find_gateway(name: str, url: str | None) -> str:
-    """Return the gateway's URL that was given, without `/v1`, or that of this machine's mesh of that name.
+    """Return `url`, or the gateway's URL of this machine's mesh of that name; without `/v1`.
 
     Raises:
-        CommandError: none was given and no such mesh runs here.
+        CommandError: `url` is None and no such mesh runs here.
         OptionError: `url` is no gateway's URL.
     """
     if url is None:
@@ -40,7 +40,7 @@ def find_gateway(name: str, url: str | None) -> str:
 
 
 def client_options(url: str) -> ClientOptions:
-    """What an HTTP client to this gateway is opened with: `SPOTWISE_API_KEY` as its bearer key, where it is set."""
+    """Arguments of an HTTP client to this gateway, with `SPOTWISE_API_KEY` as its bearer key where it is set."""
     api_key = os.environ.get("SPOTWISE_API_KEY")
     return {
         "base_url": url,

@@ -19,7 +19,7 @@ from spotwise.mesh.same_id import holder
 
 
 class HomePool(StrEnum):
-    """Where a worker is at home."""
+    """The home pool of a worker."""
 
     PROMPT = "prompt"
     TOKEN = "token"
@@ -33,7 +33,7 @@ def join(
     threads: Annotated[int | None, typer.Option(min=1, help="Its compute threads.")] = None,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
 ) -> None:
-    """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` takes it out again."""
+    """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` removes it again."""
     worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
     require_worker_id(worker_id, "--id")
     changes: dict[str, object] = {}
@@ -51,7 +51,7 @@ def join(
 
 
 async def _require_free(redis_url: str, worker_id: str) -> None:
-    """Say at once what the worker would find out itself when it has loaded its libraries."""
+    """Refuse a taken id at once, which the worker would find out only after loading its libraries."""
     async with open_store(redis_url) as store:
         other = await holder(store, worker_id)
     if other is not None:

@@ -1,4 +1,4 @@
-"""How a command finds a running mesh, and its store."""
+"""Finds a running mesh, its broker and its store."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from spotwise.mesh.redis_store import RedisStore
 
 @dataclass(frozen=True, slots=True)
 class MeshAddresses:
-    """Where a mesh is reached."""
+    """The addresses of a mesh's broker and store."""
 
     nats_url: str
     redis_url: str
 
 
 def running_state(name: str) -> RunState:
-    """Return the state of this machine's mesh of that name.
-
-    Raises:
-        CommandError: no such mesh runs here.
-    """
+    """Return the state of this machine's mesh of that name; raises `CommandError` where no such mesh runs here."""
     state = read_state(run_folder(name).state_path)
     if state is None:
         raise CommandError(
@@ -37,10 +33,10 @@ def running_state(name: str) -> RunState:
 
 
 def find_mesh(name: str, nats_url: str | None, redis_url: str | None) -> MeshAddresses:
-    """Return the addresses that were given, or those of this machine's mesh of that name; never one of each.
+    """Return the given addresses, or those of this machine's mesh of that name; never one of each.
 
     Raises:
-        CommandError: none was given and no such mesh runs here.
+        CommandError: no address was given and no such mesh runs here.
         OptionError: an address is no server's URL, or only one was given.
     """
     if (nats_url is None) != (redis_url is None):
@@ -50,10 +46,10 @@ def find_mesh(name: str, nats_url: str | None, redis_url: str | None) -> MeshAdd
 
 
 def find_broker(name: str, nats_url: str | None) -> str:
-    """Return the broker that was given, or that of this machine's mesh of that name.
+    """Return `nats_url`, or this machine's mesh's broker.
 
     Raises:
-        CommandError: none was given and no such mesh runs here.
+        CommandError: `nats_url` is None and no such mesh runs here.
         OptionError: `nats_url` is no broker's URL.
     """
     if nats_url is None:
@@ -63,10 +59,10 @@ def find_broker(name: str, nats_url: str | None) -> str:
 
 
 def find_store(name: str, redis_url: str | None) -> str:
-    """Return the store that was given, or that of this machine's mesh of that name.
+    """Return `redis_url`, or the store of this machine's mesh of that name.
 
     Raises:
-        CommandError: none was given and no such mesh runs here.
+        CommandError: `redis_url` is None and no such mesh runs here.
         OptionError: `redis_url` is no store's URL.
     """
     if redis_url is None:
@@ -77,11 +73,7 @@ def find_store(name: str, redis_url: str | None) -> str:
 
 @asynccontextmanager
 async def open_store(url: str) -> AsyncIterator[RedisStore]:
-    """A mesh's store, as long as the block lasts.
-
-    Raises:
-        CommandError: instead of any `MeshError`, from the store or from whatever else of the mesh the block asks.
-    """
+    """Open a mesh's store for the block; any `MeshError` in the block is raised as `CommandError`."""
     try:
         store = await RedisStore.connect(url)
         try:

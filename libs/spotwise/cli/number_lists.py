@@ -11,16 +11,13 @@ _Number = TypeVar("_Number", int, float)
 
 
 def ascending(text: str, number: type[_Number], option: str, wanted: str) -> list[_Number]:
-    """Return positive, finite numbers in ascending order, each once.
+    """Return the comma-separated positive, finite numbers of `text` in ascending order, each once.
 
     Args:
-        text: with commas between them.
-        number: their type.
-        option: that has the list.
-        wanted: what to write instead, with an example.
+        wanted: what to write instead, with an example; for the message.
 
     Raises:
-        OptionError: they are none.
+        OptionError: `text` is no such list; names `option`.
     """
     try:
         numbers = sorted({number(part) for part in text.split(",")})

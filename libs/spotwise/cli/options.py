@@ -1,4 +1,4 @@
-"""What `spotwise up` was asked for, checked, with the model already resolved to a folder."""
+"""The checked options of `spotwise up`, with the model already resolved to a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"red
 
 
 class EngineKind(StrEnum):
-    """What computes, or seems to."""
+    """The engine of the workers: real or simulated."""
 
     TORCH = "torch"
     SIMULATED = "simulated"
@@ -46,30 +46,25 @@ class SimulatedKv(StrEnum):
 
 
 class MeshOptions(BaseModel):
-    """One mesh to start.
+    """The options of one mesh.
 
     Attributes:
-        name: of the mesh on this machine.
         prompt_workers, token_workers, mixed_workers: processes of each pool; each phase needs one worker that can do it.
-        model_folder: the resolved model.
-        model_name: what clients ask for.
-        shared_weights: folder where the workers of this machine keep packed weights once; None: each has its own copy.
-        cost_profiles: folder where they keep what their iterations cost; None: each measures it where it needs to know.
-        dtype, device: as the engine takes them; `auto` lets it choose.
-        host, port: where the gateway listens.
+        model_name: the model's name in the API.
+        shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
+        cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
         nats_url, redis_url: running servers to use; None starts embedded ones.
-        kv_cache_bytes: KV memory of each worker; None takes a share of what is available.
+        kv_cache_bytes: KV memory of each worker; None takes a share of the available memory.
         threads: compute threads of each worker; None shares the cores.
-        policy: whose turn it is on the workers; None: as their environment says, first come, first served.
-        kv_host_bytes: memory of the host for KV that each worker swaps; None: its own choice, where it swaps.
+        policy: the workers' scheduling policy; None: from their environment, else first come, first served.
+        kv_host_bytes: host memory for each worker's swapped KV; None: the worker's own choice, where its policy swaps.
         engine: `torch` computes; `simulated` only takes the time, and answers with words of no meaning.
-        profile: what a worker costs, by which `mlfq` charges service, and whose time a simulated worker takes; None: a built-in
-            one for that.
-        speed: how many times as fast as that a simulated worker is.
+        profile: costs by which `mlfq` charges service and simulated workers take time; None: a built-in profile.
+        speed: how many times as fast as the profile a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
-        start_timeout_s: how long all services together may take to become healthy.
-        hang_timeout_s: after which a process that gives no sign of life is replaced; 0: never.
-        service_modules: what precedes a service's name in `python -m`; tests put services of their own there.
+        start_timeout_s: time for all services together to become healthy.
+        hang_timeout_s: silence after which a process is replaced; 0: never.
+        service_modules: the package before a service's name in `python -m`; tests set their own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -129,12 +124,12 @@ class MeshOptions(BaseModel):
 
     @property
     def url(self) -> str:
-        """Where a client on this machine reaches the gateway."""
+        """The gateway's URL for a client on this machine."""
         return f"http://{_reachable_host(self.host)}:{self.port}"
 
 
 def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_workers: int) -> tuple[int, int]:
-    """Return prompt and token workers: of a pool that was not named one, or none beside mixed workers, which do both phases."""
+    """Return the counts of prompt and token workers; of an unnamed pool 1, or 0 beside mixed workers, which do both phases."""
     unnamed = 0 if mixed_workers else 1
     return (
         unnamed if prompt_workers is None else prompt_workers,
@@ -143,22 +138,14 @@ def unnamed_pools(prompt_workers: int | None, token_workers: int | None, mixed_w
 
 
 def policy_name(text: str) -> str:
-    """Return the name of a scheduling policy that live workers offer.
-
-    Raises:
-        BadParameter: it is none.
-    """
+    """Return `text` if it names a scheduling policy of live workers; raises `BadParameter` otherwise."""
     if text not in served_policies():
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, served_policies()))}.")
     return text
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of a size such as `4GiB`, `512MiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3).
-
-    Raises:
-        OptionError: it is no size, or not above zero; names `option`.
-    """
+    """Bytes of a size like `4GiB` or `2GB` (1 GiB = 1024^3, 1 GB = 1000^3), not 0; raises `OptionError`, naming `option`."""
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
@@ -169,11 +156,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def read_profile(path: Path, option: str) -> CostProfile:
-    """What `spotwise profile` wrote into a file.
-
-    Raises:
-        OptionError: it is no cost profile, or cannot be read; names `option`.
-    """
+    """Read a file of `spotwise profile`; raises `OptionError`, naming `option`, where it is unreadable or no profile."""
     try:
         return profile_from_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -181,38 +164,26 @@ def read_profile(path: Path, option: str) -> CostProfile:
 
 
 def require_worker_id(text: str, option: str) -> None:
-    """Check that a worker can have this id.
-
-    Raises:
-        OptionError: it cannot; names `option`.
-    """
+    """Check that `text` is a valid worker id; raises `OptionError`, naming `option`, where it is not."""
     if not _worker_takes("service_id", text):
         raise OptionError(f"{option} {text!r} is no id; use letters, digits, '-' and '_'")
 
 
 def server_address(url: str, option: str) -> tuple[str, int]:
-    """Host and port of a server's URL.
-
-    Args:
-        option: the one that `url` was given with, `--nats-url` or `--redis-url`.
-
-    Raises:
-        OptionError: it is no such server's URL; names `option`.
-    """
+    """Host and port of a server's URL, given by `option`; raises `OptionError`, naming `option`, where it is no such URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or _SERVER_PORTS[option].get(parts.scheme)
     except ValueError:
         host = port = None
     if host is None or port is None or parts.scheme not in _SERVER_PORTS[option]:
-        # Not shown: it may hold a password.
+        # Left out of the message: it may hold a password.
         example = "nats://HOST:4222" if option == "--nats-url" else "redis://HOST:6379/0"
         raise OptionError(f"{option} is no server's URL; write for instance {example}")
     return host, port
 
 
 def _worker_takes(setting: str, value: str) -> bool:
-    """Whether a worker accepts the value of a setting that it is going to get."""
     try:
         WorkerSettings.__pydantic_validator__.validate_assignment(WorkerSettings.model_construct(), setting, value)
     except ValidationError:

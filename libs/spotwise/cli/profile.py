@@ -1,4 +1,4 @@
-"""`spotwise profile`: what a worker of this machine costs, as a file that simulations run by."""
+"""`spotwise profile`: measures a worker's costs on this machine, as a profile for simulations."""
 
 from __future__ import annotations
 
@@ -58,11 +58,7 @@ def profile(
 
 
 def fitted_profile(found: Measurements, model: str, about: Mapping[str, Any]) -> tuple[CostProfile, dict[str, Any]]:
-    """Return the profile that says best what was measured `about` this machine, and how well it does.
-
-    Raises:
-        CommandError: nothing was measured.
-    """
+    """Fit a profile to the measurements; returns it and its fit's quality; raises `CommandError` without measurements."""
     try:
         iterations = fit_iterations(found.iterations)
         link = fit_link(found.transfers) if found.transfers else None

@@ -1,8 +1,4 @@
-"""Prompts and decodes of many sizes on a mesh, and what its workers say of the time they took.
-
-Law: one size at a time, so that an iteration is what it was meant to be; times are the workers' own, of iterations and of
-hand-offs, and no client's.
-"""
+"""Prompts and decodes of many sizes on a mesh, one size at a time, and the workers' own times of iterations and hand-offs."""
 
 from __future__ import annotations
 
@@ -31,12 +27,7 @@ _IN_PLACE_MESSAGES = 3
 
 @dataclass(frozen=True, slots=True)
 class RequestWave:
-    """Some requests at once, all of one size.
-
-    Attributes:
-        requests: how many.
-        prompt_tokens, output_tokens: of each; two outputs at least, so that a hand-off is worth while.
-    """
+    """Concurrent requests of one size; at least two output tokens, so that a hand-off pays."""
 
     requests: int
     prompt_tokens: int
@@ -45,14 +36,12 @@ class RequestWave:
 
 @dataclass(slots=True)
 class Measurements:
-    """What the workers said.
+    """The workers' reports.
 
     Attributes:
-        iterations: times of all workers together.
         transfers: (bytes, seconds) of each hand-off, from the end of its prompt's computation.
-        messages_s: of each request that was alone, what its first token took beyond its prompt's iterations, a message.
-        kv_bytes_per_token: of the workers' model.
-        kv_tokens: room of the smallest worker.
+        messages_s: of each request that ran alone, its first token's time beyond the prompt's iterations, by message.
+        kv_tokens: KV capacity of the smallest worker.
     """
 
     iterations: list[IterationTime] = field(default_factory=list)
@@ -62,7 +51,7 @@ class Measurements:
     kv_tokens: int = 0
 
     def __add__(self, later: Measurements) -> Measurements:
-        """Return what was measured of the same mesh at two times."""
+        """Join two measurements of the same mesh."""
         return Measurements(
             self.iterations + later.iterations,
             self.transfers + later.transfers,
@@ -84,7 +73,7 @@ def profile_steps(longest_prompt: int, widest: int, repeats: int) -> list[Reques
 async def measure_costs(
     endpoint: MeshEndpoint, steps: Sequence[RequestWave], seed: int, done: Callable[[], Any]
 ) -> Measurements:
-    """Take all steps, one after the other; what ran before does not count.
+    """Run all steps, one after the other; requests before them do not count.
 
     Raises:
         CommandError: gateway, store or a worker do not answer, the gateway answers with an error, or an answer is too short.
@@ -94,7 +83,7 @@ async def measure_costs(
     workers = await _workers(endpoint, found)
     with http_errors_as_command_errors(endpoint.url):
         async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
-            # The first request of all pays for connections and for what is computed once.
+            # The first request of all pays for connections and one-time computation.
             await ask_whole(client, endpoint.model, random_prompt(rng, 16), 4)
             seen = {worker.id: (await _recent(worker)).last for worker in workers}
             for step in steps:
@@ -132,20 +121,18 @@ async def _recent(worker: Member, after: int = 0) -> RecentIterations:
 
 
 def _is_whole(ledger: Ledger) -> bool:
-    """Tell whether prompt worker, token worker and gateway have all written."""
     has_ended = "completed" in ledger and "decoded" in ledger
     return has_ended and ("handed_off" in ledger or "kv_received" not in ledger)
 
 
 def _note_transfer(ledger: Ledger, found: Measurements) -> None:
-    """Note a request's hand-off, if it had one."""
     handed_off = ledger.get("handed_off")
     if handed_off is not None:
         found.transfers.append((int(handed_off["kv_bytes"]), float(handed_off["visible_s"])))
 
 
 def _note_messages(ledger: Ledger, times: Sequence[IterationTime], found: Measurements) -> None:
-    """Note what a lone request's first token took, but for the computing."""
+    """Note the time of a lone request's first token, less computation."""
     ttft_s = ledger.get("completed", {}).get("ttft_s")
     if ttft_s is not None:
         prompt_s = sum(time.seconds for time in times if time.shape.prompt_tokens)

@@ -1,4 +1,4 @@
-"""`spotwise replay`: the journals of a mesh, decided again."""
+"""`spotwise replay`: replays the journals of a mesh and compares its decisions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def replay_command(
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
-    """Feed journals to fresh roles and compare every command. Exit status 1 where one differs."""
+    """Feed journals to fresh roles and compare every command. Exit status 1 where a command differs."""
     console = report_console()
     try:
         journals = find_journals(folder)

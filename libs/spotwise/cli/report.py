@@ -1,7 +1,4 @@
-"""What `spotwise up` shows: a live table on a terminal, plain lines elsewhere.
-
-Law: showing never stops the mesh; where nobody can read any more (a closed terminal, a broken pipe), the report falls silent.
-"""
+"""Progress of `spotwise up`: a live table on a terminal, else plain lines; a closed terminal silences it, and stops no mesh."""
 
 from __future__ import annotations
 
@@ -43,10 +40,10 @@ class Report:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """The time during which `progress` shows; on a terminal its table stays on the screen."""
+        """Show a live table of `progress` during the block; on a terminal the table stays on the screen."""
         self._started_s = time.monotonic()
         if self._console.is_terminal:
-            # Refreshed by hand: a refreshing thread would only redraw what the supervisor's loop knows.
+            # Refreshed by hand: a refreshing thread would only redraw the supervisor loop's own updates.
             self._live = Live(console=self._console, auto_refresh=False)
         try:
             with self._quiet_when_unread():
@@ -60,7 +57,7 @@ class Report:
             self._live = None
 
     def progress(self, states: Mapping[str, ServiceState]) -> None:
-        """Show which processes are up."""
+        """Show the state of each process."""
         elapsed_s = time.monotonic() - self._started_s
         with self._quiet_when_unread():
             if self._live is not None:
@@ -101,7 +98,7 @@ class Report:
         try:
             yield
         except OSError as error:
-            # A disk that is full may have room again.
+            # A full disk may have space again later.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 self._console.quiet = True
         except SystemExit:
@@ -109,7 +106,7 @@ class Report:
 
 
 def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
-    """What to do with a mesh that is up."""
+    """Instructions for using a mesh that is up."""
     command = _own_command()
     body = {"model": options.model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     key = ' -H "Authorization: Bearer $SPOTWISE_API_KEY"' if os.environ.get("SPOTWISE_API_KEYS") else ""
@@ -127,7 +124,7 @@ def welcome_lines(options: MeshOptions, folder: RunFolder) -> list[str]:
 
 
 def open_door_warning(options: MeshOptions) -> str | None:
-    """What a gateway that others reach without a key means; None where there is a key, or nobody else gets there."""
+    """A warning for a gateway that other machines reach without a key; None with a key, or on loopback."""
     if os.environ.get("SPOTWISE_API_KEYS") or is_loopback(options.host):
         return None
     return (
@@ -137,7 +134,7 @@ def open_door_warning(options: MeshOptions) -> str | None:
 
 
 def _own_command() -> str:
-    # As the user can type it: the plain name where PATH leads to this environment, else the path that was typed.
+    # As the user can type it: the plain name where PATH leads to this environment, else the path of this call.
     own = Path(sys.executable).with_name("spotwise")
     found = shutil.which("spotwise")
     if found is not None and Path(found) == own:

@@ -8,10 +8,6 @@ import orjson
 
 
 def decode_event(line: str) -> dict[str, Any] | None:
-    """The JSON object on one line of a stream; `None` for a blank line, a comment and `[DONE]`.
-
-    Raises:
-        orjson.JSONDecodeError: the data is not JSON.
-    """
+    """Decode one line of a stream; `None` for a blank line, a comment and `[DONE]`. Raises `orjson.JSONDecodeError`."""
     data = line.removeprefix("data:").strip()
     return orjson.loads(data) if line.startswith("data:") and data != "[DONE]" else None

@@ -1,4 +1,4 @@
-"""`spotwise status`: who is in the mesh and how they do, asked of each member itself."""
+"""`spotwise status`: the members of the mesh, each queried for its own state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIPE_WIDTH = 180
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member as registered, as its health check answers, and as it describes itself."""
+    """One member: its registration, its health check's answer, and its description of itself."""
 
     member: Member
     serving: bool
@@ -36,12 +36,12 @@ class MemberStatus:
 
     @property
     def member_now(self) -> Member:
-        """The member, freshest word first."""
+        """The member's latest record."""
         return self.engine.member if self.engine else self.member
 
     @property
     def pool_now(self) -> Pool | None:
-        """The pool that a worker is in: its home, or the mixed pool while it holds foreign work."""
+        """The worker's current pool: its home pool, or the mixed pool while it runs off-pool work."""
         member = self.member_now
         away = member.load is not None and has_off_pool_work(member.pool, member.load)
         return Pool.MIXED if away else member.pool
@@ -72,7 +72,6 @@ def status(
 
 
 def _missing(members: list[MemberStatus]) -> list[str]:
-    """Say what the mesh cannot serve without and has not got."""
     present = {status_.member.kind for status_ in members}
     missing = {
         "gateway": MemberKind.GATEWAY not in present,
@@ -83,7 +82,6 @@ def _missing(members: list[MemberStatus]) -> list[str]:
 
 
 def _unhealthy(state: RunState) -> list[str]:
-    """Say which processes of this machine's mesh its supervisor waits for: a member that is away is in no table."""
     return [
         f"{service_id} is {service.state.value}, after {service.restarts} restarts"
         for service_id, service in state.services.items()
@@ -92,11 +90,7 @@ def _unhealthy(state: RunState) -> list[str]:
 
 
 async def gather_status(redis_url: str) -> list[MemberStatus]:
-    """Ask every registered member how it does.
-
-    Raises:
-        CommandError: the store does not answer.
-    """
+    """Query every registered member's status; raises `CommandError` where the store does not answer."""
     async with open_store(redis_url) as store:
         members = await store.members()
     return list(await asyncio.gather(*map(_ask, members)))
@@ -114,7 +108,7 @@ async def _ask(member: Member) -> MemberStatus:
 
 
 def _console() -> Console:
-    """A pipe has no width to fit into: what reads it wants whole words."""
+    """A pipe has no width; its reader wants whole words."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
@@ -151,7 +145,6 @@ def _table(members: list[MemberStatus]) -> Table:
 
 
 def _with_other_weights(members: list[MemberStatus]) -> set[str]:
-    """Ids of workers that have loaded other weights than their schedulers say the mesh serves."""
     served = {s.member.model_digest for s in members if s.member.kind is MemberKind.CLUSTER_SCHEDULER} - {None}
     workers = [s.member_now for s in members if s.engine is not None]
     return {worker.id for worker in workers if served and worker.model_digest not in served}
@@ -163,7 +156,7 @@ def _swaps(status_: MemberStatus) -> bool:
 
 
 def _legend(members: list[MemberStatus]) -> list[str]:
-    """Say what a column means, and once for all workers that compute alike, how they do."""
+    """Explain a column, and once for all workers with the same engine, how they compute."""
     alike: dict[str, list[str]] = {}
     for status_ in sorted(members, key=lambda s: s.member.id):
         if status_.engine is not None:
@@ -180,7 +173,7 @@ def _legend(members: list[MemberStatus]) -> list[str]:
 
 
 def _told(load: WorkerLoad) -> str:
-    """Say what became of KV that had no room, where there was any."""
+    """List the counts of preemptions and swaps that are not zero."""
     counts = {
         "preempted": load.preemptions,
         "KV blocks swapped out": load.kv_blocks_swapped_out,
@@ -190,7 +183,6 @@ def _told(load: WorkerLoad) -> str:
 
 
 def _quarantine(pair: QuarantinedPair) -> str:
-    """Say that a pair of workers gets no hand-offs, and for how long."""
     left_s = max(0.0, pair.until_s - time.time())
     return (
         f"hand-offs from {pair.prompt_worker} to {pair.token_worker} failed for {pair.failures:,} requests; "
@@ -199,7 +191,6 @@ def _quarantine(pair: QuarantinedPair) -> str:
 
 
 def _pool(status_: MemberStatus) -> str:
-    """A worker's home, and where it is if it is not there."""
     home, now = status_.member_now.pool, status_.pool_now
     if home is None or now is None:
         return ""

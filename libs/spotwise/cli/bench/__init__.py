@@ -1,1 +1,1 @@
-"""`spotwise bench`: what a mesh gives, measured; one file a benchmark, one shape of report for all."""
+"""`spotwise bench`: measurements of a mesh; one file a benchmark, one report format for all."""

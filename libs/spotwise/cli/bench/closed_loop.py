@@ -1,4 +1,4 @@
-"""A closed-loop load: each stream sends its next request when the last one is answered."""
+"""A closed-loop load: each stream sends its next request after its last answer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ SendPrompt = Callable[[list[int]], Awaitable[Answered]]
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """The size of a closed-loop load.
-
-    Attributes:
-        streams: concurrent streams.
-        requests: sent by each stream.
-        input_tokens, output_tokens: of each request.
-        seed: of the prompts.
-    """
+    """The size of a closed-loop load: concurrent streams, requests of each stream, and tokens of each request."""
 
     streams: int
     requests: int
@@ -39,11 +32,9 @@ async def run_closed_loop(
     open_stream: Callable[[], AbstractContextManager[SendPrompt[Answered]]],
     answered: Callable[[], Any] = lambda: None,
 ) -> list[Answered]:
-    """Run all streams to their end; the answers in order of completion.
+    """Run all streams to their end; returns the answers in order of completion.
 
     Args:
-        shape: of the load.
-        rng: draws the prompts.
         open_stream: gives each stream the function that sends a prompt.
         answered: called after each answer.
     """

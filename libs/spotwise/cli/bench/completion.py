@@ -1,7 +1,7 @@
-"""One completion as a client sees it, timed; any OpenAI-compatible server will do.
+"""One timed completion from the client's side, of any OpenAI-compatible server.
 
-Prompts are random token ids, so that every server gets the same work and none answers from an earlier prompt's cache. Outputs
-run to their full length (`ignore_eos`).
+Prompts are random token ids, so that every server gets the same work and no prefix cache helps; outputs run to their full
+length (`ignore_eos`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answer:
     Attributes:
         sent_s: when the request was sent, on this process's monotonic clock.
         arrivals_s: when each chunk with output arrived; at least one.
-        output_tokens: as the answer's usage reports them.
+        output_tokens: from the answer's usage.
     """
 
     sent_s: float
@@ -67,7 +67,7 @@ def completion_body(model: str, prompt: list[int], output_tokens: int, *, stream
 
 
 def open_client(url: str) -> httpx.AsyncClient:
-    """An HTTP client without a limit on connections and with a long timeout."""
+    """An HTTP client with unlimited connections and a long timeout."""
     return httpx.AsyncClient(**client_options(url), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
 
@@ -78,7 +78,7 @@ async def ask(
     output_tokens: int,
     arrived: Callable[[], Any] = lambda: None,
 ) -> Answer:
-    """Stream one completion to its end; `arrived` is called at each chunk with output.
+    """Stream one completion to its end; calls `arrived` at each chunk with output.
 
     Raises:
         CommandError: the stream carried an error, or not `output_tokens` tokens.
@@ -109,7 +109,7 @@ async def ask(
 
 
 async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
-    """Ask for one completion in one piece, and return the request's id.
+    """Request one completion without streaming, and return the request's id.
 
     Raises:
         CommandError: not `output_tokens` tokens.
@@ -125,11 +125,7 @@ async def ask_whole(client: httpx.AsyncClient, model: str, prompt: list[int], ou
 
 @contextmanager
 def http_errors_as_command_errors(url: str) -> Iterator[None]:
-    """Convert HTTP errors to `CommandError`.
-
-    Raises:
-        CommandError: instead of any `httpx.HTTPError`.
-    """
+    """Convert any `httpx.HTTPError` to `CommandError`."""
     try:
         yield
     except httpx.HTTPStatusError as error:

@@ -1,4 +1,4 @@
-"""What a request's members write of it into the store: each for itself, with its heartbeats."""
+"""Waits for a request's ledger, which its members write into the store with their heartbeats."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ Ledger = dict[str, dict[str, Any]]
 async def whole_ledger(
     store: RedisStore, request_id: str, is_whole: Callable[[Ledger], bool], patience_s: float
 ) -> Ledger:
-    """Return a request's ledger once it is whole, or what there is of it when patience ends.
-
-    Raises:
-        MeshError: the store is away.
-    """
+    """Return a request's ledger once it is whole, or its part after `patience_s`; raises `MeshError` without the store."""
     clock = asyncio.get_running_loop().time
     ends_s = clock() + patience_s
     while True:

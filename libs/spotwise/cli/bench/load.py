@@ -1,8 +1,4 @@
-"""`spotwise bench load`: TTFT, TPOT and throughput at several numbers of streams.
-
-Prompts are random token ids; outputs run to their full length (`ignore_eos`). Each stream sends its next request when the last
-one is answered; its first request is not counted.
-"""
+"""`spotwise bench load`: TTFT, TPOT and throughput at several numbers of streams, without each stream's first request."""
 
 from __future__ import annotations
 
@@ -34,11 +30,10 @@ class RoundMeasurements:
     """The measurements of one round, seconds.
 
     Attributes:
-        ttft_s: from sending a request to its first token.
         tpot_s: mean time per further token, by request (TBT in Splitwise).
         itl_s: gaps between chunks, all requests together.
         elapsed_s: the round's length.
-        output_tokens: of all requests, as their usage reports them.
+        output_tokens: of all requests, from their usage.
     """
 
     ttft_s: list[float]
@@ -86,11 +81,7 @@ def load(
 
 
 async def run_round(url: str, shape: StreamShape, answered: Callable[[], Any]) -> RoundMeasurements:
-    """Run one round: one uncounted request of each stream, then the load.
-
-    Raises:
-        CommandError: the gateway does not answer, or answers with an error.
-    """
+    """Run one round: one uncounted request of each stream, then the load; raises `CommandError` where the gateway fails."""
     rng = random.Random(shape.seed)
     with http_errors_as_command_errors(url):
         async with open_client(url) as client:

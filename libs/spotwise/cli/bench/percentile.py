@@ -1,4 +1,4 @@
-"""Percentiles as every benchmark reports them."""
+"""Nearest-rank percentiles, for every benchmark."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Nearest-rank percentile: a value that was really seen.
-
-    Raises:
-        ValueError: there are no values.
-    """
+    """Nearest-rank percentile: one of the values; raises `ValueError` where there are none."""
     if not values:
         raise ValueError("no values, no percentile")
     ordered = sorted(values)

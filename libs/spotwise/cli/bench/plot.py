@@ -1,4 +1,4 @@
-"""Whether a plot can be written; matplotlib is an extra (`spotwise[bench]`)."""
+"""Checks whether a plot can be written; matplotlib is an extra (`spotwise[bench]`)."""
 
 from __future__ import annotations
 

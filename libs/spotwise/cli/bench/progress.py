@@ -1,4 +1,4 @@
-"""The bar that every benchmark shows while it runs."""
+"""The progress bar of every benchmark."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar(console: Console) -> Progress:
-    """What is being done, how much of it is done, and for how long; gone when it is over."""
+    """A bar with the current step, the share done and the elapsed time; removed at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)

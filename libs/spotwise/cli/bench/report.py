@@ -1,7 +1,4 @@
-"""The shape of every benchmark's result: a table for people, and one JSON document.
-
-Law: a row compares ours with a reference where there is one; `ratio` and `holds` are computed here and written by nobody.
-"""
+"""The format of every benchmark's result: a table for people, and one JSON document."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Target:
     at_least: float | None = None
 
     def holds(self, ratio: float) -> bool:
-        """Tell whether the ratio keeps the bound."""
+        """Whether the ratio keeps the bound."""
         return (self.at_most is None or ratio <= self.at_most) and (self.at_least is None or ratio >= self.at_least)
 
     def __str__(self) -> str:
@@ -44,14 +41,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ReportRow:
-    """One figure.
+    """One figure; `ratio` and `holds` are computed, never given.
 
     Attributes:
-        name: what was measured, unit included.
-        ours: our figure.
-        reference: the peer's or the paper's, where there is one.
-        target: what the ratio ours / reference should be.
-        ours_spread, ratio_spread: smallest and largest over the rounds, where there were several.
+        name: the measured quantity, with its unit.
+        reference: the peer's or the paper's figure, if any.
+        target: bound on the ratio ours / reference.
+        ours_spread, ratio_spread: smallest and largest over several rounds.
     """
 
     name: str
@@ -68,12 +64,12 @@ class ReportRow:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the target is reached; `None` where there is none, or nothing to compare with."""
+        """Whether the target is reached; `None` without a target or a reference."""
         return self.target.holds(self.ratio) if self.target is not None and self.ratio is not None else None
 
 
 def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], target: Target | None = None) -> ReportRow:
-    """Medians of several rounds, in which both sides were measured; ratios are spread within a round."""
+    """Medians over rounds that measured both sides; ratios are taken within a round."""
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return ReportRow(
         name, statistics.median(ours), statistics.median(theirs), target, spread_of(ours), spread_of(ratios)
@@ -81,12 +77,12 @@ def row_of_rounds(name: str, ours: Sequence[float], theirs: Sequence[float], tar
 
 
 def spread_of(values: Collection[float]) -> tuple[float, float] | None:
-    """Smallest and largest of several rounds; a single one has no spread."""
+    """Smallest and largest of several rounds; None for a single round."""
     return (min(values), max(values)) if len(values) > 1 else None
 
 
 def environment(**more: Any) -> dict[str, Any]:
-    """Describe the machine and the versions, and whatever a benchmark adds."""
+    """Describe the machine and the versions, and add `more`."""
     return {
         "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -99,11 +95,7 @@ def environment(**more: Any) -> dict[str, Any]:
 
 
 def require_writable(path: Path | None, option: str = "--json") -> None:
-    """Check that the result can be written where an option says, before anything is measured; makes the folder.
-
-    Raises:
-        OptionError: it cannot.
-    """
+    """Check before the measurement that the result can be written; makes the folder. Raises `OptionError` where it cannot."""
     if path is None:
         return
     try:
@@ -115,7 +107,7 @@ def require_writable(path: Path | None, option: str = "--json") -> None:
 
 
 def report_console() -> Console:
-    """Where a benchmark reports; a pipe has no width to fit into, and what reads it wants whole rows."""
+    """A benchmark's console; a pipe has no width, and its reader wants whole rows."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
@@ -128,7 +120,7 @@ def write_report(
     cell: Callable[[float], str],
     **more: Any,
 ) -> None:
-    """Print the table, and write the JSON where a path is given; `more` stands in it beside the rows."""
+    """Print the table, and write the JSON to `path` if given; `more` goes beside the rows."""
     console.print(_table(rows, cell))
     if path is not None:
         document = {"environment": about, "rows": [_as_dict(row) for row in rows], **more}
@@ -137,7 +129,7 @@ def write_report(
 
 
 def tell_failures(console: Console, failures: Mapping[str, int], where: str = "") -> None:
-    """Print how many requests failed for each reason; `where` begins the lines."""
+    """Print the number of failed requests by reason; `where` begins the lines."""
     for reason, count in failures.items():
         console.print(f"{where}{count} requests failed: {reason}", style="yellow", markup=False)
 

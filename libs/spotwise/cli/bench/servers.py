@@ -1,4 +1,4 @@
-"""A mesh for one measurement: it runs as long as its `with` block, under a name of its own, so no other mesh is touched."""
+"""A mesh for one measurement: it lives for a `with` block, under a name of its own, so no other mesh is affected."""
 
 from __future__ import annotations
 
@@ -37,12 +37,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ServerEndpoint:
-    """The address of a server.
-
-    Attributes:
-        url: base of its API, without `/v1`.
-        model: the name that it serves.
-    """
+    """A server's name of its model, and its API's base URL without `/v1`."""
 
     url: str
     model: str
@@ -50,33 +45,20 @@ class ServerEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class MeshEndpoint(ServerEndpoint):
-    """The address of a mesh on this machine.
-
-    Attributes:
-        redis_url: its store, in which its members are found.
-        name: as `spotwise up --name` set it.
-    """
+    """The address of a mesh on this machine; `name` as in `spotwise up --name`."""
 
     redis_url: str
     name: str
 
     @classmethod
     def of_running(cls, name: str) -> Self:
-        """The mesh of that name.
-
-        Raises:
-            CommandError: it does not run.
-        """
+        """The running mesh of that name; raises `CommandError` where it does not run."""
         state = running_state(name)
         return cls(state.options.url, state.options.model_name, state.redis_url, name)
 
 
 def up_arguments(text: str) -> list[str]:
-    """The arguments for `spotwise up` in the value of `--up-args`.
-
-    Raises:
-        OptionError: a quotation mark is open.
-    """
+    """Split the value of `--up-args` into arguments; raises `OptionError` for an open quotation mark."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -85,11 +67,7 @@ def up_arguments(text: str) -> list[str]:
 
 @contextmanager
 def running_mesh(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[MeshEndpoint]:
-    """Start a mesh with `spotwise up ARGUMENTS` for the block; `env` is set for all of its services.
-
-    Raises:
-        CommandError: it does not start.
-    """
+    """Run `spotwise up ARGUMENTS` for the block, `env` set for all services; raises `CommandError` on failure."""
     with own_run_folder("mesh") as folder:
         argv = [sys.executable, "-P", "-m", "spotwise.cli", "up", "--name", folder.name, "--port", "0", *arguments]
         log_path = folder.path / "up.log"  # `up` empties the folder of its services' logs.
@@ -123,7 +101,7 @@ def mesh_of(name: str | None, up_args: str, env: Mapping[str, str] | None = None
 
 @contextmanager
 def own_run_folder(kind: str) -> Iterator[RunFolder]:
-    """A run folder of its own; removed after the block, kept with its logs where the block failed."""
+    """A temporary run folder, kept with its logs where the block failed."""
     folder = run_folder(f"bench-{kind}-{os.getpid()}-{next(_numbers)}")
     folder.logs_folder.mkdir(parents=True)
     yield folder
@@ -131,11 +109,7 @@ def own_run_folder(kind: str) -> Iterator[RunFolder]:
 
 
 def wait_until(up: Callable[[], bool], child: ChildProcess, what: str, log_path: Path) -> None:
-    """Wait until a server is up.
-
-    Raises:
-        CommandError: its process ended, or took too long; carries the end of its log.
-    """
+    """Wait until a server is up; raises `CommandError`, with the end of its log, where its process ended or took too long."""
     deadline_s = time.monotonic() + _START_S
     while not up():
         if child.exit_code() is not None or time.monotonic() > deadline_s:

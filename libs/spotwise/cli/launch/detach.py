@@ -1,4 +1,4 @@
-"""`spotwise up --detach`: a supervisor that goes on when the command has returned."""
+"""`spotwise up --detach`: a supervisor that outlives the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 
 _POLL_S = 0.05
-#: Says all that there is to say.
+#: A detached supervisor's only output.
 _REFUSAL = re.compile(r"error: \S+ cannot serve: ")
 
 
@@ -25,7 +25,7 @@ def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -
     """Start a supervisor in a session of its own and wait until its mesh is up.
 
     Returns:
-        The exit status of the command: 0 it is up, 1 it failed, 130 interrupted. Unless 0, nothing is left running.
+        The command's exit status: 0 the mesh is up, 1 it failed, 130 interrupted. Unless 0, every process has ended.
 
     Raises:
         CommandError: a mesh of that name runs.

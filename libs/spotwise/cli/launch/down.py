@@ -1,7 +1,4 @@
-"""`spotwise down`: stops a mesh, or what is left of one.
-
-Law: only processes are touched that the mesh's own record names by pid and start time.
-"""
+"""`spotwise down`: stops a mesh, and any leftover process that its record names by pid and start time; no other process."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _POLL_S = 0.05
 def down(
     name: Annotated[str, typer.Option(help="Which mesh, where several run side by side.")] = DEFAULT_NAME,
 ) -> None:
-    """Stop the mesh that `spotwise up` started, and wait until all of it is gone."""
+    """Stop the mesh that `spotwise up` started, and wait until all its processes have ended."""
     folder = run_folder(name)
     state = read_state(folder.state_path)
     if state is None:
@@ -41,11 +38,7 @@ def down(
 
 
 def end_recorded(state: RunState) -> None:
-    """End every process of the record that still runs, and wait until it is gone.
-
-    Raises:
-        CommandError: one does not go.
-    """
+    """End every recorded process that still runs, and wait for it; raises `CommandError` where one does not end."""
     processes = (state.supervisor, *state.processes())
     for process in processes:
         send_signal(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Where the gateway is going to listen, tried out before anything is started."""
+"""The gateway's port, tested before the start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spotwise.cli.errors import CommandError, OptionError
 
 
 def open_port(host: str, port: int) -> int:
-    """Return the port, or a free one in place of 0, once `host` and it proved to be there to listen on.
+    """Return `port`, or a free port for 0, after a trial bind on `host`.
 
     Raises:
         CommandError: the port is taken, or not allowed.
@@ -18,7 +18,7 @@ def open_port(host: str, port: int) -> int:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: a connection closed a moment ago does not make the port taken.
+            # As servers do: a connection closed a moment ago does not keep the port taken.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             return int(probe.getsockname()[1])

@@ -1,11 +1,9 @@
-"""Which processes of a mesh hang: they run, and give no sign of life.
+"""Detects hung processes of a mesh: they run, and give no sign of life for `limit_s` while another process does.
 
-Law: a process is hung when it gave no sign of life for `limit_s`, while another one did and this supervisor looked all the
-time. What cannot be told (the store does not answer) starts the wait anew, and so does a pause of the supervisor itself, as
-when the machine slept. All silent at once is the machine's trouble, or the network's, and nothing is replaced for it.
-
-Signs of life are a registration, which its process renews every second and which ends after four, an answer to a gRPC health
-check, which comes from the same event loop, and of embedded servers an answer in their protocol.
+A failed store or a paused supervisor (as when the machine slept) restarts the wait; silence of all processes at once is a
+fault of the machine or the network, and no process is replaced for it. Signs of life are a registration, renewed every
+second and valid for four, an answer to a gRPC health check, served by the same event loop, and of embedded servers an answer
+in their protocol.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-#: A sign of life: True, False, or None where it cannot be told. It may take about a second.
+#: A sign of life: True, False, or None for unknown. It may take about a second.
 Probe = Callable[[int], bool | None]
 
 _PERIOD_S = 1.0
-#: Two looks further apart than this say nothing of what happened between them: this process, or the machine, was paused.
+#: Between two looks further apart than this, seconds, the supervisor or the machine was paused: they prove no silence.
 _MAX_GAP_S = 6.0
 _THREADS = 8
 
@@ -34,11 +32,7 @@ class _Watched:
 
 
 class SignsOfLife:
-    """When each process was last seen alive.
-
-    Args:
-        limit_s: silence that a hung process has kept.
-    """
+    """The time of each process's last sign of life; a silence of `limit_s` makes a process hung."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -47,7 +41,7 @@ class SignsOfLife:
         self._any_alive = False
 
     def look(self, signs: Mapping[str, tuple[int, bool | None]], now_s: float) -> None:
-        """Take in a look at all processes: by id, the pid and whether it gave a sign of life."""
+        """Record one look at all processes: by id, the pid and the sign of life (None: unknown)."""
         paused = self._looked_s is not None and now_s - self._looked_s > _MAX_GAP_S
         self._looked_s = now_s
         self._any_alive = any(sign for _, sign in signs.values())
@@ -60,7 +54,7 @@ class SignsOfLife:
         self._watched = kept
 
     def hung(self, now_s: float) -> dict[str, int]:
-        """Return the processes that hang, as pids by id."""
+        """Return the hung processes, as pids by id."""
         if not self._any_alive:
             return {}
         return {
@@ -71,7 +65,7 @@ class SignsOfLife:
 
 
 class LivenessWatch:
-    """Looks at processes once a second, on a thread of its own: asking one that hangs takes as long as its time-out.
+    """Probes processes once a second on a thread of its own, since a probe of a hung process takes as long as its time-out.
 
     Args:
         limit_s: silence after which a process counts as hung; None watches nothing.
@@ -97,11 +91,11 @@ class LivenessWatch:
             self._thread.join(timeout=3.0)
 
     def watch(self, targets: Mapping[str, tuple[int, Probe]]) -> None:
-        """Say which processes are to give signs of life from now on: by id, pid and probe."""
+        """Replace the processes under watch: by id, pid and probe."""
         self._targets = targets
 
     def hung(self) -> Mapping[str, int]:
-        """Return the processes that hung at the last look, as pids by id."""
+        """Return the hung processes at the last look, as pids by id."""
         return self._hung
 
     def _run(self) -> None:
@@ -119,5 +113,5 @@ def _ask(pid: int, probe: Probe) -> bool | None:
     try:
         return probe(pid)
     except Exception:
-        # The edge of this thread: a probe that fails in an unforeseen way says nothing of the process.
+        # The edge of this thread: an unforeseen exception in a probe proves nothing about the process.
         return None

@@ -1,4 +1,4 @@
-"""Finding the model before anything is started, with a progress bar where it takes long."""
+"""Resolves the model before the start, with a progress bar for downloads and conversions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from spotwise.engine.model_store import ModelLocation, resolve_model
 
 
 def resolve_with_progress(reference: str, console: Console) -> ModelLocation:
-    """The folder of a model, fetched or converted first where that is needed.
-
-    Raises:
-        CommandError: there is no such model, or it cannot be had; the message says what to do.
-    """
+    """Return a model's location, fetched or converted first where needed; raises `CommandError` where it is not available."""
     columns = (TextColumn("model: {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"looking for {reference}", total=None)

@@ -1,12 +1,10 @@
-"""Which processes make a mesh, as data: command lines, environments, order.
+"""The processes of a mesh, as data: command lines, environments, start order; a pure function of options, servers and machine.
 
-Law: the same options, servers and machine give the same plan; nothing is started here.
-
-Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and takes
-the cores of a partner that is idle. Where both compute, the token phase steps back: a prompt is long and its user waits,
-while a token's iteration is short and needs a small part of the cores to keep pace with a reader. Without these kernels
-OpenMP's threads compute, and two teams on the same cores spin against one another: a worker then gets its share of threads
-and, where there is a core for each, cores of its own. Simulated workers compute nothing, and live many to a process.
+Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and uses an
+idle partner's cores. Where both compute, the token phase yields: a prompt is long and its user waits, while a token's
+iteration is short and needs a small part of the cores to keep pace with a reader. Without these kernels OpenMP's threads
+compute, and two teams on the same cores spin against one another: a worker then gets its share of threads and, where there is
+a core for each, cores of its own. Simulated workers compute nothing, and share processes.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _DEFAULT_KV_CACHE_LIMIT_BYTES = 4 * 1024**3
 _DEFAULT_KV_CACHE_SHARE = 0.25
-#: How far a token worker steps back where cores are shared: against a prompt worker it gets about a seventh of a core's time.
+#: Niceness of a token worker on shared cores: against a prompt worker it gets about a seventh of a core's time.
 _TOKEN_NICENESS = 8
 #: Simulated workers of one process at most; one that pushes real KV has threads and sockets of its own.
 _SIMULATED_MEMBERS = {SimulatedKv.TIMED: 50, SimulatedKv.REAL: 10}
 
 
 class StopOrder(IntEnum):
-    """Who leaves first: the door, then the work, then who watches it, then what all talk through."""
+    """The order in which processes stop: gateway, workers, control plane, broker and store."""
 
     GATEWAY = 0
     WORKER = 1
@@ -42,13 +40,7 @@ class StopOrder(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LocalHost:
-    """What there is to share.
-
-    Attributes:
-        cores: numbers of the cores this process may use, ascending.
-        available_memory_bytes: free or reclaimable.
-        native_kernels: whether workers compute with the native kernels, as far as the machine goes.
-    """
+    """The machine's resources: the usable cores' numbers, ascending; memory, free or reclaimable; the native kernels."""
 
     cores: tuple[int, ...]
     available_memory_bytes: int
@@ -56,7 +48,7 @@ class LocalHost:
 
     @classmethod
     def this(cls) -> Self:
-        """The machine this process runs on, as it is now; compiles the kernels where they are missing."""
+        """Inspect the machine this process runs on; compiles missing kernels."""
         try:
             ensure_library()
             native_kernels = True
@@ -71,11 +63,9 @@ class ServiceProcess:
 
     Attributes:
         service_id: unique in the mesh; its log's name.
-        argv: program and arguments.
         env: variables to set on top of the supervisor's own.
-        stop_order: its turn at the end.
-        member_ids: whom it registers as, where that is not its own id.
-        is_essential: whether the mesh serves nobody without it; of workers, without any.
+        member_ids: the members it registers as, where they differ from its own id.
+        is_essential: whether the mesh serves no request without it; for workers, without any of them.
     """
 
     service_id: str
@@ -87,7 +77,7 @@ class ServiceProcess:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The members of the mesh that live in it."""
+        """The ids of the mesh's members in this process."""
         return self.member_ids or (self.service_id,)
 
 
@@ -114,7 +104,7 @@ def plan_services(
 def plan_joining_worker(
     options: MeshOptions, nats_url: str, redis_url: str, pool: str, worker_id: str, machine: LocalHost
 ) -> ServiceProcess:
-    """One more worker for a running mesh: it shares the cores with those that are there, and has none of its own."""
+    """Plan one more worker for a running mesh: it shares the cores with the present workers, and has none of its own."""
     if options.engine is EngineKind.SIMULATED:
         common = _common(options, nats_url, redis_url) | {"OMP_NUM_THREADS": "1"}
         return _simulated_workers(options, common, pool, (worker_id,))
@@ -134,7 +124,6 @@ def _common(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, st
 
 
 def _shares(options: MeshOptions, num_workers: int, machine: LocalHost) -> tuple[int, int]:
-    """Threads and bytes of KV cache of each of `num_workers` workers."""
     share = max(1, len(machine.cores) // num_workers)
     threads = options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
     kv_cache_bytes = options.kv_cache_bytes or min(
@@ -145,7 +134,6 @@ def _shares(options: MeshOptions, num_workers: int, machine: LocalHost) -> tuple
 
 
 def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
-    """Whether the workers' compute threads sleep while they wait."""
     return machine.native_kernels and options.device in ("auto", "cpu") and options.dtype != "float16"
 
 
@@ -193,7 +181,7 @@ def _worker(
 
 
 def _plan_simulated(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
-    """Few processes with many workers each; of one pool, and about equally many in each."""
+    """Spread simulated workers over few processes; a process has workers of one pool, about as many as the others."""
     processes = []
     for pool in ("prompt", "token", "mixed"):
         ids = [f"{pool}-{number}" for member_of, number in _pool_members(options) if member_of == pool]
@@ -244,6 +232,6 @@ def _service(
     stop_order: StopOrder,
     member_ids: tuple[str, ...] = (),
 ) -> ServiceProcess:
-    # -P: what lies in the user's working folder must not stand in for an installed package.
+    # -P: the user's working folder must not shadow an installed package.
     argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
     return ServiceProcess(service_id, argv, {**env, "SPOTWISE_SERVICE_ID": service_id}, stop_order, member_ids)

@@ -1,7 +1,6 @@
-"""Whether a process is open for work: all its members registered in the store, and its gRPC health check answers SERVING.
+"""Readiness of a process: all its members are registered under its pid, and its gRPC health check answers SERVING.
 
-Law: a registration counts only when it names the pid that was started; one that a predecessor left behind does not.
-Whether a process still lives is asked more kindly: any registration of it will do, or any answer.
+A predecessor's registration does not count. Liveness needs less: any registration of the process, or any answer.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _TIMEOUT_S = 1.0
 
 
 class Readiness:
-    """Asks the services of one mesh; closes its connection to the store at the end of a `with` block."""
+    """Queries the services of one mesh; closes its connection to the store at the end of a `with` block."""
 
     def __init__(self, redis_url: str) -> None:
         self._store = redis.Redis.from_url(
@@ -44,7 +43,7 @@ class Readiness:
         self._store.close()
 
     def is_healthy(self, member_ids: Sequence[str], pid: int) -> bool:
-        """Whether this process registered as all of these members, each has started, and it serves."""
+        """Whether this process is registered as all of these members, each has started, and it serves."""
         try:
             registrations = self._store.mget([subjects.member_key(member_id) for member_id in member_ids])
         except redis.RedisError:
@@ -61,19 +60,16 @@ class Readiness:
         return all(_asked(address) == health_pb2.HealthCheckResponse.SERVING for address in addresses)
 
     def shows_life(self, member_ids: Sequence[str], pid: int) -> bool | None:
-        """Whether a process that was healthy gives a sign of life; None where it does not, and the store does not either.
-
-        Called from several threads at once.
-        """
+        """Whether a once healthy process gives a sign of life; None where neither it nor the store answers. Thread-safe."""
         registered = self._is_registered(member_ids, pid)
         if registered:
             return True
-        # Its own connection to the store may be what is broken. It answers from the loop that everything else of it runs on.
+        # Its own connection to the store may be broken. It answers from the event loop of all its other work.
         answers = any(_asked(address) is not None for address in self._addresses.get(pid, ()))
         return True if answers else registered
 
     def _is_registered(self, member_ids: Sequence[str], pid: int) -> bool | None:
-        """Whether the process registered lately as one of these members; None where the store does not answer."""
+        """Whether the process is registered as one of these members; None where the store does not answer."""
         if time.monotonic() - self._store_away_s < _TIMEOUT_S:
             return None
         try:
@@ -86,11 +82,7 @@ class Readiness:
 
 
 def require_reachable(url: str, option: str) -> None:
-    """Check that something listens where the user said a server runs.
-
-    Raises:
-        CommandError: nothing does, or `url` names no server; the message names `option`.
-    """
+    """Check that a server listens at `url`; raises `CommandError`, naming `option`, where none does or `url` names none."""
     host, port = server_address(url, option)
     try:
         with socket.create_connection((host, port), timeout=5.0):
@@ -103,7 +95,6 @@ def require_reachable(url: str, option: str) -> None:
 
 
 def _asked(grpc_address: str) -> object:
-    """The answer of a health check; None where there is none."""
     with grpc.insecure_channel(grpc_address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(

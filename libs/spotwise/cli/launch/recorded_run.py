@@ -1,4 +1,4 @@
-"""What the journals of a mesh say of the run that they record: who served, what was asked, how long it took."""
+"""The cluster and the request times of a run, read from its journals."""
 
 from __future__ import annotations
 
@@ -49,12 +49,11 @@ def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:
 
 
 def times_of(requests: Sequence[RecordedRequest]) -> list[RequestTimes]:
-    """Return how long recorded requests took."""
+    """Return the times of recorded requests."""
     return [RequestTimes(request.ttft_s, request.tpot_s, request.e2e_s) for request in requests]
 
 
 def _home_pools(scheduler: RecordedRole) -> dict[str, Pool]:
-    """Return the pool that each worker was in when the scheduler first heard of it."""
     home_pools: dict[str, Pool] = {}
     for entry in scheduler.entries():
         if entry.event_type == "Member" and entry.event.get("pool") is not None:

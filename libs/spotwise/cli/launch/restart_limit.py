@@ -1,8 +1,4 @@
-"""When a process that died is started again, and when it dies too often.
-
-Law: the first deaths are mended almost at once, later ones ever more slowly, up to once in `MAX_DELAY_S`; who lived for
-`WINDOW_S` begins anew. More than `MAX_RESTARTS` deaths within `WINDOW_S` are too many for what the mesh cannot do without.
-"""
+"""Restart delays and the limit on deaths: more than `MAX_RESTARTS` within `WINDOW_S` of an essential process end the mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ class RestartLimit:
         self._due_s: float | None = None
 
     def delay_after_death(self, now_s: float) -> float:
-        """Seconds to wait before it is started again, doubling with each death that soon followed the last restart."""
+        """Seconds until the next restart: doubles with each early death, up to `MAX_DELAY_S`; reset after `WINDOW_S` alive."""
         if self._due_s is not None and now_s - self._due_s >= WINDOW_S:
             self._in_a_row = 0
         self._deaths_s.append(now_s)

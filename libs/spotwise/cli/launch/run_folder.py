@@ -1,8 +1,6 @@
-"""Where a mesh of this machine keeps its state and logs, and where models are kept.
+"""Folders on this machine: `$SPOTWISE_HOME/run/NAME/` has a mesh's state, lock and logs, `$SPOTWISE_CACHE` the models.
 
-`$SPOTWISE_HOME/run/NAME/` holds one mesh: `state.json`, `lock` and `logs/`. Without `SPOTWISE_HOME` it
-is `$XDG_STATE_HOME/spotwise`, by default `~/.local/state/spotwise`. Models are kept in `$SPOTWISE_CACHE`, by default
-`~/.cache/spotwise`.
+Defaults: `$XDG_STATE_HOME/spotwise`, else `~/.local/state/spotwise`; and `~/.cache/spotwise`.
 """
 
 from __future__ import annotations
@@ -22,24 +20,19 @@ DEFAULT_NAME = "default"
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of one mesh.
-
-    Attributes:
-        name: of the mesh.
-        path: its folder, absolute.
-    """
+    """The files of the mesh `name`, in the absolute folder `path`."""
 
     name: str
     path: Path
 
     @property
     def state_path(self) -> Path:
-        """Written by the supervisor while it runs (`run_state.py`)."""
+        """The supervisor's record while it runs (`run_state.py`)."""
         return self.path / "state.json"
 
     @property
     def logs_folder(self) -> Path:
-        """One log for each process."""
+        """The folder of the logs, one for each process."""
         return self.path / "logs"
 
     @property
@@ -53,14 +46,14 @@ class RunFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Hold the mesh's name for the length of a block; the kernel lets go of it when the process ends, however it ends.
+        """Hold the mesh's name for the block, by a lock that the kernel releases at any end of the process.
 
         Raises:
             CommandError: another process runs a mesh of this name, or the folder cannot be written.
         """
         try:
             self.logs_folder.mkdir(parents=True, exist_ok=True)
-            # Passwords and what clients sent are in there.
+            # The folder holds passwords and clients' requests.
             self.path.chmod(0o700)
             self.logs_folder.chmod(0o700)
             opened = (self.path / "lock").open("ab")
@@ -80,23 +73,19 @@ class RunFolder:
 
     @property
     def name_option(self) -> str:
-        """What to add to a command line to mean this mesh; begins with a blank."""
+        """The option that names this mesh on a command line; begins with a blank."""
         return "" if self.name == DEFAULT_NAME else f" --name {self.name}"
 
 
 def run_folder(name: str) -> RunFolder:
-    """The folder of a mesh, which need not exist.
-
-    Raises:
-        OptionError: `name` cannot be a folder's name.
-    """
+    """The folder of a mesh, which need not exist; raises `OptionError` where `name` cannot be a folder's name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise OptionError(f"--name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
     return RunFolder(name, _home_folder() / "run" / name)
 
 
 def cache_folder() -> Path:
-    """Where models are kept between runs."""
+    """The folder of the models."""
     given = os.environ.get("SPOTWISE_CACHE")
     return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "spotwise"
 

@@ -1,4 +1,4 @@
-"""What the supervisor tells other commands about its mesh: `state.json`, replaced atomically at every change."""
+"""The supervisor's record of its mesh for other commands: `state.json`, replaced atomically at every change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spotwise.mesh.child_process import ProcessIdentity
 
 
 class ServiceState(StrEnum):
-    """How a process of the mesh is doing."""
+    """The state of a process of the mesh."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -24,13 +24,7 @@ class ServiceState(StrEnum):
 
 
 class RecordedService(BaseModel):
-    """One process of the mesh.
-
-    Attributes:
-        state: how it is doing.
-        process: who it is; None before its first start and after it left.
-        restarts: how often it was started again.
-    """
+    """One process of the mesh; `process` is None before its first start and after it left."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -43,11 +37,8 @@ class RunState(BaseModel):
     """One running mesh.
 
     Attributes:
-        supervisor: its process.
-        ready: whether every service was healthy once, so the mesh is open for requests.
-        options: what it was started with.
+        ready: whether all services have been healthy once, so that the mesh serves requests.
         nats_url, redis_url: the servers it uses, embedded or not, with their passwords.
-        started_unix_s: when.
         services: by id, embedded servers included.
     """
 
@@ -67,11 +58,7 @@ class RunState(BaseModel):
 
 
 def write_state(path: Path, state: RunState) -> None:
-    """Replace the file; a reader sees the old state or the new one, never a part. It holds passwords: only its owner reads it.
-
-    Raises:
-        OSError: the disk is full, or the folder gone.
-    """
+    """Replace the file atomically, readable by its owner only (it holds passwords); raises `OSError` (full disk, no folder)."""
     draft = path.with_suffix(".draft")
     try:
         draft.unlink(missing_ok=True)
@@ -86,7 +73,7 @@ def write_state(path: Path, state: RunState) -> None:
 
 
 def read_state(path: Path) -> RunState | None:
-    """The state of a mesh; None where none was started or it was stopped, or an incompatible version wrote it."""
+    """Read a mesh's state; None without a running mesh, or from an incompatible version."""
     try:
         return RunState.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):

@@ -1,4 +1,4 @@
-"""The services' logs: their ends, and what is added to them."""
+"""Reads the ends of the services' logs, and follows them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import orjson
 
 _TAIL_BYTES = 64 * 1024
 _CANNOT_SERVE = "cannot_serve"
-#: As the console's form of a log quotes a value.
+#: A quoted value in the console's log format.
 _QUOTED_ERROR = re.compile(r"""\berror=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)""")
 
 
 def log_tail(path: Path, max_lines: int = 25) -> list[str]:
-    """The last lines of a log; empty where there is none to read."""
+    """The last lines of a log; empty where it cannot be read."""
     try:
         with path.open("rb") as log:
             size_bytes = log.seek(0, 2)
@@ -27,7 +27,7 @@ def log_tail(path: Path, max_lines: int = 25) -> list[str]:
 
 
 def reason_for_not_serving(lines: Sequence[str]) -> str | None:
-    """Return why a service ended, where its log says in one entry that it cannot serve; else `None`."""
+    """Return the reason that a service's log gives, in one entry, for not serving; `None` without such an entry."""
     entry = next((line for line in reversed(lines) if _CANNOT_SERVE in line), None)
     if entry is None:
         return None
@@ -39,12 +39,12 @@ def reason_for_not_serving(lines: Sequence[str]) -> str | None:
             return None
         value = quoted.group(1)
         return str(ast.literal_eval(value)) if value[0] in "'\"" else value
-    except (ValueError, SyntaxError, KeyError):  # somebody else's line
+    except (ValueError, SyntaxError, KeyError):  # another program's line
         return None
 
 
 class LogFollower:
-    """Reads what is added to several logs."""
+    """Follows several logs."""
 
     def __init__(self, log_paths: Mapping[str, Path]) -> None:
         self._log_paths = dict(log_paths)

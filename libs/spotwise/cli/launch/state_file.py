@@ -1,7 +1,7 @@
-"""The supervisor's record of its mesh on disk, which may be full or gone without any harm to the mesh.
+"""The supervisor's record of its mesh on disk.
 
-Law: before the mesh is up a record that cannot be written is an error, because other commands find the mesh by it. Afterwards
-it is said once, and tried again every few seconds.
+A failed write is an error before the mesh is up, because other commands find the mesh by the record. Later it is reported
+once, and retried every few seconds: a full disk must not stop the mesh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRY_AGAIN_S = 2.0
 
 
 class StateFile:
-    """Where one supervisor writes its record."""
+    """The file of one supervisor's record."""
 
     def __init__(self, path: Path, report: Report) -> None:
         self._path = path
@@ -28,15 +28,11 @@ class StateFile:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last record could not be written, and it is time to try again."""
+        """Whether the last write failed and its retry is due."""
         return self._failed_s is not None and time.monotonic() - self._failed_s >= _TRY_AGAIN_S
 
     def write(self, state: RunState) -> None:
-        """Write the record.
-
-        Raises:
-            CommandError: it cannot be written, and never was while the mesh was up.
-        """
+        """Write the record; raises `CommandError` where it cannot be written before the mesh was up."""
         try:
             write_state(self._path, state)
         except OSError as error:
@@ -56,6 +52,6 @@ class StateFile:
         self._was_ready = self._was_ready or state.ready
 
     def remove(self) -> None:
-        """Take the record away; what cannot be removed names processes that are gone, and misleads nobody."""
+        """Remove the record; one that cannot be removed names only ended processes."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)

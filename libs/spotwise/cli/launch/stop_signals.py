@@ -1,4 +1,4 @@
-"""Requests to stop, noted instead of interrupting: an ordered stop must not itself be torn apart by a signal."""
+"""Requests to stop, recorded instead of raised: a signal must not interrupt an ordered stop."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ _NOTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Notes SIGINT, SIGTERM and SIGHUP for the length of a `with` block. Main thread only.
-
-    Attributes:
-        stop_requested: whether one came.
-        at_once: whether Ctrl-C came a second time: there is to be no grace.
-    """
+    """Records SIGINT, SIGTERM and SIGHUP during a `with` block (main thread only); `at_once`: a second Ctrl-C, no grace."""
 
     def __init__(self) -> None:
         self.stop_requested = False

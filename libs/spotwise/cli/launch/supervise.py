@@ -1,8 +1,4 @@
-"""Runs a mesh from its options: claims its name, lays out its processes, supervises them.
-
-As a program (`python -m spotwise.cli.launch.supervise`, options as JSON on stdin) it is the detached supervisor of
-`spotwise up --detach`.
-"""
+"""Plans and supervises a mesh; as a program, with options as JSON on stdin, the supervisor of `up --detach`."""
 
 from __future__ import annotations
 
@@ -64,7 +60,7 @@ def supervise(
 
 
 def _clear(folder: RunFolder) -> None:
-    # A supervisor that was killed could not take its record away.
+    # A killed supervisor leaves its record behind.
     left = read_state(folder.state_path)
     if left is not None:
         end_recorded(left)

@@ -1,4 +1,4 @@
-"""One process under supervision: how it is started, how it is doing, when it is started again."""
+"""One process under supervision: its start, its state, its restarts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ class SupervisedProcess:
     """A process of the mesh across its restarts.
 
     Args:
-        service_id: unique in the mesh.
-        stop_order: its turn at the end.
-        log_path: where its output goes.
-        start: starts it.
-        is_healthy: whether the process with this pid is open for work.
-        shows_life: whether the process with this pid still does anything; None where nothing can tell.
-        is_essential: whether the mesh is of no use without it, or of workers, without any.
+        is_healthy: whether the process with this pid is ready to serve.
+        shows_life: whether the process with this pid gives a sign of life; None for unknown.
+        is_essential: whether the mesh serves no request without it; for workers, without any of them.
     """
 
     def __init__(
@@ -57,7 +53,7 @@ class SupervisedProcess:
 
         Raises:
             EmbeddedServerError: it is an embedded server, and did not come up.
-            OSError: the system does not let it start.
+            OSError: the system refuses the start.
         """
         self._child = None
         self._started_s = time.monotonic()
@@ -66,16 +62,16 @@ class SupervisedProcess:
         self.state = ServiceState.STARTING
 
     def check_health(self) -> None:
-        """Note when it has become healthy."""
+        """Update its state once it has become healthy."""
         if self._child is not None and self.state is ServiceState.STARTING and self._is_healthy(self._child.pid):
             self.state = ServiceState.HEALTHY
 
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs or was never started."""
+        """Its exit code; None while it runs and before its first start."""
         return None if self._child is None else self._child.exit_code()
 
     def is_running(self) -> bool:
-        """Whether there is a process to stop."""
+        """Whether it has a process to stop."""
         return self._child is not None and self._child.exit_code() is None
 
     @property
@@ -88,28 +84,24 @@ class SupervisedProcess:
         return self.state is ServiceState.STARTING and now_s - self._started_s > limit_s
 
     def plan_restart(self, now_s: float) -> float:
-        """Note that it died; the seconds until it is started again."""
+        """Record its death; returns the seconds until its restart."""
         delay_s = self._restart_limit.delay_after_death(now_s)
         self.state = ServiceState.RESTARTING
         self._restart_at_s = now_s + delay_s
         return delay_s
 
     def dies_too_often(self, now_s: float) -> bool:
-        """Whether it died again and again within a minute."""
+        """Whether it exceeded the limit of deaths."""
         return self._restart_limit.too_often(now_s)
 
     def restart_when_due(self, now_s: float) -> None:
-        """Start it again once its delay is over.
-
-        Raises:
-            EmbeddedServerError: as `start`.
-        """
+        """Start it again once its delay is over; raises `EmbeddedServerError` as `start`."""
         if self.state is ServiceState.RESTARTING and now_s >= self._restart_at_s:
             self._restarts += 1
             self.start()
 
     def terminate(self) -> None:
-        """Ask it to leave."""
+        """Request its end."""
         if self._child is not None:
             self._child.terminate()
 
@@ -119,12 +111,12 @@ class SupervisedProcess:
             self._child.kill()
 
     def end_hung(self) -> None:
-        """End it, without waiting until it is gone: that is noticed as any death."""
+        """Kill it without waiting; its exit is then handled as any death."""
         self.is_ending = True
         if self._child is not None:
             self._child.end()
 
     def record(self) -> RecordedService:
-        """What other commands are told."""
+        """The record of it for other commands."""
         process = self._child.identity if self._child is not None and self.is_running() else None
         return RecordedService(state=self.state, process=process, restarts=self._restarts)

@@ -1,8 +1,7 @@
-"""Keeps the processes of one mesh: starts them, waits for their health, mends what dies, stops them in order.
+"""Supervises the processes of one mesh: starts them, waits for their health, restarts dead ones, stops them in order.
 
-Law: whatever ends the supervisor, nothing it started stays. A signal and a failure lead through the same ordered stop; a
-supervisor that is itself killed takes its children along through the kernel (`mesh/child_process.py`). Only what the mesh
-cannot serve without ends it by dying again and again; the supervisor's own files may fail without any consequence for the mesh.
+No child outlives the supervisor: a signal and a failure lead through the same ordered stop, and the kernel ends the children of
+a killed supervisor (`mesh/child_process.py`). Only repeated deaths of an essential process end the mesh.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _LOOP_PAUSE_S = 0.05
 
 
 class MeshFailedError(Exception):
-    """The mesh cannot start or go on; the message says why.
-
-    Attributes:
-        processes: those whose logs tell more.
-    """
+    """The mesh failed at or after its start; the message says why, and the logs of `processes` more."""
 
     def __init__(self, message: str, processes: Sequence[SupervisedProcess]) -> None:
         super().__init__(message)
@@ -42,14 +37,11 @@ class MeshFailedError(Exception):
 
 
 class Supervisor:
-    """One mesh.
+    """The supervisor of one mesh.
 
     Args:
-        processes: in the order in which they are started; embedded servers first.
-        state: what is recorded of the mesh, without its services yet.
-        state_path: where it is recorded.
-        signals: requests to stop.
-        report: where to show what happens.
+        processes: in start order; embedded servers first.
+        state: the mesh's record, without its services yet.
         verbose: whether to show the services' logs.
     """
 
@@ -73,10 +65,10 @@ class Supervisor:
         )
 
     def run(self, on_ready: Callable[[], None]) -> int:
-        """Run the mesh until it is asked to stop or fails; calls `on_ready` once it is open for requests.
+        """Run the mesh until a stop request or a failure; calls `on_ready` once it serves.
 
         Returns:
-            The exit status of the command: 0 stopped on request, 1 failed, 130 stopped before it was up.
+            The command's exit status: 0 stopped on request, 1 failed, 130 stopped before it was up.
         """
         try:
             with self._report.starting():
@@ -131,7 +123,6 @@ class Supervisor:
         self._show_progress()
 
     def _end_hung(self, liveness: LivenessWatch) -> None:
-        """End what runs and does nothing any more; its death is mended as any other."""
         now_s = time.monotonic()
         options = self._state.options
         targets: dict[str, tuple[int, Probe]] = {}
@@ -172,7 +163,7 @@ class Supervisor:
             if process.state is ServiceState.HEALTHY and not was_healthy:
                 self._report.say(f"{process.service_id} is healthy again", style="green")
         elif code == 0 and process.stop_order is StopOrder.WORKER:
-            # A worker that was drained leaves by itself; anything else has no reason to.
+            # A drained worker leaves by itself; any other process has no reason to.
             process.state = ServiceState.LEFT
             self._report.say(f"{process.service_id} has left")
         else:
@@ -192,7 +183,7 @@ class Supervisor:
         )
 
     def _is_needed(self, process: SupervisedProcess) -> bool:
-        """Whether the mesh serves nobody while this process is away; any worker can do both phases, if it must."""
+        """Whether the mesh serves no request without this process; any one worker can run both phases."""
         if not process.is_essential:
             return False
         return process.stop_order is not StopOrder.WORKER or not any(
@@ -238,7 +229,7 @@ class Supervisor:
 
 
 def _ended_while_starting(process: SupervisedProcess) -> MeshFailedError:
-    """Say it in one line where the process did, else by the end of its log."""
+    """Give the reason on one line where the process logged one, else the end of its log."""
     reason = reason_for_not_serving(log_tail(process.log_path))
     if reason is not None:
         return MeshFailedError(f"{process.service_id} cannot serve: {reason}", [])

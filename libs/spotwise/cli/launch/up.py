@@ -147,7 +147,7 @@ def up(
         raise OptionError(
             "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
         ) from error
-    # All that can be refused is, before a model is fetched for nothing.
+    # Options are refused before a model is fetched in vain.
     if engine is not EngineKind.SIMULATED:
         require_device(device)
     with folder.claimed():
@@ -162,7 +162,7 @@ def up(
 
 
 def run_mesh(options: MeshOptions, report: Report, *, detach: bool = False, verbose: bool = False) -> int:
-    """Start a mesh and, unless detached, stay with it until it is stopped; returns the command's exit status.
+    """Start a mesh and, unless detached, run it until it is stopped; returns the command's exit status.
 
     Raises:
         CommandError: a mesh of that name runs, or a server it needs is missing.
