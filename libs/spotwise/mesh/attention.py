@@ -12,12 +12,7 @@ MISSED_BEATS = 3
 
 
 class Attention:
-    """Measures by the member's own heartbeats, which come back over the broker, and by how late its ticks are.
-
-    Args:
-        heartbeat_s, tick_s: seconds from one heartbeat, or tick, to the next.
-        monotonic: a monotonic clock, in seconds.
-    """
+    """Measures by the member's own heartbeats, which the broker returns, and by late ticks; `monotonic` is in seconds."""
 
     def __init__(self, heartbeat_s: float, tick_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._deaf_after_s = MISSED_BEATS * heartbeat_s

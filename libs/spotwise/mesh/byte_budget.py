@@ -1,7 +1,5 @@
-"""Bounds the bytes that are held at once.
-
-Requests are granted in order of arrival, so that small ones do not starve a large one; a request larger than the whole budget
-is granted when nothing else is held.
+"""Bounds the bytes that are held at once. Requests are granted in order of arrival, so that small ones do not starve a large
+one; a request larger than the whole budget is granted when nothing else is held.
 """
 
 from __future__ import annotations
@@ -11,11 +9,7 @@ from collections import deque
 
 
 class ByteBudget:
-    """Bounds bytes on one event loop.
-
-    Args:
-        limit_bytes: held at once at most, unless a single holder has more.
-    """
+    """Bounds the bytes held at once, on one event loop, to `limit_bytes`, unless a single holder has more."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

@@ -11,10 +11,8 @@ CANCEL_AGAIN_S = 0.1
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks repeatedly until they are done; their exceptions are dropped.
-
-    Once is not enough: `asyncio.wait_for` of Python 3.11 loses a cancellation that comes as its work ends (redis-py uses it),
-    and gRPC's channels lose one that comes as they close.
+    """Cancel tasks repeatedly until they are done; their exceptions are dropped. Once is not enough: `asyncio.wait_for` of
+    Python 3.11 (redis-py uses it) loses a cancellation that comes as its work ends, and closing gRPC channels lose one, too.
     """
     left = set(tasks)
     while left:

@@ -1,8 +1,7 @@
-"""Starts child processes that cannot outlive their parent. Linux only.
-
-A child has its own session, so that a terminal's Ctrl-C reaches only the parent; the kernel kills it when the *thread* that
-started it ends (prctl(2), PR_SET_PDEATHSIG), so start children from the main thread. A process is identified by pid *and* start
-time, so that no signal reaches a later process with the same pid.
+"""Starts child processes that cannot outlive their parent. Linux only. A child has its own session, so that a terminal's Ctrl-C
+reaches only the parent; the kernel kills it when the *thread* that started it ends (prctl(2), PR_SET_PDEATHSIG), so start
+children from the main thread. A process is identified by pid *and* start time, so that no signal reaches a later process
+with the same pid.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, distinct from a later one with the same pid.
-
-    Attributes:
-        start_ticks: start time in clock ticks since boot (field 22 of /proc/PID/stat).
-    """
+    """One process, distinct from a later one with its pid; `start_ticks`: clock ticks since boot (/proc/PID/stat, field 22)."""
 
     pid: int
     start_ticks: int
@@ -64,11 +59,7 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def send_signal(process: ProcessIdentity, signal_number: signal.Signals) -> bool:
-    """Send a signal to exactly this process; False when it is gone.
-
-    Raises:
-        PermissionError: it belongs to another user.
-    """
+    """Send a signal to exactly this process; `False` when it is gone. Raises `PermissionError` for another user's."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -144,7 +135,7 @@ def start_child(
     """Start a program that dies with this process.
 
     Args:
-        argv: program and arguments; a program that cannot be run shows as exit status 1 and a line in the log.
+        argv: a program that cannot be run shows as exit status 1 and a line in the log.
         log_path: receives stdout and stderr, readable by its owner alone; dropped where it cannot be opened.
         env: the whole environment; `None`: this process's.
         folder: working folder; `None`: this process's.

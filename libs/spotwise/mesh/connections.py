@@ -14,11 +14,7 @@ from spotwise.mesh.settings import ServiceSettings
 
 @contextlib.asynccontextmanager
 async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[MessageBus, MeshStore]]:
-    """Connect to broker and store.
-
-    Raises:
-        MeshError: one of them does not answer.
-    """
+    """Connect to broker and store; raises `MeshError` where one of them does not answer."""
     async with contextlib.AsyncExitStack() as stack:
         bus = await NatsBus.connect(settings.nats_url, settings.service_id)
         stack.push_async_callback(bus.close)
@@ -29,11 +25,7 @@ async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[Messag
 
 @contextlib.asynccontextmanager
 async def control_server(settings: ServiceSettings, engines: EngineView | None) -> AsyncIterator[ControlServer]:
-    """Listen for health checks, and for engine control where there are engines.
-
-    Raises:
-        MeshError: the port is taken.
-    """
+    """Listen for health checks, and for engine control where there are engines; raises `MeshError` where the port is taken."""
     control = ControlServer(settings.bind_host, settings.grpc_port, engines)
     await control.start()
     try:

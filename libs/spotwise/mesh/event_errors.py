@@ -10,9 +10,8 @@ _log = structlog.get_logger(__name__)
 
 
 class LoggedErrors:
-    """A context that logs and drops an exception of one event; expected failures are events and replies, and never reach it.
-
-    A class and not a generator, for speed: it wraps every event and every command.
+    """Logs and drops an exception of one event; expected failures are events and replies. No generator: it wraps
+    every event.
     """
 
     __slots__ = ("_event",)

@@ -9,16 +9,10 @@ _COLLECT_AFTER = 20_000
 
 
 def collect_rarely() -> None:
-    """Collect cycles rarely: there are hardly any, and a collection stops the event loop.
-
-    A full one takes tens of milliseconds in a scheduler of a thousand workers.
-    """
+    """Collect cycles rarely: there are few, and a full collection takes a scheduler of 1,000 workers tens of milliseconds."""
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 def leave_to_the_system() -> None:
-    """Exempt all objects from collection as the process is about to end.
-
-    The interpreter collects several times as it ends: a second of computing for a worker, which holds torch and transformers.
-    """
+    """Exempt all objects from collection as the process ends: the interpreter's last ones take a worker (torch) a second."""
     gc.freeze()

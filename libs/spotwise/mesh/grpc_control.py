@@ -21,7 +21,6 @@ class EngineDescription:
     """A worker's reply to Describe.
 
     Attributes:
-        member: as in its next heartbeat.
         engine_sequences: sequences that the engine holds; equal to the role's count unless one leaks.
         resident_bytes: of the process.
         iterations: since the start.
@@ -47,19 +46,14 @@ class IterationTime:
 
 @dataclass(frozen=True, slots=True)
 class RecentIterations:
-    """The newest iterations of a worker.
-
-    Attributes:
-        last: number of the last one, from 1; 0: none.
-        times: oldest first.
-    """
+    """The newest iterations of a worker, oldest first; `last` is the number of the last one, from 1; 0: none."""
 
     last: int
     times: tuple[IterationTime, ...]
 
 
 class EngineView(Protocol):
-    """Describes the workers of a process by id; an empty id means its only one. `None` while that one still loads."""
+    """Describes the workers of a process by id (empty: its only one); returns `None` while that worker loads."""
 
     def describe(self, member_id: str) -> EngineDescription | None:
         """Describe a worker."""
@@ -131,11 +125,7 @@ class ControlServer:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen; `port` is known afterwards.
-
-        Raises:
-            MeshError: the port is taken.
-        """
+        """Listen, which sets `port`; raises `MeshError` where the port is taken."""
         try:
             self.port = self._server.add_insecure_port(self._address)
         except RuntimeError as error:
@@ -187,10 +177,8 @@ async def _health(address: str, timeout_s: float) -> int | None:
 
 
 async def describe_engine(address: str, member_id: str = "", timeout_s: float = 2.0) -> EngineDescription:
-    """Return a worker's description; `member_id` selects it where several share the address.
-
-    Raises:
-        MeshError: it does not answer.
+    """Return a worker's description; `member_id` selects it at a shared address. Raises `MeshError` where it does
+    not answer.
     """
     async with grpc.aio.insecure_channel(address) as channel:
         stub = engine_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
@@ -211,11 +199,7 @@ async def describe_engine(address: str, member_id: str = "", timeout_s: float = 
 async def recent_iterations(
     address: str, member_id: str = "", after: int = 0, timeout_s: float = 5.0
 ) -> RecentIterations:
-    """Return a worker's iterations after number `after`.
-
-    Raises:
-        MeshError: it does not answer.
-    """
+    """Return a worker's iterations after number `after`; raises `MeshError` where it does not answer."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = engine_pb2_grpc.EngineControlStub(channel)  # type: ignore[no-untyped-call]
         request = engine_pb2.IterationsRequest(member_id=member_id, after=after)

@@ -1,8 +1,7 @@
-"""Writes a role's journal: its parameters, each event with its time, and the commands that the role returned.
-
-Written where `SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; read by `journal_replay.py` alone.
-A file is gzip over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the
-error's type, where the role raised. It is flushed about once a second: a killed process loses no more than that.
+"""Writes a role's journal: its parameters, each event with its time, and the commands that the role returned. Written where
+`SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; read by `journal_replay.py` alone. A file is gzip
+over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the error's type,
+where the role raised. It is flushed about once a second: a killed process loses no more than that.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ RoleT = TypeVar("RoleT")
 
 
 class Journal:
-    """Writes one role's journal.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Writes one role's journal; raises `OSError` where the folder cannot be written."""
 
     def __init__(self, folder: Path, member: Member, role: str, parameters: dict[str, Any]) -> None:
         # A journal holds prompts: only its owner may read it.
@@ -106,11 +101,7 @@ def dumped(value: Any) -> bytes:
 def make_role(
     folder: Path | None, member: Member, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
 ) -> tuple[RoleT, Journal | None]:
-    """Make a member's role, and its journal where a folder is configured.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Make a member's role, and its journal where `folder` is set; raises `OSError` where the folder cannot be written."""
     journal = None
     if folder is not None:
         given = inspect.signature(role_type).bind(*args, **kwargs)

@@ -1,7 +1,5 @@
-"""The formats of journals: names that types and fields had in earlier ones.
-
-A journal names core's dataclasses and their fields. Where a release renames them, the format's number rises, and the earlier
-format's old names stand here beside today's.
+"""The formats of journals: names of core's dataclasses and fields in earlier formats, each with today's name. A release that
+renames one raises the format's number.
 """
 
 from __future__ import annotations
@@ -15,13 +13,7 @@ FORMAT = "spotwise-journal/2"
 
 @dataclass(frozen=True, slots=True)
 class OldNames:
-    """Names of an earlier format, each with today's.
-
-    Attributes:
-        types: of events, commands and messages.
-        fields: of any type.
-        fields_of: by the type's old name, those that differ from `fields` there.
-    """
+    """Names of an earlier format, each with today's; `fields_of`, by a type's old name, has precedence over `fields`."""
 
     types: Mapping[str, str]
     fields: Mapping[str, str]
@@ -42,7 +34,6 @@ class OldNames:
         return renamed
 
     def _renamed(self, value: Any, type_name: str = "") -> Any:
-        """Rename the keys of a value and of all values within it; only an event's or command's own type is recorded."""
         if isinstance(value, list):
             return [self._renamed(item) for item in value]
         if not isinstance(value, dict):

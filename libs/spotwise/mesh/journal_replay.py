@@ -51,7 +51,6 @@ class JournalEntry:
     Attributes:
         number: of its line, from 2; the header is line 1.
         now: when the role handled it, Unix seconds.
-        event: its fields.
         commands: the role's, as `journal.encoded` writes them.
         error: type of the exception that the role raised.
     """
@@ -66,13 +65,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRole:
-    """A journal's header, and its events, by today's names.
-
-    Attributes:
-        role: type of the role.
-        parameters: the role's arguments.
-        old_names: of the journal's format; `None` for today's.
-    """
+    """A journal's header, and its events, by today's names; `old_names` is `None` for today's format."""
 
     path: Path
     role: str
@@ -82,10 +75,8 @@ class RecordedRole:
     old_names: OldNames | None = None
 
     def entries(self) -> Iterator[JournalEntry]:
-        """Read the events in order; a killed process leaves its last line unfinished, which is skipped.
-
-        Raises:
-            JournalError: a line is damaged.
+        """Read the events in order, except an unfinished last line (a killed process's); raises `JournalError` for a damaged
+        one.
         """
         lines = _lines(self.path)
         next(lines, None)
@@ -100,11 +91,7 @@ class RecordedRole:
             yield JournalEntry(number, now, event_type, event, commands, error[0] if error else None)
 
     def make(self) -> Role:
-        """Make the role as it was at its start.
-
-        Raises:
-            JournalError: this version has no such role, or its parameters differ.
-        """
+        """Make the role as at its start; raises `JournalError` where this version has no such role, or other parameters."""
         try:
             role_type = _ROLES[self.role][0]
             types = typing.get_type_hints(vars(role_type)["__init__"])
@@ -120,11 +107,7 @@ class RecordedRole:
 
 
 def find_journals(folder: Path) -> list[RecordedRole]:
-    """Return the journals of a folder, sorted by name.
-
-    Raises:
-        JournalError: there are none, or one has no header.
-    """
+    """Return the journals of a folder, sorted by name; raises `JournalError` where there are none, or one has no header."""
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     if not paths:
         raise JournalError(f"{folder} holds no journals (*{SUFFIX}); SPOTWISE_JOURNAL names the folder of a mesh's")
@@ -164,10 +147,8 @@ class Replay:
 
 
 def replay(source: RecordedRole) -> Replay:
-    """Feed a journal's events to a fresh role until a command differs.
-
-    Raises:
-        JournalError: a line is damaged, or this version does not know an event.
+    """Feed a journal's events to a fresh role until a command differs; raises `JournalError`: a damaged line, an
+    unknown event.
     """
     done = Replay(source)
     role, types = source.make(), source.event_types()
@@ -231,7 +212,6 @@ def _header(path: Path) -> RecordedRole:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Return the complete lines of a gzip file that may be truncated."""
     unzip = zlib.decompressobj(wbits=31)
     rest = b""
     try:

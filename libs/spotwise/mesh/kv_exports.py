@@ -1,8 +1,6 @@
-"""Exports chunks of this worker's KV and sends them.
-
-A copy thread, never the loop, gathers and checksums a chunk, which is then submitted to its link. The bytes exported and not
-sent by all pushes of a worker are bounded (`budget`), so that slow peers cannot fill its memory. A cancelled export ends only
-after the copy thread has finished reading its blocks.
+"""Exports chunks of this worker's KV and sends them. A copy thread, never the loop, gathers and checksums a chunk, which is
+then submitted to its link. The bytes exported and not sent by all pushes of a worker are bounded (`budget`), so that slow
+peers cannot fill its memory. A cancelled export ends only after the copy thread has finished reading its blocks.
 """
 
 from __future__ import annotations
@@ -24,9 +22,6 @@ class KvExports:
     """Exports for all pushes of a worker.
 
     Attributes:
-        memory: the source.
-        payloads: memory of the payloads.
-        buffers: pool of payload buffers.
         copies: threads that copy and checksum.
         budget: of exported bytes.
         chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
@@ -104,7 +99,6 @@ class KvExports:
         submitted.append(link.send(replace(frame, payload_checksum=checksum), payload))
 
     def _copy(self, frame: KvFrame, block_ids: tuple[int, ...], into: Any) -> tuple[Any, int]:
-        """On a copy thread: gather one chunk and checksum it."""
         blocks = block_ids[frame.first_block : frame.first_block + frame.num_blocks]
         payload = self.memory.export_layers(frame.first_layer, frame.num_layers, blocks, into)
         return payload, self.payloads.checksum(payload)

@@ -1,7 +1,6 @@
-"""Fits a link's latency and bandwidth to observed transfers.
-
-Least squares of seconds over bytes, with exponentially decaying weights, so that the fit follows a link that changes. Where all
-transfers are of one size the line goes through the origin; where larger ones take no longer it is flat.
+"""Fits a link's latency and bandwidth to observed transfers. Least squares of seconds over bytes, with exponentially decaying
+weights, so that the fit follows a link that changes. Where all transfers are of one size the line goes through the origin;
+where larger ones take no longer it is flat.
 """
 
 from __future__ import annotations

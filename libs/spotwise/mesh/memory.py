@@ -1,7 +1,5 @@
-"""In-memory bus, store and clock, for unit tests only (`memory_kv`: the KV transport).
-
-Each keeps its port's contract, errors included; the contract tests run against it and the real adapter. All users of one share
-an event loop. Nothing is encoded.
+"""In-memory bus, store and clock, for unit tests only (`memory_kv`: the KV transport). Each keeps its port's contract, errors
+included; the contract tests run against it and the real adapter. All users of one share an event loop. Nothing is encoded.
 """
 
 from __future__ import annotations
@@ -39,11 +37,7 @@ class FakeClock:
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass.
-
-        Raises:
-            ValueError: time would go back.
-        """
+        """Advance time; raises `ValueError` where time would go back."""
         if seconds < 0:
             raise ValueError(f"a clock does not go back: {seconds:g} s")
         self._now_s += seconds
@@ -94,7 +88,6 @@ class _MemorySubscription:
         broker.add(self)
 
     def take(self, message: BusMessage) -> None:
-        """Queue a message."""
         self._arrived.put_nowait(message)
 
     async def unsubscribe(self) -> None:
@@ -137,7 +130,7 @@ class MemoryBus:
         return self._broker.max_payload_bytes
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send without waiting for anyone."""
+        """Send without waiting for receivers."""
         self._check(subject, payload)
         self._broker.route(BusMessage(subject, payload))
 
@@ -158,11 +151,7 @@ class MemoryBus:
             raise ReplyTimeoutError(f"no answer on {subject} within {timeout_s:g} s") from None
 
     async def subscribe(self, subject: str, handler: _Handler, queue: str = "") -> _MemorySubscription:
-        """Call `handler` for each message, one at a time, in order; `*` in `subject` stands for one token.
-
-        Raises:
-            ValueError: the subject has the wildcard `>`, which the mesh does not use.
-        """
+        """Call `handler` for each message, one at a time, in order; `*` matches one token, `>` raises `ValueError`."""
         if ">" in subject:
             raise ValueError(f"{subject}: the in-memory bus knows the wildcard * only")
         self._check(subject)
@@ -224,11 +213,11 @@ class MemoryStore:
             self._ledgers[subjects.ledger_key(entry.choice_id)].append(entry)
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
-        """Return an API request's ledger in order of time; empty where nothing is known of it."""
+        """Return an API request's ledger in order of time; empty where there is none."""
         return sorted(self._ledgers.get(subjects.ledger_key(choice_id), ()), key=lambda entry: entry.at_s)
 
     async def register(self, member: Member, ttl_s: float) -> None:
-        """Write a registration that ends by itself after `ttl_s`."""
+        """Write a registration that expires after `ttl_s`."""
         self._members[member.id] = (member, self._clock.now() + ttl_s)
         self._incarnations[member.id] = member.incarnation
 

@@ -1,6 +1,5 @@
-"""In-memory KV transport, for unit tests only.
-
-A hand-off is refused for the reasons of `ucx_inbox`, in the same order, and otherwise copied at once when it is committed.
+"""In-memory KV transport, for unit tests only. A hand-off is refused for the reasons of `ucx_inbox`, in the same order, and
+otherwise copied at once when it is committed.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ class MemoryKvNetwork:
         self._listeners.pop(address, None)
 
     def reach(self, address: str) -> MemoryKvTransport:
-        """Return the listener of an address.
-
-        Raises:
-            KvTransferError: there is none.
-        """
+        """Return the listener of an address; raises `KvTransferError` where there is none."""
         try:
             return self._listeners[address]
         except KeyError:
@@ -76,11 +71,7 @@ class MemoryKvTransport:
 
     @property
     def address(self) -> str:
-        """Where peers reach this listener.
-
-        Raises:
-            RuntimeError: `start` has not been called.
-        """
+        """Where peers reach this listener; raises `RuntimeError` before `start`."""
         if self._address is None:
             raise RuntimeError("the transport listens nowhere yet: await start() first")
         return self._address
@@ -119,7 +110,6 @@ class MemoryKvTransport:
             self._network.leave(self._address)
 
     def _hand_over(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> int:
-        """Deliver a hand-off whose blocks are written, and return its bytes."""
         if self._closed:
             raise KvTransferError("this transport is closed")
         receiver = self._network.reach(target.address)
@@ -130,7 +120,6 @@ class MemoryKvTransport:
         return receiver._take(target, handoff, self._memory, source_block_ids)
 
     def _take(self, target: KvTarget, handoff: KvHandoff, source: KvMemory, source_block_ids: tuple[int, ...]) -> int:
-        """Check a push against its window, copy it, announce it, and return its bytes."""
         memory = self._memory
         if target.worker_id != self._worker_id:
             raise KvTransferError(f"{self._worker_id} answers at that address")

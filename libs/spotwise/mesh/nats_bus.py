@@ -52,11 +52,7 @@ class NatsBus:
 
     @classmethod
     async def connect(cls, url: str, name: str, connect_timeout_s: float = 5.0) -> NatsBus:
-        """Connect under a name that the broker's monitoring shows.
-
-        Raises:
-            MeshError: no broker answers at `url`.
-        """
+        """Connect under a name that the broker's monitoring shows; raises `MeshError` where no broker answers at `url`."""
 
         shown_url = without_passwords(url)
         client = Client()
@@ -104,7 +100,7 @@ class NatsBus:
         return self._client.max_payload
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send without waiting for anyone."""
+        """Send without waiting for receivers."""
         self._check_size(subject, payload)
         try:
             await self._client.publish(subject, payload)

@@ -1,6 +1,5 @@
-"""A member's queue of messages to publish: ordered and bounded.
-
-While the broker is unreachable, workers continue and fill it; the oldest messages are dropped, as lost ones to their receivers.
+"""A member's queue of messages to publish: ordered and bounded. While the broker is unreachable, workers continue and fill it;
+the oldest messages are dropped, and are to their receivers as lost ones.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ OUTBOX_BYTES = 16 << 20
 
 
 class Outbox:
-    """A FIFO queue of messages.
-
-    Args:
-        max_bytes: of all queued messages; the newest one stays whatever its size.
-    """
+    """A FIFO queue of messages, `max_bytes` in all; the newest one stays whatever its size."""
 
     def __init__(self, max_bytes: int = OUTBOX_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -1,7 +1,5 @@
-"""The ports of the mesh: message bus, store and KV transport.
-
-Each is a Protocol with a real adapter (`nats_bus`, `redis_store`, `ucx_transfer`) and, for unit tests only, an in-memory one
-(`memory`, `memory_kv`).
+"""The ports of the mesh: message bus, store and KV transport. Each is a Protocol with a real adapter (`nats_bus`,
+`redis_store`, `ucx_transfer`) and, for unit tests only, an in-memory one (`memory`, `memory_kv`).
 """
 
 from __future__ import annotations
@@ -59,19 +57,11 @@ class MessageBus(Protocol):
         """Largest message that the broker carries."""
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Send without waiting for receivers.
-
-        Raises:
-            PayloadTooLargeError: the broker would refuse it.
-        """
+        """Send without waiting for receivers; raises `PayloadTooLargeError` where the broker would refuse it."""
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        """Send and wait for one answer.
-
-        Raises:
-            NoResponderError: the subject has no subscriber.
-            ReplyTimeoutError: no answer came within `timeout_s`.
-            PayloadTooLargeError: the broker would refuse it.
+        """Send and wait for one answer; raises `NoResponderError` where the subject has no subscriber, `ReplyTimeoutError`
+        where no answer came within `timeout_s`, `PayloadTooLargeError` where the broker would refuse it.
         """
 
     async def subscribe(
@@ -152,26 +142,17 @@ class KvMemory(Protocol):
         """What the bytes of a block mean; only memories of one layout may exchange blocks."""
 
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
-        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes.
-
-        Args:
-            first_layer, num_layers: the layers.
-            block_ids: of each layer.
-            into: memory for a payload of that size, which may be used and returned.
+        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes; `into`, memory
+        of that size, may be used and returned.
         """
 
     def import_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: Any) -> None:
-        """Copy blocks in: the inverse of `export_layers`.
-
-        Raises:
-            ValueError: the size of `data` differs.
-        """
+        """Copy blocks in: the inverse of `export_layers`; raises `ValueError` where the size of `data` differs."""
 
 
 class PayloadMemory(Protocol):
-    """Allocates and checksums the payloads of a transfer, on the host or on a device.
-
-    A payload is what `KvMemory` exports and imports: an array that UCX can read, with `nbytes`; so is a slice of it.
+    """Allocates and checksums the payloads of a transfer, on the host or on a device. A payload is what `KvMemory` exports and
+    imports: an array that UCX can read, with `nbytes`; so is a slice of it.
     """
 
     def allocate(self, size: int) -> Any:
@@ -203,28 +184,19 @@ class KvPush(Protocol):
 
     def wrote(self, layers: int, blocks: int) -> None:
         """Note that in the first `layers` layers the first `blocks` blocks are complete; no effect once the push is over.
-
-        Raises:
-            ValueError: there are fewer layers or blocks.
+        Raises `ValueError` where there are fewer layers or blocks.
         """
 
     def commit(self, handoff: KvHandoff) -> None:
-        """Send the hand-off after its KV.
-
-        Raises:
-            ValueError: the KV is not all written.
-        """
+        """Send the hand-off after its KV; raises `ValueError` where the KV is not all written."""
 
     def abort(self) -> None:
         """Cancel the push: `delivered` raises, unless the hand-off is complete already; idempotent."""
 
     async def delivered(self) -> TransferReport:
-        """Return after the receiver verified every checksum and accepted; only one task may await it.
-
-        The source blocks may be reused once this returns or raises, not before.
-
-        Raises:
-            KvTransferError: unreachable, refused, corrupt, timed out or cancelled, also before the commit.
+        """Return after the receiver verified every checksum and accepted; only one task may await it, and the source blocks may
+        not be reused before. Raises `KvTransferError`: unreachable, refused, corrupt, timed out or cancelled, also before
+        the commit.
         """
 
 
@@ -245,22 +217,14 @@ class KvTransport(Protocol):
         """Refuse further KV for the choice; after this call its blocks are not written any more. Idempotent."""
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> KvPush:
-        """Begin to copy blocks into the target's reserved blocks as they are written.
-
-        Args:
-            target: the reservation, whose first `len(source_block_ids)` blocks are filled.
-            choice_id, epoch: the attempt.
-            source_block_ids: the prompt's blocks in position order.
-
-        Raises:
-            ValueError: no blocks, or more than the target reserved.
+        """Begin to copy blocks into the target's reserved blocks as they are written; raises `ValueError` for no blocks, or
+        more than the target reserved. The `source_block_ids` are the prompt's in position order, and fill the reservation's
+        first blocks.
         """
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """Push KV that is all written, with its hand-off; return after the receiver verified every checksum and accepted.
-
-        Raises:
-            KvTransferError: unreachable, refused (stale epoch or incarnation, reservation gone), corrupt, or timed out.
+        Raises `KvTransferError`: unreachable, refused (stale epoch or incarnation, reservation gone), corrupt, or timed out.
         """
 
     async def close(self) -> None:

@@ -1,6 +1,5 @@
-"""The completed requests of a recorded run, from the gateways' journals: arrival, sizes, TTFT, TPOT and E2E.
-
-A request that was still open at the journal's end, or got no token, is left out.
+"""The completed requests of a recorded run, from the gateways' journals: arrival, sizes, TTFT, TPOT and E2E. A request that was
+still open at the journal's end, or got no token, is left out.
 """
 
 from __future__ import annotations
@@ -36,21 +35,13 @@ class RecordedRequest:
 
 
 def recorded_requests(journals: Iterable[RecordedRole]) -> list[RecordedRequest]:
-    """Return the completed requests of all gateways among the journals, in order of arrival.
-
-    Raises:
-        JournalError: a line is damaged.
-    """
+    """Return the completed requests of all gateways in the journals, by arrival; raises `JournalError` for a damaged line."""
     found = [request for journal in journals if journal.role == GatewayRole.__name__ for request in _of(journal)]
     return sorted(found, key=lambda request: request.arrived_s)
 
 
 def write_requests(requests: Iterable[RecordedRequest], path: Path) -> None:
-    """Write requests as a trace with latencies.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write requests as a trace with latencies; raises `OSError` where the file cannot be written."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)

@@ -1,6 +1,5 @@
-"""The request store and the registry over Redis.
-
-Records, ledgers and registrations have a time to live, so that a process that died leaves nothing behind.
+"""The request store and the registry over Redis. Records, ledgers and registrations have a time to live, so that a process that
+died leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LEDGER_MAX_ENTRIES = 256
 #: How long an absent member's incarnation is kept, so that its next one is larger whatever the clock says.
 INCARNATION_TTL_S = 7 * 24 * 3600
 
-# KEYS[1]: the member's; ARGV: at least, time to live in seconds. In the server, since two may start at once.
+# KEYS[1]: the member's; ARGV: minimum, time to live in seconds. Runs in the server, since two members may start at once.
 _NEXT_INCARNATION = """
 local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 local next = math.max(tonumber(ARGV[1]), last + 1)
@@ -54,10 +53,8 @@ class RedisStore:
 
     @classmethod
     async def connect(cls, url: str) -> RedisStore:
-        """Connect; commands are retried over a server's restart for a few seconds.
-
-        Raises:
-            MeshError: no server answers at `url`, or it is no Redis URL.
+        """Connect; commands are retried over a server's restart for a few seconds. Raises `MeshError` where no server answers
+        at `url`, or it is no Redis URL.
         """
         try:
             redis = Redis.from_url(
@@ -79,8 +76,6 @@ class RedisStore:
                 f"no Redis server answers at {without_passwords(url)}: {without_passwords(str(error))}"
             ) from error
         return cls(redis)
-
-    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def put_record(self, record: RequestRecord) -> None:
         """Write a request's record; a newer attempt replaces an older one."""
@@ -110,13 +105,11 @@ class RedisStore:
                 await pipe.execute()
 
     async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
-        """Return an API request's ledger in order of time; empty where nothing is known of it."""
+        """Return an API request's ledger in order of time; empty where there is none."""
         async with self._turn():
             lines = await self._redis.lrange(subjects.ledger_key(choice_id), 0, -1)
         entries = [_ledger_entry(orjson.loads(line)) for line in lines]
         return sorted(entries, key=lambda entry: entry.at_s)
-
-    # --- members ------------------------------------------------------------------------------------------------------
 
     async def register(self, member: Member, ttl_s: float) -> None:
         """Write a registration that expires after `ttl_s`, and the incarnation, which is kept for longer."""

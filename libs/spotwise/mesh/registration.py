@@ -20,13 +20,8 @@ def registration_ttl_s(settings: ServiceSettings) -> float:
 
 
 async def new_member(settings: ServiceSettings, kind: MemberKind, control_port: int, store: MeshStore) -> Member:
-    """Return this process's member as it starts.
-
-    Raises:
-        MeshError: the store does not answer.
-    """
-    # Peers ignore lower incarnations forever: the clock serves where the store has lost them, the store where the clock was set
-    # back.
+    """Return this process's member as it starts; raises `MeshError` where the store does not answer."""
+    # Peers ignore lower incarnations forever: the clock covers a store that has lost them, the store a clock that was set back.
     incarnation = await store.next_incarnation(settings.service_id, at_least=time.time_ns() // 1_000_000)
     return Member(
         id=settings.service_id,

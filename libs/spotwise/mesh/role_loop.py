@@ -1,7 +1,5 @@
-"""Feeds events to a role and performs its commands.
-
-One event at a time on the asyncio loop. A command's performer acts at once or starts background work that ends in another
-event. Only this loop feeds a role, so that its journal is complete.
+"""Feeds events to a role and performs its commands. One event at a time on the asyncio loop. A command's performer acts at once
+or starts background work that ends in another event. Only this loop feeds a role, so that its journal is complete.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
 def run_service(settings_type: type[SettingsT], serve: Callable[[SettingsT], Awaitable[None]]) -> int:
-    """Read the settings from the environment, serve until a stop signal, and return the exit code.
-
-    0: stopped in order; 1: the mesh could not be joined; 2: a setting is wrong or missing.
+    """Read the settings from the environment, serve until a stop signal, and return the exit code: 0: stopped in order; 1: the
+    mesh could not be joined; 2: a setting is wrong or missing.
     """
     try:
         settings = settings_type()

@@ -1,8 +1,7 @@
-"""Ensures one process per id: a service waits until its id is free.
-
-An id is in use while its registration is renewed and a process answers at its address. A dead process does not answer, so that
-a restart does not wait; where another service has taken its port, the registration expires. Of two processes that start at once
-the earlier one leaves when it receives the later one's heartbeat (`service`).
+"""Ensures one process per id: a service waits until its id is free. An id is in use while its registration is renewed and a
+process answers at its address. A dead process does not answer, so that a restart does not wait; where another service has
+taken its port, the registration expires. Of two processes that start at once the earlier one leaves when it receives the
+later one's heartbeat (`service`).
 """
 
 from __future__ import annotations
@@ -16,20 +15,14 @@ from spotwise.mesh.ports import MeshError, MeshStore
 
 
 async def holder(store: MeshStore, member_id: str) -> Member | None:
-    """Return the member of this id that is registered and answers; `None` where the id is free.
-
-    Raises:
-        MeshError: the store does not answer.
-    """
+    """Return the registered member of this id that answers, or `None` for a free id; raises `MeshError` without the store."""
     registered = next((member for member in await store.members() if member.id == member_id), None)
     return registered if registered is not None and await answers(registered.grpc_address) else None
 
 
 async def wait_until_free(store: MeshStore, member_id: str, registration_ttl_s: float, poll_s: float) -> None:
-    """Wait until this id is free, at most until a dead member's registration must have expired.
-
-    Raises:
-        MeshError: the id stays in use, or the store does not answer.
+    """Wait until this id is free, at most until a dead member's registration must have expired; raises `MeshError` where the id
+    stays in use, or the store does not answer.
     """
     ends_s = time.monotonic() + registration_ttl_s + poll_s
     while (other := await holder(store, member_id)) is not None:

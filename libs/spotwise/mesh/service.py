@@ -1,7 +1,6 @@
-"""A member of the mesh: it joins, sends heartbeats, answers health checks, and leaves.
-
-A service's main opens a `ServiceHost`, connects its role to it and calls `run`. `open` owns the bus, the store and the gRPC
-endpoint; several members of one process share theirs (`service_group.py`).
+"""A member of the mesh: it joins, sends heartbeats, answers health checks, and leaves. A service's main opens a `ServiceHost`,
+connects its role to it and calls `run`. `open` owns the bus, the store and the gRPC endpoint; several members of one process
+share theirs (`service_group.py`).
 """
 
 from __future__ import annotations
@@ -77,10 +76,8 @@ class ServiceHost:
     async def open(
         cls, settings: ServiceSettings, kind: MemberKind, engines: EngineView | None = None
     ) -> AsyncIterator[ServiceHost]:
-        """Connect to broker and store, listen for health checks, and register as STARTING.
-
-        Raises:
-            MeshError: broker or store do not answer, the port is taken, or the id is in use.
+        """Connect to broker and store, listen for health checks, and register as STARTING; raises `MeshError` where broker or
+        store do not answer, the port is taken, or the id is in use.
         """
         async with bus_and_store(settings) as (bus, store):
             # Before the port is taken: a predecessor's address may be the same.
@@ -92,11 +89,7 @@ class ServiceHost:
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator[ServiceHost]:
-        """Register, and leave at the end of the block.
-
-        Raises:
-            MeshError: broker or store do not answer.
-        """
+        """Register, and leave at the end of the block; raises `MeshError` where broker or store do not answer."""
         await self._register()
         await self._beat()
         await self.listen(subjects.heartbeat(self.id), self._own_heartbeat)
@@ -128,10 +121,8 @@ class ServiceHost:
     def make_role(
         self, role_type: Callable[P, RoleT], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[RoleT, Journal | None]:
-        """Make this member's role, and its journal where one is configured.
-
-        Raises:
-            MeshError: the journal cannot be written.
+        """Make this member's role, and its configured journal, if any; raises `MeshError` where the journal cannot be
+        written.
         """
         try:
             role, journal = make_role(self.settings.journal, self._member, role_type, *args, **kwargs)
@@ -142,11 +133,7 @@ class ServiceHost:
         return role, journal
 
     def post(self, subject: str, message: Message) -> None:
-        """Publish in the background, in order.
-
-        Raises:
-            PayloadTooLargeError: the broker would refuse it.
-        """
+        """Publish in the background, in order; raises `PayloadTooLargeError` where the broker would refuse it."""
         payload = encode(message)
         if len(payload) > self.bus.max_payload_bytes:
             raise PayloadTooLargeError(
@@ -207,7 +194,7 @@ class ServiceHost:
         self._repeat(lambda: asyncio.sleep(interval_s), work, name)
 
     def keep_time(self, tick_s: float, look: Callable[[Tick], None]) -> None:
-        """Call `look` with a tick every `tick_s`, for a role's deadlines; a tick tells how long nothing could be received."""
+        """Call `look` every `tick_s` with a tick, for a role's deadlines; a tick has the seconds without reception."""
         attention = Attention(self.settings.heartbeat_s, tick_s)
         self._attentions.append(attention)
 
@@ -242,11 +229,7 @@ class ServiceHost:
         await self.serve()
 
     async def serve(self) -> None:
-        """Serve until `stop`.
-
-        Raises:
-            MeshError: background work failed, or a newer process has this id.
-        """
+        """Serve until `stop`; raises `MeshError` where background work failed, or a newer process has this id."""
         self._member = replace(self._member, state=MemberState.READY)
         await self.control.set_serving(True)
         await self._register()
@@ -267,11 +250,10 @@ class ServiceHost:
             self.stop()
 
     def beat_soon(self) -> None:
-        """Send a heartbeat early, because of news; those within `NEWS_INTERVAL_S` are one."""
+        """Send a heartbeat early, because of news; news within `NEWS_INTERVAL_S` share one."""
         self._has_news.set()
 
     async def _beat_is_due(self) -> None:
-        """Wait for the next heartbeat's time, or for news."""
         period_s = self.settings.heartbeat_s
         await asyncio.sleep(min(NEWS_INTERVAL_S, period_s))
         with contextlib.suppress(TimeoutError):
@@ -285,7 +267,6 @@ class ServiceHost:
         await self.bus.publish(subjects.heartbeat(member.id), encode(member))
 
     async def _write_store(self) -> None:
-        """Write the new ledger entries, and renew the registration when it is due."""
         if self._ledger:
             entries, self._ledger = self._ledger, []
             try:

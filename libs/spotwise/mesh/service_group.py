@@ -1,7 +1,5 @@
-"""Several members of the mesh in one process, which share one bus, one store and one gRPC endpoint.
-
-Each member has its id, inbox, heartbeats and registration. A signal stops all of them; a member whose background work fails
-ends the process.
+"""Several members of the mesh in one process, which share one bus, one store and one gRPC endpoint. Each member has its id,
+inbox, heartbeats and registration. A signal stops all of them; a member whose background work fails ends the process.
 """
 
 from __future__ import annotations
@@ -42,24 +40,16 @@ class ServiceGroup:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, settings: ServiceSettings, engines: EngineView) -> AsyncIterator[ServiceGroup]:
-        """Connect to broker and store, and listen for health checks.
-
-        Raises:
-            MeshError: broker or store do not answer, or the port is taken.
+        """Connect to broker and store, and listen for health checks; raises `MeshError` where broker or store do not answer, or
+        the port is taken.
         """
         async with bus_and_store(settings) as (bus, store), control_server(settings, engines) as control:
             yield cls(settings, bus, store, control)
 
     async def run(self, member_ids: Sequence[str], kind: MemberKind, member: ServiceMember) -> None:
-        """Serve as all of these members until each has left.
-
-        Args:
-            member_ids: of the members, all of one kind.
-            kind: of each.
-            member: entered for each once it has joined, before it reports READY; exited before it reports LEFT.
-
-        Raises:
-            MeshError: an id is in use, broker or store do not answer, or a member failed; all have left then.
+        """Serve as all of these members, of one kind, until each has left; `member` is entered once one has joined, before it
+        reports READY, and exited before it reports LEFT. Raises `MeshError` where an id is in use, broker or store do not
+        answer, or a member failed; all have left then.
         """
         call_on_stop_signals(self.stop)
         try:

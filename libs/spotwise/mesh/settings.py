@@ -1,6 +1,5 @@
-"""Settings that every service has; each service's own `settings.py` adds to them.
-
-All are environment variables with the prefix `SPOTWISE_`, e.g. `SPOTWISE_NATS_URL`.
+"""Settings that every service has; each service's own `settings.py` adds to them. All are environment variables with the prefix
+`SPOTWISE_`, e.g. `SPOTWISE_NATS_URL`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ _ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def _host_and_process() -> str:
-    """Return a default id that no two processes share: every container has its own host name."""
     return f"{re.sub('[^A-Za-z0-9_-]', '-', socket.gethostname())}-{os.getpid()}"
 
 

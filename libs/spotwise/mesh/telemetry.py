@@ -1,7 +1,5 @@
-"""Configures logging, alike for every service.
-
-A log line shows no password of a URL, and logging never raises: a full disk, a closed pipe or a value that cannot be shown
-costs the line, not the event that is being handled.
+"""Configures logging, alike for every service. A log line shows no password of a URL, and logging never raises: a full disk, a
+closed pipe or a value that cannot be shown costs the line, not the event that is being handled.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class _Lossy(BoundLoggerBase):
 
 
 def configure_logging(settings: ServiceSettings) -> None:
-    """Send structlog and the standard library's loggers to standard error, in the configured format."""
+    """Send structlog's and the standard library's log lines to standard error, in the configured format."""
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     stream: Any = LossyStream(sys.stderr)
     renderer: structlog.types.Processor = (

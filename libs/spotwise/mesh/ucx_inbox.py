@@ -1,9 +1,8 @@
-"""Receives pushes into windows of reserved blocks.
-
-Only the push that owns a window writes its blocks, on copy threads, under the window's lock; `forget` takes the lock, so that
-no block is written after it. A push is complete when every cell (a block of a layer) has arrived once; its hand-off is then
-announced exactly once. A damaged chunk is requested again; a COMMIT before it has arrived is answered at the next COMMIT. A
-refused push is answered once and its remaining frames are drained; its window is free for the next push.
+"""Receives pushes into windows of reserved blocks. Only the push that owns a window writes its blocks, on copy threads, under
+the window's lock; `forget` takes the lock, so that no block is written after it. A push is complete when every cell (a block
+of a layer) has arrived once; its hand-off is then announced exactly once. A damaged chunk is requested again; a COMMIT
+before it has arrived is answered at the next COMMIT. A refused push is answered once and its remaining frames are drained;
+its window is free for the next push.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class KvInbox:
         self._windows[choice_id] = KvWindow(epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
-        """Close a window: after this call, nothing writes its blocks. Idempotent."""
+        """Close a window: after this call, no copy writes its blocks. Idempotent."""
         window = self._windows.pop(choice_id, None)
         if window is None:
             return
@@ -128,7 +127,7 @@ class KvInbox:
             await asyncio.wait(set(self._tasks))
 
     def _claim(self, incoming: IncomingPush, frame: KvFrame) -> NackReason | None:
-        """Check a header against its window, and claim the window where it is free; return the reason to refuse it."""
+        """Check a header against its window, and claim a free window; return the reason to refuse it."""
         if frame.target_incarnation != self._incarnation:
             return NackReason.WRONG_INCARNATION
         window = self._windows.get(frame.choice_id)
@@ -263,7 +262,6 @@ class KvInbox:
     def _answer(
         self, incoming: IncomingPush, kind: FrameKind, reason: NackReason | None = None, chunk: KvFrame | None = None
     ) -> None:
-        """Send an ACK, a NACK with its reason, or a RESEND with its chunk."""
         answer = KvFrame(
             kind=kind,
             choice_id=incoming.choice_id,

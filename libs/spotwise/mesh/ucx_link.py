@@ -1,7 +1,6 @@
-"""One connection between two workers: a UCX endpoint and a read loop, which carry frames.
-
-A frame's header and payload are submitted in one step of the loop, so that pushes that share a link never mix. Any failure, a
-malformed header, a reset or a dead peer, ends the link: all that waits on it fails with one reason, and it is never used again.
+"""One connection between two workers: a UCX endpoint and a read loop, which carry frames. A frame's header and payload are
+submitted in one step of the loop, so that pushes that share a link never mix. Any failure, a malformed header, a reset or a
+dead peer, ends the link: all that waits on it fails with one reason, and it is never used again.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ class UcxLink:
     """One endpoint with its read loop.
 
     Attributes:
-        peer: the other end's hello.
         transport: the lanes that UCX uses.
         slots: for payloads in flight, in each direction.
         retired: gets no new pushes; closed after the last one.
@@ -116,15 +114,12 @@ class UcxLink:
 
     @property
     def alive(self) -> bool:
-        """Whether frames still go out."""
+        """Whether frames can still be sent."""
         return not self._lost.done()
 
     async def open(self, hello: LinkHello, *, accepted: bool, timeout_s: float) -> None:
-        """Exchange hellos and start reading.
-
-        Raises:
-            KvTransferError: the peer is unreachable, silent, speaks something else, keeps its KV in another layout, or computes
-                it with other weights.
+        """Exchange hellos and start reading; raises `KvTransferError` where the peer is unreachable, silent, does not use this
+        protocol, or has another KV layout or other weights.
         """
         mine = encode_hello(replace(hello, receive_tag=self._receive_tag))
         theirs = bytearray(HELLO_BYTES)
@@ -149,10 +144,8 @@ class UcxLink:
         self._reading = asyncio.create_task(self._read(), name="kv-link-read")
 
     def send(self, frame: KvFrame, payload: Any = None) -> asyncio.Future[Any]:
-        """Submit a frame; the future ends when its buffers are free again, and never raises: a failure ends the link.
-
-        Raises:
-            KvTransferError: the link is lost.
+        """Submit a frame; the future ends when its buffers are free again, and never raises: a failure ends the link. Raises
+        `KvTransferError` where the link is lost.
         """
         if not self.alive:
             raise KvTransferError(self._lost.result())

@@ -1,7 +1,5 @@
-"""A worker's links: accepted ones, and one cached per peer address.
-
-Concurrent callers share one connection attempt. A link that failed or timed out leaves the cache at once, so that the next push
-reconnects.
+"""A worker's links: accepted ones, and one cached per peer address. Concurrent callers share one connection attempt. A link
+that failed or timed out leaves the cache at once, so that the next push reconnects.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _ACCEPT_TIMEOUT_S = 5.0
 
 
 class UcxLinks:
-    """Listens, connects, and keeps what is open."""
+    """Listens, connects, and keeps the open links."""
 
     def __init__(
         self,
@@ -54,11 +52,7 @@ class UcxLinks:
         self._chores: set[asyncio.Task[Any]] = set()
 
     def listen(self, port: int) -> int:
-        """Open UCX on the running loop and return the port listened on.
-
-        Raises:
-            MeshError: the port is taken.
-        """
+        """Open UCX on the running loop and return the port listened on; raises `MeshError` where the port is taken."""
         reactor = UcxReactor(host_memory=self._host_memory, loopback_only=self._loopback_only)
         try:
             self._listener = reactor.ucx.UCXListener.create(
@@ -79,11 +73,7 @@ class UcxLinks:
         return bound
 
     async def to(self, address: str, timeout_s: float) -> UcxLink:
-        """Return the link to a peer, connecting where there is none.
-
-        Raises:
-            KvTransferError: unreachable, or closed meanwhile.
-        """
+        """Return the link to a peer, connecting where there is none; raises `KvTransferError`: unreachable, or closed."""
         task = self._by_address.get(address)
         if task is None:
             task = self._by_address[address] = self._chore(self._connect(address, timeout_s))
@@ -134,7 +124,7 @@ class UcxLinks:
     def _accept(self, endpoint: Any) -> None:
         if self._listener is not None and self._reactor is not None:
             greeting = self._greet(self._reactor, endpoint, accepted=True, timeout_s=_ACCEPT_TIMEOUT_S)
-            # Errors of a stranger that does not speak the protocol are dropped.
+            # Errors of a client that does not use the protocol are dropped.
             self._chore(greeting).add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _greet(self, reactor: UcxReactor, endpoint: Any, *, accepted: bool, timeout_s: float) -> UcxLink:

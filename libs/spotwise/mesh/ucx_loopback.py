@@ -1,8 +1,6 @@
-"""Restricts UCX to the loopback interface where a worker's peers are on its own machine.
-
-UCXX's listener takes no address, so that UCX binds it to all interfaces; `SO_BINDTODEVICE` (no privilege needed since Linux
-5.7) restricts it to loopback. UCX's own TCP ports open on the interfaces of `UCX_NET_DEVICES`. RDMA devices have no TCP port
-and stay.
+"""Restricts UCX to the loopback interface where a worker's peers are on its own machine. UCXX's listener takes no address, so
+that UCX binds it to all interfaces; `SO_BINDTODEVICE` (no privilege needed since Linux 5.7) restricts it to loopback. UCX's
+own TCP ports open on the interfaces of `UCX_NET_DEVICES`. RDMA devices have no TCP port and stay.
 """
 
 from __future__ import annotations
@@ -40,10 +38,8 @@ def loopback_devices() -> dict[str, str]:
 
 
 def keep_to_loopback(port: int) -> None:
-    """Restrict this process's listener on a port to the loopback interface.
-
-    Raises:
-        OSError: the kernel does not allow it, or this process does not listen there.
+    """Restrict this process's listener on a port to the loopback interface; raises `OSError` where the kernel does not allow
+    it, or this process does not listen there.
     """
     found = False
     for listener in listeners(port):

@@ -1,10 +1,8 @@
-"""Sends one hand-off to another worker.
-
-Cells are sent as they are written, in the chunks that `KvStream` cuts; a chunk is cut only when the link has a slot, so that a
-waiting one grows. COMMIT follows all chunks, and the receiver's ACK ends the push; a push that is not accepted ends with ABORT,
-one that times out retires its link. Where ABORT crosses ACK the receiver keeps the hand-off, so that a caller that aborts must
-also release the reservation. The time-out does not run while the engine has nothing to send. After the push, nothing reads its
-blocks.
+"""Sends one hand-off to another worker. Cells are sent as they are written, in the chunks that `KvStream` cuts; a chunk is cut
+only when the link has a slot, so that a waiting one grows. COMMIT follows all chunks, and the receiver's ACK ends the push;
+a push that is not accepted ends with ABORT, one that times out retires its link. Where ABORT crosses ACK the receiver keeps
+the hand-off, so that a caller that aborts must also release the reservation. The time-out does not run while the engine has
+nothing to send. After the push, nothing reads its blocks.
 """
 
 from __future__ import annotations
@@ -39,22 +37,14 @@ class PushLinks(Protocol):
     """Connects pushes to their links and routes the answers."""
 
     async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink:
-        """Return the link to a peer, and route its frames for the push from now on.
-
-        Raises:
-            KvTransferError: unreachable.
-        """
+        """Return the link to a peer, and route its frames for the push from now on; raises `KvTransferError`: unreachable."""
 
     def leave(self, push: UcxPush, *, timed_out: bool) -> None:
         """Note that the push is over; a link on which one timed out is not used again."""
 
 
 class UcxPush:
-    """Implements `spotwise.mesh.ports.KvPush`; to be made on the loop.
-
-    Attributes:
-        push_id: unique among this worker's pushes.
-    """
+    """Implements `spotwise.mesh.ports.KvPush`; to be made on the loop. `push_id` is unique among this worker's pushes."""
 
     def __init__(
         self,
@@ -65,17 +55,9 @@ class UcxPush:
         block_ids: tuple[int, ...],
         timeout_s: float,
     ) -> None:
-        """Begin.
-
-        Args:
-            exports, links: shared by the worker's pushes.
-            abort: its ABORT frame; the other headers are made from it.
-            target: the reservation.
-            block_ids: the source.
-            timeout_s: longest time without progress before the commit, connecting included; longest time after it.
-
-        Raises:
-            ValueError: no blocks, or more than the target reserved, or an id that fits no frame.
+        """Begin; `abort` is the push's ABORT frame, from which the other headers are made. `timeout_s`: longest time without
+        progress before the commit, connecting included; longest time after it. Raises `ValueError` for no blocks, more than
+        the target reserved, or an id that fits no frame.
         """
         if not 0 < len(block_ids) <= len(target.block_ids):
             raise ValueError(f"{len(block_ids)} blocks to push, {len(target.block_ids)} reserved")
@@ -171,7 +153,6 @@ class UcxPush:
                 self._answer.exception()  # retrieved, so that asyncio does not log it
 
     async def _push(self, link: UcxLink, patience: asyncio.Timeout) -> TransferReport:
-        """Send the chunks, then COMMIT, and wait for the answer."""
         started_s = time.perf_counter()
         try:
             await self._send_until_answered(link, patience)
@@ -216,7 +197,6 @@ class UcxPush:
                 await self._news.wait()
 
     async def _start_chunk(self, link: UcxLink) -> None:
-        """Wait for a slot, then cut a chunk or take one to resend; export and send it in the background."""
         await link.slots.acquire()
         frame = self._again.popleft() if self._again else self._next_frame()
         if frame is None:
@@ -227,7 +207,6 @@ class UcxPush:
         export.add_done_callback(self._exported)
 
     def _next_frame(self) -> KvFrame | None:
-        """Cut the next chunk and return its header; `None` where none is due."""
         chunk = self._stream.next_chunk()
         if chunk is None:
             return None

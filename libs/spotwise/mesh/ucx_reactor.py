@@ -1,8 +1,7 @@
-"""Drives a UCX worker on the event loop, without polling.
-
-One UCX context and worker, progressed by the loop that started it when its event file descriptor is readable. `ucxx`'s asyncio
-layer is not used: without threads every awaited request spins on `sleep(0)`, and there is one per process. A request's buffers
-live until UCX is done with them, also where its future is cancelled; UCX is never called from one of its own callbacks.
+"""Drives a UCX worker on the event loop, without polling. One UCX context and worker, progressed by the loop that started it
+when its event file descriptor is readable. `ucxx`'s asyncio layer is not used: without threads every awaited request spins
+on `sleep(0)`, and there is one per process. A request's buffers live until UCX is done with them, also where its future is
+cancelled; UCX is never called from one of its own callbacks.
 """
 
 from __future__ import annotations
@@ -40,11 +39,8 @@ _CUDA_MEMORY = 1 << 1
 
 
 class UcxReactor:
-    """A UCX worker on the running loop.
-
-    Args:
-        host_memory: whether all payloads are in host memory.
-        loopback_only: UCX opens TCP ports on the loopback interface only.
+    """A UCX worker on the running loop; `host_memory`: all payloads are in host memory; `loopback_only`: UCX opens TCP ports on
+    the loopback interface only.
     """
 
     def __init__(self, *, host_memory: bool = True, loopback_only: bool = False) -> None:
@@ -101,9 +97,8 @@ class UcxReactor:
         return self.track(endpoint.stream_recv(array), array, into)
 
     def track(self, request: Any, *keep: object) -> asyncio.Future[None]:
-        """Return a future of a UCX request; `keep` stays alive until UCX is done, even where the future is cancelled.
-
-        The future raises `ucxx.exceptions.UCXError` where the request fails.
+        """Return a future of a UCX request, which raises `ucxx.exceptions.UCXError` where the request fails; `keep` stays alive
+        until UCX is done, even where the future is cancelled.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         self._pending[future] = (request, keep)
@@ -191,7 +186,7 @@ class _Lanes(ctypes.Structure):
 
 
 class _EndpointAttributes(ctypes.Structure):
-    # ucp_ep_attr_t of ucp.h; its field mask says which fields the callee touches.
+    # ucp_ep_attr_t of ucp.h; its field mask names the fields that the callee touches.
     _fields_ = [
         ("field_mask", ctypes.c_uint64),
         ("name", ctypes.c_char * 32),
@@ -215,10 +210,9 @@ class _ContextAttributes(ctypes.Structure):
 
 
 def reaches_cuda_memory() -> bool:
-    """Whether UCX can send from and receive into memory of the current CUDA device.
-
-    Call it before anything else loads UCX: it sets variables that UCX reads then. It calls `ucp_context_query`, since UCXX
-    reports the transports requested, not those available.
+    """Whether UCX can send from and receive into memory of the current CUDA device. Call it before anything else loads UCX: it
+    sets variables that UCX reads then. It calls `ucp_context_query`: UCXX reports the transports requested, not those
+    available.
     """
     _set_defaults(_LOGGING | _DEVICE_MEMORY)
     import ucxx
@@ -233,10 +227,8 @@ def reaches_cuda_memory() -> bool:
 
 
 def transport_name(endpoint: Any) -> str:
-    """Return an endpoint's lanes, `transport/device` joined by commas.
-
-    Calls `ucp_ep_query`, since UCXX 0.52 reports transports of a whole context only. Lanes without a device carry only the
-    connection's set-up and are left out.
+    """Return an endpoint's lanes, `transport/device` joined by commas, without those of the set-up, which have no device. Calls
+    `ucp_ep_query`, since UCXX 0.52 reports transports of a whole context only.
     """
     query = ctypes.CDLL("libucp.so.0").ucp_ep_query
     query.argtypes = [ctypes.c_void_p, ctypes.POINTER(_EndpointAttributes)]

@@ -1,5 +1,4 @@
 """The `KvTransport` of a worker over UCX: connects the inbox (`ucx_inbox.py`) and the pushes (`ucx_push.py`) to their links.
-
 All pushes to a peer share its link. A link on which a push timed out gets no new pushes, and is closed after the last one.
 """
 
@@ -50,7 +49,6 @@ class UcxKvTransport:
 
         Args:
             memory: this worker's paged KV, accessed on copy threads.
-            worker_id: this worker.
             incarnation: of this worker; pushes for another one are refused.
             on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
             host: under which peers reach this worker; a loopback address restricts the listener to loopback.
@@ -94,21 +92,13 @@ class UcxKvTransport:
 
     @property
     def address(self) -> str:
-        """Where peers reach this listener, `host:port`.
-
-        Raises:
-            RuntimeError: `start` has not been called.
-        """
+        """Where peers reach this listener, `host:port`; raises `RuntimeError` before `start`."""
         if self._address is None:
             raise RuntimeError("the transport listens nowhere yet: await start() first")
         return self._address
 
     async def start(self) -> None:
-        """Open UCX on the running loop and listen.
-
-        Raises:
-            MeshError: the port is taken.
-        """
+        """Open UCX on the running loop and listen; raises `MeshError` where the port is taken."""
         self._address = f"{self._host}:{self._links.listen(self._port)}"
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:

@@ -12,29 +12,20 @@ from spotwise.mesh.ports import KvPush, KvTransferError, TransferReport
 
 
 async def push_at_once(push: KvPush, num_layers: int, num_blocks: int, handoff: KvHandoff) -> TransferReport:
-    """Report all of an open push as written, commit it, and return when it is delivered.
-
-    Raises:
-        KvTransferError: as `KvPush.delivered`.
-    """
+    """Report all of an open push as written, commit it, and return when it is delivered; raises as `KvPush.delivered`."""
     push.wrote(num_layers, num_blocks)
     push.commit(handoff)
     return await push.delivered()
 
 
 class WholePush:
-    """A `KvPush` that moves nothing before its commit.
+    """A `KvPush` that moves nothing before its commit; raises `ValueError` for no blocks, or more than the target reserved.
 
     Args:
-        target: the reservation.
-        choice_id, epoch: the attempt.
         num_layers: of the model.
         num_blocks: of the prompt.
         transport: its name, for reports.
         move: moves the KV, hands over, and returns the bytes; its `KvTransferError` need not name the push.
-
-    Raises:
-        ValueError: no blocks, or more than the target reserved.
     """
 
     def __init__(

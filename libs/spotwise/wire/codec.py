@@ -24,11 +24,7 @@ class MalformedMessageError(ValueError):
 
 
 def encode(message: Message) -> bytes:
-    """Return the envelope bytes of a message.
-
-    Raises:
-        TypeError: not a message of the mesh.
-    """
+    """Return the envelope bytes of a message; raises `TypeError` where it is not a message of the mesh."""
     try:
         field, to_proto, _ = _BY_TYPE[type(message)]
     except KeyError:
@@ -39,10 +35,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes) -> Message:
-    """Return the message that `encode` turned into `payload`.
-
-    Raises:
-        MalformedMessageError: the bytes are no envelope, or hold a message that this version does not know.
+    """Return the message that `encode` turned into `payload`; raises `MalformedMessageError` where the bytes are no envelope,
+    or hold a message that this version does not know.
     """
     try:
         envelope = envelope_pb2.Envelope.FromString(payload)
@@ -62,13 +56,8 @@ def _codec(
     optional: tuple[str, ...] = (),
     **parts: _Codec,
 ) -> _Codec:
-    """Return the codec of a type.
-
-    Args:
-        core_type, proto_type: both have the same field names.
-        names: fields of equal values on both sides.
-        optional: fields that are `None` where protobuf's are unset.
-        parts: fields with a codec of their own.
+    """Return the codec of two types with the same field names; `names` have equal values on both sides, `optional` fields are
+    `None` where protobuf's are unset, `parts` have a codec of their own.
     """
 
     def to_proto(value: Any) -> Any:
@@ -86,7 +75,7 @@ def _codec(
 def _attempts_codec(
     core_type: Callable[..., Any], proto_type: Callable[..., Any], field: str, columns: tuple[str, str], *names: str
 ) -> _Codec:
-    """Return the codec of a message whose `field` holds attempts: two columns of protobuf's, choice ids and epochs."""
+    """Return the codec of a message whose `field` holds attempts: two protobuf columns, choice ids and epochs."""
     ids, epochs = columns
 
     def to_proto(message: Any) -> Any:

@@ -29,11 +29,7 @@ def interruption_to(message: m.InterruptionReported) -> spot_pb2.InterruptionRep
 
 
 def interruption_from(proto: spot_pb2.InterruptionReported) -> m.InterruptionReported:
-    """Return the report that `interruption_to` turned into `proto`.
-
-    Raises:
-        ValueError: this version does not know its kind.
-    """
+    """Return the report that `interruption_to` turned into `proto`; raises `ValueError` for a kind unknown to this version."""
     return m.InterruptionReported(
         watcher_id=proto.watcher_id,
         event_id=proto.event_id,

@@ -1,7 +1,5 @@
-"""Encodes and decodes request records and token batches, the messages that carry token ids.
-
-A token batch is three packed columns, a few bytes per token; fields that only some deltas have (a finish reason,
-log-probabilities) are in extras, by position.
+"""Encodes and decodes request records and token batches, the messages that carry token ids. A batch is three packed columns, a
+few bytes per token; rare fields (a finish reason, log-probabilities) are in extras, by position.
 """
 
 from __future__ import annotations
@@ -61,11 +59,7 @@ def encode_record(record: RequestRecord) -> bytes:
 
 
 def decode_record(payload: bytes) -> RequestRecord:
-    """Return the record.
-
-    Raises:
-        ValueError: the bytes are no record.
-    """
+    """Return the record; raises `ValueError` where the bytes are no record."""
     try:
         proto = pb.RequestRecord.FromString(payload)
     except DecodeError as error:

@@ -81,10 +81,8 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
 
 
 def profile_from_json(text: bytes) -> CostProfile:
-    """Return the profile in a document; further fields of the document are ignored.
-
-    Raises:
-        ValueError: it is no JSON, or no profile; the message names the field.
+    """Return the profile in a document, whose further fields are ignored; raises `ValueError`, naming the field, where it is no
+    JSON, or no profile.
     """
     try:
         document = _Document.model_validate_json(text)

@@ -1,8 +1,7 @@
-"""The header before every KV payload on a transfer link.
-
-A frame is a header of fixed size, then `payload_bytes` bytes. The header has two checksums (xxh3, 64 bits): of its other bytes,
-and of the payload. Integers are big-endian. A push is CHUNK frames in any order, then a COMMIT; ABORT ends it early; ACK or
-NACK answers it. RESEND requests a damaged chunk again; a COMMIT that was sent before is then sent again.
+"""The header before every KV payload on a transfer link. A frame is a header of fixed size, then `payload_bytes` bytes. The
+header has two checksums (xxh3, 64 bits): of its other bytes, and of the payload. Integers are big-endian. A push is CHUNK
+frames in any order, then a COMMIT; ABORT ends it early; ACK or NACK answers it. RESEND requests a damaged chunk again; a
+COMMIT that was sent before is then sent again.
 """
 
 from __future__ import annotations
@@ -83,18 +82,13 @@ class KvFrame:
 
     Attributes:
         choice_id: at most `MAX_REQUEST_ID_BYTES` in utf-8.
-        epoch: the attempt.
         push_id: the sender's number of the push, unique on its link.
-        sender_incarnation, target_incarnation: of the frame's sender and of its receiver.
         reason: of a NACK; else `None`.
-        first_layer: CHUNK, RESEND: its first layer. COMMIT: 0.
-        num_layers: CHUNK, RESEND: its layers. COMMIT: layers of the whole hand-off.
-        first_block: CHUNK, RESEND: index into the reserved blocks, not a block id. COMMIT: 0.
-        num_blocks: CHUNK, RESEND: its blocks. COMMIT: blocks of the whole hand-off.
+        first_layer, num_layers: CHUNK, RESEND: its layers. COMMIT: 0 and the layers of the whole hand-off.
+        first_block, num_blocks: CHUNK, RESEND: indices into the reserved blocks, not block ids. COMMIT: 0, and all its blocks.
         chunk_index: CHUNK, RESEND: its number, from 0.
         chunk_total: COMMIT: chunks of the whole hand-off, each counted once.
-        payload_bytes: bytes that follow.
-        payload_checksum: xxh3_64 of them.
+        payload_bytes, payload_checksum: of the bytes that follow; xxh3_64.
     """
 
     kind: FrameKind
@@ -138,11 +132,7 @@ def layout_fingerprint(layout: str) -> int:
 
 
 def encode_frame(frame: KvFrame) -> bytes:
-    """Return the header's `FRAME_BYTES` bytes.
-
-    Raises:
-        ValueError: an id is too long or a number does not fit its field.
-    """
+    """Return the header's `FRAME_BYTES` bytes; raises `ValueError` where an id is too long or a number does not fit."""
     choice_id = _encode_id(frame.choice_id, MAX_REQUEST_ID_BYTES)
     try:
         body = _FRAME.pack(
@@ -156,11 +146,7 @@ def encode_frame(frame: KvFrame) -> bytes:
 
 
 def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
-    """Return the header in `data`, which is `FRAME_BYTES` long.
-
-    Raises:
-        KvFrameError: not such a header, damaged, or of another version.
-    """
+    """Return the header in `data`, `FRAME_BYTES` long; raises `KvFrameError`: no header, damaged, or another version."""
     body = _unseal(data, FRAME_BYTES, _FRAME_MAGIC)
     (_, _, kind, reason, id_bytes, epoch, push_id, sender, target, first_layer, num_layers, first_block, num_blocks,
      chunk_index, chunk_total, payload_bytes, payload_checksum, choice_id) = _FRAME.unpack(body)  # fmt: skip
@@ -189,11 +175,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> KvFrame:
 
 
 def encode_hello(hello: LinkHello) -> bytes:
-    """Return the hello's `HELLO_BYTES` bytes.
-
-    Raises:
-        ValueError: the worker id is too long or a number does not fit its field.
-    """
+    """Return the hello's `HELLO_BYTES` bytes; raises `ValueError` where an id is too long or a number does not fit."""
     worker_id = _encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
     digest = b"" if hello.model_digest is None else _encode_id(hello.model_digest, MAX_MODEL_DIGEST_BYTES)
     try:
@@ -207,11 +189,7 @@ def encode_hello(hello: LinkHello) -> bytes:
 
 
 def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
-    """Return the hello in `data`, which is `HELLO_BYTES` long.
-
-    Raises:
-        KvFrameError: not such a hello, damaged, or of another version.
-    """
+    """Return the hello in `data`, `HELLO_BYTES` long; raises `KvFrameError`: no such hello, damaged, or of another version."""
     body = _unseal(data, HELLO_BYTES, _HELLO_MAGIC)
     _, _, id_bytes, digest_bytes, receive_tag, incarnation, kv_layout, digest, worker_id = _HELLO.unpack(body)
     try:
@@ -222,11 +200,7 @@ def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
 
 
 def encode_handoff(handoff: KvHandoff) -> bytes:
-    """Return a COMMIT's payload; the request and the epoch are in its header.
-
-    Raises:
-        ValueError: a number is negative or too large.
-    """
+    """Return a COMMIT's payload (its header has request and epoch); raises `ValueError` for negative or too large numbers."""
     try:
         level = (handoff.level.queue, handoff.level.used) if handoff.level else (0, 0.0)
         return _HANDOFF.pack(handoff.num_tokens, handoff.first_token_id, *level)
@@ -235,10 +209,8 @@ def encode_handoff(handoff: KvHandoff) -> bytes:
 
 
 def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> KvHandoff:
-    """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified.
-
-    Raises:
-        KvFrameError: the payload has another length, or an invalid level.
+    """Return the hand-off of a COMMIT and its payload, whose checksum the caller has verified; raises `KvFrameError` where the
+    payload has another length, or an invalid level.
     """
     try:
         num_tokens, first_token_id, queue, used = _HANDOFF.unpack(payload)

@@ -1,8 +1,7 @@
-"""The NATS subjects and Redis keys of the mesh.
-
-An inbox is one subject per member (of a gateway, per incarnation), so that messages between two members stay in order.
-`REQUESTS` is shared: schedulers form a queue group, and a gateway learns at once (no responders) that there is none.
-Submissions and closings share it, so that a scheduler receives a request's end after its beginning.
+"""The NATS subjects and Redis keys of the mesh. An inbox is one subject per member (of a gateway, per incarnation), so that
+messages between two members stay in order. `REQUESTS` is shared: schedulers form a queue group, and a gateway learns at once
+(no responders) that there is none. Submissions and closings share it, so that a scheduler receives a request's end after its
+beginning.
 """
 
 _ROOT = "spotwise.v1"

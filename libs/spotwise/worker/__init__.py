@@ -1,1 +1,1 @@
-"""What a prompt worker and a token worker have in common, which is all but their home pool."""
+"""The code that prompt workers and token workers share: all but their home pool."""

@@ -1,7 +1,6 @@
-"""Fits cost models to measured times by the least mean absolute percentage error (MAPE), robust against outliers.
-
-Decodes are fitted first, then iterations with prompts: a piecewise linear function of size, with a bend for each doubling, plus
-a cost per token of context; no term is negative. `TableIterationCost` defines how prompts and decodes of one iteration add up.
+"""Fits cost models to measured times by the least mean absolute percentage error (MAPE), robust against outliers. Decodes are
+fitted first, then iterations with prompts: a piecewise linear function of size, with a bend for each doubling, plus a cost
+per token of context; no term is negative. `TableIterationCost` defines how prompts and decodes of one iteration add up.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ class LinkCostFit:
 
 
 def fit_iterations(times: Sequence[IterationTime]) -> IterationFit:
-    """Fit the cost of iterations.
-
-    Raises:
-        ValueError: no prompt, or no decode, was measured.
-    """
+    """Fit the cost of iterations; raises `ValueError` where no prompt, or no decode, was measured."""
     times = [time for time in times if time.seconds > 0]
     kinds = np.array([_kind(time.shape) for time in times])
     decode, decode_context_s = _fit_phase(
@@ -76,11 +71,7 @@ def fit_iterations(times: Sequence[IterationTime]) -> IterationFit:
 
 
 def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkCostFit:
-    """Fit latency and bandwidth of hand-offs, given as (bytes, seconds).
-
-    Raises:
-        ValueError: no hand-off was measured.
-    """
+    """Fit latency and bandwidth of hand-offs, given as (bytes, seconds); raises `ValueError` where no hand-off was measured."""
     transfers = [(size, seconds) for size, seconds in transfers if size > 0 and seconds > 0]
     if not transfers:
         raise ValueError("no hand-off was measured")
@@ -103,9 +94,8 @@ def fit_link(transfers: Sequence[tuple[int, float]]) -> LinkCostFit:
 def least_share_error(
     terms: NDArray[np.float64], seconds: NDArray[np.float64], weights: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """Return non-negative costs `[terms]` for `terms [measured, terms]` that took `seconds [measured]`.
-
-    Minimizes the weighted mean of relative errors (`weights [measured]`; `None`: equal) as a linear program.
+    """Return non-negative costs `[terms]` for `terms [measured, terms]` that took `seconds [measured]`. Minimizes the weighted
+    mean of relative errors (`weights [measured]`; `None`: equal) as a linear program.
     """
     # Imported here: it takes half a second.
     from scipy.optimize import linprog
@@ -122,10 +112,8 @@ def least_share_error(
 
 
 def _fit_phase(measured: Sequence[tuple[int, float, float]]) -> tuple[PiecewiseLinear, float]:
-    """Fit seconds by size, and the cost per token of context, to (size, context, seconds) of one phase's iterations.
-
-    Raises:
-        ValueError: there are none.
+    """Fit seconds by size, and the cost per token of context, to one phase's (size, context, seconds); `ValueError`
+    for none.
     """
     if not measured:
         raise ValueError("no iteration was measured of one of the phases: the mesh must compute prompts and decode")

@@ -1,6 +1,5 @@
-"""Runs an engine beside the event loop: one thread computes, another one swaps KV.
-
-Each executes its calls in order; results arrive on the event loop. Swaps touch no sequence of the engine.
+"""Runs an engine beside the event loop: one thread computes, another one swaps KV. Each executes its calls in order; results
+arrive on the event loop. Swaps touch no sequence of the engine.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ def _one_thread(name: str = "engine", niceness: int = 0) -> ThreadPoolExecutor:
 
 
 def _step_back(niceness: int) -> None:
-    """Add to the calling thread's niceness (on Linux, each thread has its own), and set its session's.
-
-    Where the kernel groups processes by session (sched_autogroup), a thread's niceness counts within its session only.
+    """Add to the calling thread's niceness (on Linux, each thread has its own), and set its session's: where the kernel groups
+    processes by session (sched_autogroup), a thread's niceness counts within its session only.
     """
     if niceness == 0:
         return
@@ -73,15 +71,12 @@ class EngineThread:
 
     @classmethod
     async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: int = 0) -> Self:
-        """Load an engine on the thread that will own it; the event loop keeps running.
+        """Load an engine on the thread that will own it; the event loop keeps running. Raises `ModelError`, `ValueError` as
+        `Engine.load`, or where `kv_host_bytes` do not hold one block.
 
         Args:
-            config: of the engine.
             niceness: added to the threads that compute, as by nice(2); not to the event loop.
             kv_host_bytes: host memory for swapped KV; 0: none.
-
-        Raises:
-            ModelError, ValueError: as `Engine.load`; or `kv_host_bytes` do not hold one block.
         """
         executor = _one_thread(niceness=niceness)
 
@@ -144,11 +139,7 @@ class EngineThread:
         return "no native kernels" if engine.device == "cpu" else engine.attention_name
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence to the engine.
-
-        Raises:
-            ValueError: the engine refuses it.
-        """
+        """Add a sequence to the engine; raises `ValueError` where the engine refuses it."""
         await self._loop.run_in_executor(self._executor, self.engine.add_sequence, record)
 
     def append_token(self, sequence_id: str, token_id: int) -> None:

@@ -1,7 +1,5 @@
-"""Times a worker's iterations, for cost profiles.
-
-An iteration's time runs from its order, or from the previous one's end where that is later, to its end; failed ones do not
-count.
+"""Times a worker's iterations, for cost profiles. An iteration's time runs from its order, or from the previous one's end where
+that is later, to its end; failed ones do not count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Keeps cost profiles that a machine's workers measured, so that the next start need not measure.
-
-A file's name depends on all that an iteration's seconds depend on (`ProfiledEngine`). It holds a cost profile as `spotwise
-profile` writes it, and the engine measured; it is used only where engine and version are equal. The first worker measures under
-a lock, so that concurrent starts do not disturb its figures; the others wait and read. Without a file or a lock each measures
-for itself.
+"""Keeps cost profiles that a machine's workers measured, so that the next start need not measure. A file's name depends on all
+that an iteration's seconds depend on (`ProfiledEngine`). It holds a cost profile as `spotwise profile` writes it, and the
+engine measured; it is used only where engine and version are equal. The first worker measures under a lock, so that
+concurrent starts do not disturb its figures; the others wait and read. Without a file or a lock each measures for itself.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ class ProfiledEngine:
     Attributes:
         model: its folder's name.
         weights: fingerprint of the weights, the model's structure and the kernels' sources.
-        kernels: what computes its layers.
         decode_graphs: whether decodes are recorded as CUDA graphs, on a GPU.
         threads: that compute; `None` where the library chooses.
         block_size: tokens of a KV block.
@@ -64,7 +61,7 @@ class ProfiledEngine:
 
 
 class KeptProfiles:
-    """The profiles of one folder, which is created; `None` keeps nothing."""
+    """The profiles of one folder, which is created; no profile is kept where it is `None`."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,8 +1,7 @@
-"""Performs a worker's KV hand-offs, layer by layer as the engine computes them.
-
-The engine's thread reports written layers directly to the pushes of an iteration's rows, by a number and at most one wake-up of
-the loop at a time. Only whole blocks count as written. At an iteration's end all its layers are written before the role handles
-it. After every push the role receives the fitted costs by peer and mode.
+"""Performs a worker's KV hand-offs, layer by layer as the engine computes them. The engine's thread reports written layers
+directly to the pushes of an iteration's rows, by a number and at most one wake-up of the loop at a time. Only whole blocks
+count as written. At an iteration's end all its layers are written before the role handles it. After every push the role
+receives the fitted costs by peer and mode.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ _NEWEST = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt that is being pushed."""
-
     push: KvPush
     num_tokens: int
     num_blocks: int
@@ -66,14 +63,8 @@ class LayerWatch:
 
 
 class KvPushes:
-    """Opens, commits and aborts pushes.
-
-    Args:
-        transport: the worker's.
-        num_layers: of the model.
-        block_size: tokens of a block.
-        spawn: runs a task in the background.
-        feed: feeds an event to the role.
+    """Opens, commits and aborts pushes; `spawn` runs a background task, `feed` feeds the role, a block has
+    `block_size` tokens.
     """
 
     def __init__(

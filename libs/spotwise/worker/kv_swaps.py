@@ -9,13 +9,7 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 
 class KvSwaps:
-    """The swaps of one worker.
-
-    Args:
-        engine: copies the blocks.
-        feed: feeds an event to the role.
-        on_room: called when a swap has freed blocks of the device.
-    """
+    """The swaps of one worker; `feed` feeds an event to the role, `on_room` is called when a swap has freed device blocks."""
 
     def __init__(
         self, engine: WorkerEngine, feed: Callable[[Swapped | SwapFailed], None], on_room: Callable[[], None]

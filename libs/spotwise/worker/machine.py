@@ -39,7 +39,7 @@ def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CoreTime:
-    """CPU time of this process's threads, as Linux counts it.
+    """CPU time of this process's threads, as Linux counts it, in seconds.
 
     Attributes:
         ran_s: running on a core.

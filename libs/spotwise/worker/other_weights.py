@@ -13,12 +13,8 @@ _log = structlog.get_logger(__name__)
 
 
 async def warn_of_other_weights(host: ServiceHost) -> None:
-    """Log an error where a worker's weights differ from the mesh's, so that it will get no work.
-
-    The worker joins nevertheless: `spotwise status` shows it, and the mesh may serve its model later.
-
-    Raises:
-        MeshError: the store does not answer.
+    """Log an error where a worker's weights differ from the mesh's, so that it will get no work; raises `MeshError` without the
+    store. The worker joins nevertheless: `spotwise status` shows it, and the mesh may serve its model later.
     """
     mine = host.member.model_digest
     for member in await host.store.members():
@@ -34,11 +30,7 @@ async def warn_of_other_weights(host: ServiceHost) -> None:
 
 
 def require_same_weights(record: RequestRecord, worker_id: str, model_digest: str | None) -> None:
-    """Check that a worker may continue a request.
-
-    Raises:
-        MeshError: tokens of it were computed with other weights than the worker's.
-    """
+    """Check that a worker may continue a request; raises `MeshError` where its tokens were computed with other weights."""
     if record.model_digest is not None and record.model_digest != model_digest:
         raise MeshError(
             f"the request was begun with the weights {record.model_digest}, and {worker_id} has "

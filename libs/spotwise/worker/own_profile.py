@@ -1,7 +1,6 @@
-"""A worker's own cost profile: kept from an earlier start (`kept_profiles.py`), or measured now (`start_profile.py`).
-
-It has the format of `spotwise profile`, without hand-offs and messages, so that simulations can use it, too. Its KV capacity is
-this start's.
+"""A worker's own cost profile: kept from an earlier start (`kept_profiles.py`), or measured now (`start_profile.py`). It has
+the format of `spotwise profile`, without hand-offs and messages, so that simulations can use it; its KV capacity is this
+start's.
 """
 
 from __future__ import annotations
@@ -31,15 +30,8 @@ _PATIENCE_S = 30.0
 
 
 async def own_profile(engine: EngineThread, settings: WorkerSettings) -> CostProfile:
-    """Return an engine's cost profile.
-
-    Args:
-        engine: without sequences.
-        settings: that it was loaded with.
-
-    Raises:
-        ValueError: it could not be measured.
-        OSError: the model's folder cannot be read.
+    """Return the cost profile of an engine without sequences, loaded with `settings`; raises `ValueError` where it could not be
+    measured, `OSError` where the model's folder cannot be read.
     """
     about = profiled_engine(engine, settings)
     kept = KeptProfiles(settings.cost_profiles)
@@ -51,11 +43,7 @@ async def own_profile(engine: EngineThread, settings: WorkerSettings) -> CostPro
 
 
 def profiled_engine(engine: EngineThread, settings: WorkerSettings) -> ProfiledEngine:
-    """Return what the engine's costs depend on.
-
-    Raises:
-        OSError: the model's folder cannot be read.
-    """
+    """Return what the engine's costs depend on; raises `OSError` where the model's folder cannot be read."""
     inner = engine.engine
     return ProfiledEngine(
         model=settings.served_name,

@@ -33,13 +33,7 @@ TICK_S = 0.2
 
 
 class WorkerRuntime:
-    """One running worker.
-
-    Args:
-        host: this member.
-        transport: started.
-        policy: how it batches and allocates memory.
-    """
+    """One running worker: `transport` is started, `policy` is how it batches and allocates memory."""
 
     def __init__(self, host: ServiceHost, engine: WorkerEngine, transport: KvTransport, policy: WorkerPolicy) -> None:
         self._host = host
@@ -153,7 +147,7 @@ class WorkerRuntime:
 
 
 def _without_scores(batch: TokenBatch, reason: str) -> TokenBatch:
-    """End the attempts whose prompt log-probabilities made a batch too large to send; the others lose nothing."""
+    """End the attempts whose prompt log-probabilities made a batch too large to send; the other attempts lose nothing."""
     ended = [
         TokenDelta(
             delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"too many log-probabilities: {reason}"

@@ -75,10 +75,8 @@ async def _load(settings: WorkerSettings) -> EngineThread:
 
 
 async def _iteration_cost(engine: EngineThread, settings: WorkerSettings) -> Cost | None:
-    """Return the cost of the worker's iterations where its policy needs it: from a file, or measured.
-
-    Raises:
-        MeshError: it could not be measured.
+    """Return the iteration cost that the worker's policy needs, if any, read or measured; `MeshError` where
+    measuring failed.
     """
     if settings.policy != Discipline.MLFQ:
         return None

@@ -169,9 +169,8 @@ class WorkerSettings(ModelServiceSettings):
         return self._when_full.swaps
 
     def host_bytes(self, free_bytes: int) -> int:
-        """Return the host memory for swapped KV where `free_bytes` are free; 0 where none is swapped.
-
-        Generous, since a sequence without room there is recomputed, and pages are committed only as they are written.
+        """Return the host memory for swapped KV where `free_bytes` are free; 0 where none is swapped. Generous, since a
+        sequence without host blocks is recomputed, and pages are committed only as they are written.
         """
         if not self.swaps:
             return 0
@@ -180,11 +179,7 @@ class WorkerSettings(ModelServiceSettings):
         return self.kv_host_bytes
 
     def cost_profile(self) -> CostProfile | None:
-        """Return the configured cost profile, if any.
-
-        Raises:
-            ValueError: the file cannot be read, or is no profile.
-        """
+        """Return the configured cost profile, if any; raises `ValueError` where the file cannot be read, or is no profile."""
         if self.profile is None:
             return None
         try:
@@ -193,14 +188,8 @@ class WorkerSettings(ModelServiceSettings):
             raise ValueError(f"SPOTWISE_PROFILE: {self.profile} is no cost profile: {error}") from error
 
     def worker_policy(self, context_parity: float = math.inf, cost: Cost | None = None) -> WorkerPolicy:
-        """Return how the worker batches and allocates memory.
-
-        Args:
-            context_parity: of the model.
-            cost: of its iterations; `None` only where the policy needs none.
-
-        Raises:
-            ValueError: settings contradict one another.
+        """Return how the worker batches and allocates memory; `context_parity` is the model's, `cost` that of its iterations
+        (`None` only where the policy needs none). Raises `ValueError` where settings contradict one another.
         """
         limits = BatchLimits(self.max_num_seqs, self.max_prompt_tokens, self.max_num_batched_tokens)
         mlfq = None

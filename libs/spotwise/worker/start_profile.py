@@ -1,11 +1,9 @@
-"""Measures the iteration costs of a worker's engine before it joins, over prompts and decodes of doubling size.
-
-Four sections: prompts, prompt chunks after a computed prefix, decodes over short and long contexts, and mixed batches; each
-from small to large within its share of the time allowed, so that a slow machine measures fewer steps. The smallest prompt and
-decode are always measured. A step runs several times, and its first run, which warms up, counts only where there was no other.
-Decodes attend to blocks that prompts have written, since unwritten pages would be read for free. All sequences are removed
+"""Measures the iteration costs of a worker's engine before it joins, over prompts and decodes of doubling size. Four sections:
+prompts, prompt chunks after a computed prefix, decodes over short and long contexts, and mixed batches; each from small to
+large within its share of the time allowed, so that a slow machine measures fewer steps. The smallest prompt and decode are
+always measured. A step runs several times, and its first run, which warms up, counts only where there was no other. Decodes
+attend to blocks that prompts have written, since unwritten pages would be read for free. All sequences are removed
 afterwards.
-
 Source: FastServe (Wu et al., 2023), section 4.1, profiles the first iteration's time by prompt length; steps and fit are this
 project's (`cost_fit.py`).
 """
@@ -75,12 +73,7 @@ class ProfileSection:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredIterations:
-    """The measured iterations.
-
-    Attributes:
-        times: of all runs that count.
-        seconds: of the whole measurement.
-    """
+    """The measured iterations; `times` are of all runs that count, `seconds` of the whole measurement."""
 
     times: tuple[IterationTime, ...]
     seconds: float
@@ -99,10 +92,8 @@ class MeasuredIterations:
 def profile_sections(
     num_blocks: int, block_size: int, context_length: int, max_num_seqs: int
 ) -> tuple[ProfileSection, ...]:
-    """Return the sections for an engine of these sizes, all of which fit into its blocks and its context.
-
-    Raises:
-        ValueError: a prompt and its decodes do not fit.
+    """Return the sections for an engine of these sizes, all of which fit into its blocks and its context; raises `ValueError`
+    where a prompt and its decodes do not fit.
     """
     room = min(num_blocks * block_size, context_length)
     if room < 2 * _MOST_RUNS:
@@ -140,12 +131,10 @@ async def measure_iterations(
     allowed_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> MeasuredIterations:
-    """Run and time the sections' steps on an idle engine.
+    """Run and time the steps of `profile_sections` on an idle engine, all of whose blocks are free.
 
     Args:
-        engine: all of whose blocks are free.
         vocab_size: token ids are below this.
-        sections: from `profile_sections` for this engine.
         allowed_s: about how long it may take.
         clock: monotonic, in seconds.
     """
@@ -167,8 +156,6 @@ async def measure_iterations(
 
 
 class _Bench:
-    """An engine, and the blocks that its prompts were computed in."""
-
     def __init__(self, engine: WorkerEngine, vocab_size: int, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._clock = clock
@@ -225,7 +212,6 @@ class _Bench:
         return IterationTime(BatchShape.of(batch), await ended - ordered_s)
 
     async def _sequence(self, tokens: int, position: int, block_ids: tuple[int, ...]) -> BatchRow:
-        """Add a sequence of `tokens` tokens, and return the row that computes those from `position` on."""
         self._names += 1
         start = self._names % _LONGEST_PROMPT
         record = RequestRecord(
@@ -270,7 +256,6 @@ class _Bench:
 
 
 def _own_blocks(context: int, block_size: int) -> int:
-    """Return the number of blocks that a decode writes in all its runs."""
     return (context - 1 + _MOST_RUNS - 1) // block_size - (context - 1) // block_size + 1
 
 

@@ -1,7 +1,5 @@
-"""Chooses the memory that a worker's KV hand-offs move through, and logs it.
-
-A cache on the host is moved as it is; one on a GPU directly from the device where UCX reaches CUDA memory, else through pinned
-host memory.
+"""Chooses the memory that a worker's KV hand-offs move through, and logs it. A cache on the host is moved as it is; one on a
+GPU directly from the device where UCX reaches CUDA memory, else through pinned host memory.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ _log = structlog.get_logger(__name__)
 
 
 def transfer_memory(cache: PagedKvCache) -> tuple[KvMemory, PayloadMemory | None]:
-    """Return what the transfer exports from and imports into, and the memory of its payloads (`None`: numpy arrays).
-
-    Call it in the thread that drives UCX: a GPU is made current in the calling thread, and UCX needs that.
+    """Return what the transfer exports from and imports into, and the memory of its payloads (`None`: numpy arrays). Call it in
+    the thread that drives UCX: a GPU is made current in the calling thread, and UCX needs that.
     """
     if cache.device.type != "cuda":
         return cache, None

@@ -42,11 +42,7 @@ class WorkerEngine(Protocol):
         """Number format, device and kernels, for people."""
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence: its prompt and the output tokens committed so far.
-
-        Raises:
-            ValueError: the engine refuses it.
-        """
+        """Add a sequence: prompt and output tokens committed so far; raises `ValueError` where the engine refuses it."""
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
         """Append a token that another worker sampled."""
@@ -61,18 +57,16 @@ class WorkerEngine(Protocol):
         on_failed: Callable[[Exception], None],
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a batch; one of the first two is called on the event loop when it is done, in the order of the calls.
-
-        `on_layers` may be called meanwhile, on any thread, with the number of layers that have written their KV.
+        """Run a batch; one of the first two is called on the event loop when it is done, in the order of the calls. `on_layers`
+        may be called meanwhile, on any thread, with the number of layers that have written their KV.
         """
 
     def swap_out(
         self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...], on_ended: Callable[[Exception | None], None]
     ) -> None:
-        """Copy blocks of the KV cache into as many of the host's, beside the iterations.
-
-        The blocks were written by iterations that have ended, and are not written until the copy ends. `on_ended` is called on
-        the event loop, with the error, if any.
+        """Copy blocks of the KV cache into as many of the host's, beside the iterations. The blocks were written by iterations
+        that have ended, and are not written until the copy ends. `on_ended` is called on the event loop, with the error, if
+        any.
         """
 
     def swap_in(

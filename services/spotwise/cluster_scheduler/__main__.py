@@ -49,12 +49,9 @@ class SchedulerService:
         self._quarantined: tuple[QuarantinedPair, ...] = ()
 
     async def start(self) -> None:
-        """Read the registrations, subscribe to gateways, workers and heartbeats, and start the ticks.
-
-        Registrations, though some seconds old, give the first requests after a restart their workers; heartbeats correct them.
-
-        Raises:
-            MeshError: the store does not answer.
+        """Read the registrations, subscribe to gateways, workers and heartbeats, and start the ticks; raises `MeshError` where
+        the store does not answer. Registrations, though some seconds old, give the first requests after a restart their
+        workers; heartbeats correct them.
         """
         self._host.describe_with(self._describe)
         for member in await self._host.store.members():
@@ -89,7 +86,6 @@ class SchedulerService:
         self._refused = refused
 
     def _log_quarantine(self) -> None:
-        """Log each quarantine of a pair once."""
         logged = {(pair.prompt_worker, pair.token_worker, pair.until_s) for pair in self._quarantined}
         now = self._host.clock.now()
         self._quarantined = self._role.quarantined(now)

@@ -1,7 +1,6 @@
-"""The spot watcher: publishes notices with absolute deadlines for instances that are interrupted.
-
-Its sources are the machine's cloud (`SPOTWISE_CLOUD`) and an operator's `spotwise drain WORKER --deadline 30s`. It also
-announces members of its machine whose process has ended.
+"""The spot watcher: publishes notices with absolute deadlines for instances that are interrupted. Its sources are the machine's
+cloud (`SPOTWISE_CLOUD`) and an operator's `spotwise drain WORKER --deadline 30s`. It also announces members of its machine
+whose process has ended.
 """
 
 import contextlib

@@ -28,10 +28,8 @@ DETECTIONS = 5
 
 @asynccontextmanager
 async def cloud_of_this_machine(settings: SpotWatcherSettings) -> AsyncIterator[tuple[Cloud, HttpClient] | None]:
-    """Yield the cloud and its metadata client; `None` where none is configured or detected.
-
-    Raises:
-        MeshError: the API server's certificates cannot be read.
+    """Yield the cloud and its metadata client; `None` where none is configured or detected. Raises `MeshError` where the API
+    server's certificates cannot be read.
     """
     async with AsyncExitStack() as clients:
         candidates = []

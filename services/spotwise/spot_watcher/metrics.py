@@ -38,11 +38,7 @@ class WatcherMetrics:
 
     @contextmanager
     def served(self, settings: SpotWatcherSettings) -> Iterator[None]:
-        """Serve the series while the block lasts, where the settings name a port.
-
-        Raises:
-            MeshError: the port is taken.
-        """
+        """Serve the series for the block where the settings name a port; raises `MeshError` where the port is taken."""
         if settings.metrics_port is None:
             yield
             return

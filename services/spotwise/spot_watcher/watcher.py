@@ -64,10 +64,8 @@ class SpotWatcher:
         self._host.keep_time(self._tick_s, self._loop.feed)
 
     async def watch(self, cloud: AbstractAsyncContextManager[tuple[Cloud, HttpClient] | None]) -> None:
-        """Query the machine's cloud when the role commands it; returns at once where there is none.
-
-        Raises:
-            MeshError: the cloud's certificates cannot be read, or the role stopped querying.
+        """Query the machine's cloud when the role commands it; returns at once where there is none. Raises `MeshError` where
+        the cloud's certificates cannot be read, or the role stopped querying.
         """
         async with cloud as here:
             if here is None:

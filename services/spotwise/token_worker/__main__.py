@@ -1,4 +1,4 @@
-"""The token worker: a worker whose home is the token pool."""
+"""The token worker: a worker whose home pool is the token pool."""
 
 import sys
 

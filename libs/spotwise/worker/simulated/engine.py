@@ -1,7 +1,6 @@
-"""A simulated engine: iterations and KV swaps last as long as a cost model says, and nothing is computed.
-
-One iteration runs at a time, and one swap each way beside it, in order. A token is a function of the sequence's seed and the
-token's index alone, so that a request that continues on another worker gets the same tokens; it is never a stop token.
+"""A simulated engine: iterations and KV swaps take the seconds of a cost model, and nothing is computed. One iteration runs at
+a time, and one swap each way beside it, in order. A token is a function of the sequence's seed and the token's index alone,
+so that a request that resumes on another worker gets the same tokens; it is never a stop token.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
 from spotwise.worker.simulated.kv import NUM_LAYERS
 
-#: The next iteration compensates for a timer that fired early or late, up to this much: a process that is too slow for what it
-#: simulates must not catch up in a burst.
+#: The next iteration compensates for a timer's error up to this much: a process too slow for its simulation must not catch up.
 _TIMER_S = 0.002
 #: Log-probability of a token without alternatives.
 _CERTAIN = TokenLogprobs(0.0)
@@ -29,8 +27,6 @@ _CERTAIN = TokenLogprobs(0.0)
 
 @dataclass(slots=True)
 class _Sequence:
-    """One sequence's state."""
-
     seed: int
     words: Sequence[int]
     prompt_length: int
@@ -49,15 +45,12 @@ _Work = tuple[Batch, Callable[[tuple[SampledToken, ...]], None], Callable[[Excep
 
 
 class SimulatedEngine:
-    """A `WorkerEngine` whose iterations last as long as a cost model says.
+    """A `WorkerEngine` whose iterations take the seconds of a cost model.
 
     Args:
         cost: seconds of an iteration.
         words: token ids to sample from.
-        num_blocks, block_size: of the simulated KV cache.
-        kv_bytes_per_token: of the simulated model.
         name: of what it simulates, for people.
-        host_blocks: of the simulated host memory.
         host_link: seconds of a swap.
     """
 
@@ -96,11 +89,7 @@ class SimulatedEngine:
         return len(self._sequences)
 
     async def add_sequence(self, record: RequestRecord) -> None:
-        """Add a sequence.
-
-        Raises:
-            ValueError: it exists already, has no prompt, or all words are its stop tokens.
-        """
+        """Add a sequence; raises `ValueError` where it exists already, has no prompt, or all words are its stop tokens."""
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
         if not record.prompt_token_ids:
@@ -159,7 +148,6 @@ class SimulatedEngine:
         self._in_ends_s = self._move(self._in_ends_s, len(block_ids), on_ended)
 
     def _move(self, begins_s: float, blocks: int, on_ended: Callable[[Exception | None], None]) -> float:
-        """Begin a swap when the one before it has ended, and return when it ends."""
         num_bytes = blocks * self.block_size * self.kv_bytes_per_token
         ends_s = max(begins_s, self._loop.time()) + self._host_link.transfer_s(num_bytes)
 

@@ -1,7 +1,6 @@
-"""KV hand-offs of simulated workers: timed, or of real bytes without meaning.
-
-A timed hand-off lasts as long as its link's cost says, plus one message each way over the bus: COMMIT, answered by ACK or NACK
-for the reasons of `ucx_inbox`. A worker's pushes share its link in turn. Real bytes go over UCX, with `NoKv` as the memory.
+"""KV hand-offs of simulated workers: timed, or of real bytes without meaning. A timed hand-off takes its link's cost, plus one
+message each way over the bus: COMMIT, answered by ACK or NACK for the reasons of `ucx_inbox`. A worker's pushes share its
+link in turn. Real bytes go over UCX, with `NoKv` as the memory.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ NUM_LAYERS = 32
 
 
 class NoKv:
-    """A `KvMemory` that stores nothing: exports are made up, imports are dropped.
-
-    Args:
-        block_bytes: of one block, all layers.
-    """
+    """A `KvMemory` that stores nothing: exports are made up, imports are dropped. `block_bytes`: of one block, all layers."""
 
     def __init__(self, block_bytes: int) -> None:
         self.num_layers = NUM_LAYERS
@@ -72,11 +67,7 @@ class NoKv:
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Drop the blocks.
-
-        Raises:
-            ValueError: the size of `data` differs.
-        """
+        """Drop the blocks; raises `ValueError` where the size of `data` differs."""
         size = num_layers * len(block_ids) * self.layer_block_bytes
         if data.nbytes != size:
             raise ValueError(f"{data.nbytes} bytes where {size} are due")
@@ -86,8 +77,6 @@ class TimedKvTransport:
     """A `KvTransport` that moves no bytes.
 
     Args:
-        bus: the mesh's.
-        worker_id, incarnation: this worker.
         on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
         link: seconds of a hand-off; at the simulation's speed.
         block_bytes: of one block, all layers.
@@ -135,11 +124,7 @@ class TimedKvTransport:
         self._windows.pop(choice_id, None)
 
     def open_push(self, target: KvTarget, choice_id: str, epoch: int, source_block_ids: tuple[int, ...]) -> WholePush:
-        """Begin a hand-off, which is timed from its commit.
-
-        Raises:
-            ValueError: no blocks, or more than the target reserved.
-        """
+        """Begin a hand-off, timed from its commit; raises `ValueError` for no blocks, or more than the target reserved."""
         num_blocks = len(source_block_ids)
 
         async def move(handoff: KvHandoff) -> int:
@@ -148,11 +133,8 @@ class TimedKvTransport:
         return WholePush(target, choice_id, epoch, NUM_LAYERS, num_blocks, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """Wait as long as the bytes take, then hand the request over.
-
-        Raises:
-            KvTransferError: unreachable, refused or timed out.
-            ValueError: no blocks, or more than the target reserved.
+        """Wait as long as the bytes take, then hand the request over; raises `KvTransferError`: unreachable, refused or timed
+        out, and `ValueError` for no blocks, or more than the target reserved.
         """
         push = self.open_push(target, handoff.choice_id, handoff.epoch, source_block_ids)
         return await push_at_once(push, NUM_LAYERS, len(source_block_ids), handoff)
@@ -191,7 +173,6 @@ class TimedKvTransport:
             await subscription.unsubscribe()
 
     async def _take_time(self, kv_bytes: int) -> None:
-        """Wait for the link, then as long as the bytes take."""
         now_s = time.monotonic()
         begins_s = max(now_s, self._free_s)
         # A push's latency does not occupy the link.

@@ -44,10 +44,8 @@ class SimulatedWorkerSettings(WorkerSettings):
         return tuple(dict.fromkeys(self.members.split(","))) if self.members else (self.service_id,)
 
     def costs(self) -> CostProfile:
-        """Return each worker's cost profile at speed 1: the configured one, or the built-in one.
-
-        Raises:
-            ValueError: the file cannot be read, or is no profile.
+        """Return each worker's cost profile at speed 1: the configured one, or the built-in one; raises `ValueError` where the
+        file cannot be read, or is no profile.
         """
         return self.cost_profile() or BUILT_IN
 
@@ -67,11 +65,7 @@ class SimulatedWorkerSettings(WorkerSettings):
         return max(1, self.kv_host_bytes // costs.kv_bytes_per_token // self.kv_block_size)
 
     def link(self, costs: CostProfile) -> LinkCost:
-        """Return the link's cost at this speed; a mixed worker needs none.
-
-        Raises:
-            ValueError: the profile has none.
-        """
+        """Return the link's cost at this speed (a mixed worker needs none); raises `ValueError` where the profile has none."""
         is_mixed = self.pool in (None, Pool.MIXED)
         return self._at_speed(NO_LINK if costs.link is None and is_mixed else costs.known_link)
 

@@ -1,7 +1,5 @@
-"""The vocabulary of a simulated worker: words with a leading blank, from the served model's tokenizer.
-
-In any order they are readable text, and each streams at once. A tokenizer without such words gives all ids that are not
-special. Reads `tokenizer.json` and `config.json` only.
+"""The vocabulary of a simulated worker: words with a leading blank, from the served model's `tokenizer.json` and `config.json`.
+In any order they are readable text, and each streams at once. A tokenizer without such words gives all ids but special ones.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ _MOST = 4096
 
 
 def read_words(model_dir: Path) -> tuple[int, ...]:
-    """Return the ids to sample from, ascending; at least one.
-
-    Raises:
-        ValueError: the folder's tokenizer has no vocabulary.
-    """
+    """Return the ids to sample from, ascending, at least one; raises `ValueError` for a tokenizer without vocabulary."""
     try:
         tokenizer = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))
         config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
@@ -40,7 +34,6 @@ def read_words(model_dir: Path) -> tuple[int, ...]:
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Return pieces and their ids: an object in most models, a list of pairs in Unigram ones."""
     vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, dict):
         return {str(piece): int(token_id) for piece, token_id in vocabulary.items()}
