@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 #: Seconds at least between two heartbeats of a member. A worker sends an extra one when it has computed prompts, since an empty
-#: prompt queue is news for the scheduler: short beside a prompt, and at most about one message an iteration.
+#: prompt queue changes what the scheduler does: short beside a prompt, and at most about one message an iteration.
 NEWS_INTERVAL_S = 0.02
 
 

@@ -36,9 +36,6 @@ from spotwise.core.worker_messages import StreamRef as StreamRef
 Suspects = tuple[str, ...]
 
 
-# --- gateway <-> scheduler --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SubmitRequest(OfAttempt):
     """Route a sequence, whose record is in the store; `prompt_tokens` includes outputs committed by earlier attempts.
@@ -110,9 +107,6 @@ class AttemptsConfirmed:
     ended: tuple[Attempt, ...]
 
 
-# --- worker -> gateway --------------------------------------------------------------------------------------------------
-
-
 class TokenDelta(NamedTuple):
     """One iteration's output for one stream; a tuple, since one is made for every token.
 
@@ -149,9 +143,6 @@ class TokenBatch:
     deltas: tuple[TokenDelta, ...]
     incarnation: int = 0
     number: int | None = None
-
-
-# --- spot watcher -> migration planner, operator ------------------------------------------------------------------------
 
 
 class InterruptionKind(StrEnum):
@@ -214,9 +205,6 @@ Message = (
 )
 
 
-# --- commands and events of every role --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Send:
     """Command: put `message` into the inbox of `recipient_id`; a gateway has an inbox for each `incarnation`."""
@@ -254,7 +242,7 @@ class RecordLedger:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Event: time passed; roles check their deadlines. For `away_s` of it this process or the broker stood still: silence in
+    """Event: time passed; roles check their deadlines. For `away_s` of it this process or the broker was away: silence in
     that time is no sign of a loss, and deadlines that silence ends are extended by it.
     """
 

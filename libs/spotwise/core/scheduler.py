@@ -125,8 +125,6 @@ class SchedulerRole:
         commands, self._commands = self._commands, []
         return commands
 
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
             return  # sent before that gateway was replaced
@@ -198,8 +196,6 @@ class SchedulerRole:
             if entry is not None and entry.order.epoch <= epoch:
                 self._assigner.drop(entry, cancel=True)
         self._assigner.assign_waiting(now)
-
-    # --- members and time ---------------------------------------------------------------------------------------------
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         for event in self.membership.observe(member, now):
