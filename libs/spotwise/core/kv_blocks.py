@@ -65,7 +65,7 @@ class BlockPool:
     def can_allocate(
         self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
     ) -> bool:
-        """Tell whether `reused`, free blocks and the blocks of `given_up` owners hold `tokens`, `spare` left."""
+        """Tell whether `reused`, free blocks and blocks that `given_up` owners would free hold `tokens`, `spare` left."""
         freed = self._freed_by(given_up) if given_up else ()
         taken = sum(block_id in self._cached or block_id in freed for block_id in reused)
         return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks + len(freed) - taken

@@ -110,6 +110,7 @@ class PromptSide:
         self._table.emit(c.PushKv(handoff, sequence.target, blocks))
 
     def _level_of(self, sequence: Sequence) -> QueueLevel | None:
+        """The queue level that moves with the sequence; `None` without queues."""
         if self._queues is None or sequence.queue_state is None:
             return None
         return self._queues.level_of(sequence.queue_state)

@@ -73,6 +73,7 @@ def _is_being_computed(sequence: Sequence) -> bool:
 
 
 def _needed(chosen: list[Sequence], suffices: Callable[[list[str]], bool]) -> list[Sequence]:
+    """Leave out, the highest rank first, victims that the others make unnecessary."""
     needed = chosen
     for sequence in reversed(chosen):
         others = [victim for victim in needed if victim is not sequence]
