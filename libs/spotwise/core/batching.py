@@ -5,7 +5,6 @@ Prompts are FCFS, at most `max_prompt_tokens` a batch (Splitwise, section 4.3); 
 With `max_num_batched_tokens` or a prefill budget prompts are cut instead: decodes first, prompts get what is left.
 At most one prompt of a batch is cut, the last; a prompt is never passed over for a later one.
 The first prompt offered always gets a token, so decodes cannot starve it.
-
 Source: chunked prefill, Sarathi-Serve (Agrawal et al., OSDI 2024), section 4.
 """
 
@@ -16,12 +15,8 @@ from typing import NamedTuple, Protocol
 
 
 class BatchRow(NamedTuple):
-    """One sequence's part in one iteration.
-
-    Attributes:
-        first_position: of the first token computed: tokens that have their KV already.
-        num_tokens: computed in this iteration: 1 in a decode, all or some of the uncomputed ones in a prefill.
-        block_ids: the block table; position p is in block `block_ids[p // block_size]`.
+    """One sequence's row: `num_tokens` computed from `first_position` on (the tokens with KV), 1 in a decode; position p is in
+    block `block_ids[p // block_size]`.
     """
 
     sequence_id: str
@@ -54,13 +49,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Bounds of one iteration.
-
-    Attributes:
-        max_num_seqs: rows at most.
-        max_prompt_tokens: prompt tokens at most, unless a single whole prompt is longer.
-        max_num_batched_tokens: tokens at most, decodes included; prompts are cut to fit. `None` runs prompts whole. At least
-            `max_num_seqs`, so that a prompt always gets a token.
+    """Bounds of one iteration; a single whole prompt may exceed `max_prompt_tokens`. `max_num_batched_tokens` includes decodes
+    and cuts prompts to fit (`None`: prompts run whole); at least `max_num_seqs`, so that a prompt always gets a token.
     """
 
     max_num_seqs: int = 256
@@ -96,13 +86,7 @@ class PromptBudget(Protocol):
 
 @dataclass(slots=True)
 class BatchBuilder:
-    """Collects rows for one iteration, offered in scheduling order.
-
-    Attributes:
-        limits: of the iteration.
-        decodes: sequences that would decode; they get their tokens before any prompt.
-        budget: for prompts, which are cut to fit; `None` for no such bound.
-    """
+    """Collects rows for one iteration, offered in scheduling order; `decodes` get their tokens before any prompt."""
 
     limits: BatchLimits
     decodes: int = 0
@@ -141,7 +125,7 @@ class BatchBuilder:
         self.rows.append(row)
 
     def add_decode(self, row: BatchRow) -> None:
-        """Add a decode row; ask `is_full` first."""
+        """Add a decode row; check `is_full` first."""
         self.rows.append(row)
 
     def build(self) -> Batch | None:

@@ -21,12 +21,7 @@ MAX_ATTEMPTS = 256
 
 
 class Confirmations:
-    """One holder's confirmations.
-
-    Args:
-        holder_id: the worker or scheduler.
-        every_s: seconds between two confirmations; `None` where gateways do not answer.
-    """
+    """One holder's confirmations, `every_s` seconds apart; `None` where gateways do not answer."""
 
     def __init__(self, holder_id: str, every_s: float | None) -> None:
         self._holder_id = holder_id
@@ -40,12 +35,7 @@ class Confirmations:
         return now - self._sent_s >= self._every_s or now < self._sent_s  # the clock was set back
 
     def ask(self, held: Iterable[tuple[m.StreamRef, m.Attempt, float]], now: float) -> list[m.Send]:
-        """Return the messages to the gateways.
-
-        Args:
-            held: stream, attempt, and Unix time since when it is held.
-            now: Unix time.
-        """
+        """Return the messages to the gateways; `held`: stream, attempt, and Unix time since when it is held."""
         self._sent_s = now
         attempts: dict[tuple[str, int], list[m.Attempt]] = {}
         for stream, attempt, since_s in held:

@@ -2,7 +2,6 @@
 
 Law: an iteration's time depends on its shape only: prompt tokens and what they attend to, decodes and their context.
 No cost falls when tokens, context or decodes are added; an empty iteration takes no time.
-
 Source: prompt time is piecewise linear in a batch's prompt tokens, decode time in its sequences (Splitwise, sections 3.3 and
 5.2, figures 5 and 6). Its published code hardly varies decode time; here reading the context costs time, as measured.
 """
@@ -23,13 +22,8 @@ FLAT_BYTES_PER_S = 1e18
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What an iteration's time depends on.
-
-    Attributes:
-        prompt_tokens: prompt tokens computed.
-        prompt_context: pairs of a prompt token and a token that it attends to.
-        decodes: sequences that compute one token each.
-        decode_context: tokens that all of these attend to.
+    """What an iteration's time depends on; `prompt_context` counts pairs of a prompt token and a token that it attends to,
+    `decode_context` the tokens that all decodes attend to.
     """
 
     prompt_tokens: int = 0
@@ -93,12 +87,7 @@ class LinearIterationCost:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseLinear:
-    """A non-decreasing piecewise-linear function, extrapolated by its first and last pieces.
-
-    Attributes:
-        at: arguments, ascending, two at least.
-        seconds: values there, non-decreasing.
-    """
+    """A non-decreasing piecewise-linear function of two or more ascending arguments; the outer pieces extrapolate."""
 
     at: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -121,15 +110,12 @@ class PiecewiseLinear:
 
 @dataclass(frozen=True, slots=True)
 class TableIterationCost:
-    """A measured profile: prompt seconds by prompt tokens, decode seconds by sequences, and context on top.
+    """A measured profile: seconds of linear layers by prompt tokens, of decode-only iterations by sequences, plus context.
 
     Attributes:
-        prompt: seconds of a batch's linear layers by its prompt tokens.
-        decode: seconds of a decode-only iteration by its sequences, without context.
         prompt_context_s, decode_context_s: seconds of each token that a prompt token, or a decode, attends to.
-        mixed_factor: of an iteration with both. `None`: the linear layers compute all tokens at once, in no less time than the
-            decodes alone. A number: that many times the prompt seconds of all tokens (the published simulator: 1.1), again no
-            less than the decodes alone.
+        mixed_factor: of an iteration with both: so many times the prompt seconds of all tokens (the published simulator: 1.1).
+            `None`: the prompt seconds of all tokens. Neither is less than the decodes alone.
     """
 
     prompt: PiecewiseLinear

@@ -1,7 +1,4 @@
-"""A worker's cost profile: iterations, hand-offs and KV cache, as measured by `spotwise profile` or by the worker itself.
-
-Simulated workers run by it, and scheduling policies read it. As a JSON document: `spotwise.wire.cost_profile`.
-"""
+"""A worker's measured costs, read by simulated workers and scheduling policies; its JSON: `spotwise.wire.cost_profile`."""
 
 from __future__ import annotations
 
@@ -24,15 +21,12 @@ USUAL_HOST_LINK = LinkCost(latency_s=1e-5, bytes_per_s=25e9)
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """One worker's costs.
+    """One worker's costs; `kv_bytes_per_token` of all layers, `kv_tokens` the capacity of its KV cache.
 
     Attributes:
-        name: of machine and model, for people.
         link: of hand-offs; `None` where none was measured (mixed workers, or a worker alone).
-        kv_bytes_per_token: all layers.
-        kv_tokens: that a worker's KV cache holds.
         message_s: seconds from one member's decision to the next one's, over bus and store.
-        host_link: seconds of a move of KV between device and host's memory, either way; `None` where unmeasured.
+        host_link: of KV between device and host memory, either way; `None` where unmeasured.
     """
 
     name: str
@@ -51,11 +45,7 @@ class CostProfile:
 
     @property
     def known_link(self) -> LinkCost:
-        """The link of hand-offs.
-
-        Raises:
-            ValueError: no hand-off was measured.
-        """
+        """The link of hand-offs; `ValueError` where no hand-off was measured."""
         if self.link is None:
             raise ValueError(
                 f"{self.name!r} has no hand-offs, since a worker measured it alone: take mixed workers only, "
@@ -89,11 +79,7 @@ BUILT_IN = CostProfile(
 
 
 def at_speed(cost: LinearIterationCost | TableIterationCost, speed: float) -> LinearIterationCost | TableIterationCost:
-    """Return an iteration's cost at `speed` times the speed, for simulated workers faster than real time.
-
-    Raises:
-        ValueError: `speed` is not above 0 and finite.
-    """
+    """Return an iteration's cost at `speed` times the speed, to simulate; `ValueError` unless `speed` is above 0 and finite."""
     if not 0.0 < speed < math.inf:
         raise ValueError(f"speed is {speed}; it must be above 0 and finite")
     if isinstance(cost, LinearIterationCost):

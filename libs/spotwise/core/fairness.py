@@ -3,7 +3,6 @@
 Law: each tenant's counter sums the weighted tokens that it was served; rows go to the least counter among tenants with work.
 Within a tenant the given order stays. A tenant that was idle is lifted to the least counter of busy tenants, or to the last
 busy one's: idle time earns no credit. Tenants with work are always served; no capacity is kept back.
-
 Source: virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), section 4.1, with its
 weights; there it chooses newcomers, here the rows of each iteration.
 """
@@ -56,13 +55,7 @@ class VirtualTokenCounters:
     def in_turn(
         self, jobs: Sequence[_Job], tenant_of: Callable[[_Job], str], worth_of: Callable[[_Job], float]
     ) -> list[_Job]:
-        """Return jobs in the order in which they get rows.
-
-        Args:
-            jobs: in order within each tenant.
-            tenant_of: a job's tenant.
-            worth_of: weighted tokens of its next iteration.
-        """
+        """Return jobs, in order within each tenant, in order of rows; `worth_of`: weighted tokens of the next iteration."""
         queues: dict[str, deque[_Job]] = {}
         for job in jobs:
             queues.setdefault(tenant_of(job), deque()).append(job)

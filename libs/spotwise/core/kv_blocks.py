@@ -4,7 +4,6 @@ Law: a sequence owns whole blocks of `block_size` tokens, listed in its block ta
 A full block whose content is known by a hash may be in several tables at once; it is not written any more.
 A block that loses its last owner stays cached: free, found again by its content, and reused last, in LRU order.
 Every block is free, cached or referenced; a content names one block at most.
-
 Source: block tables, PagedAttention (Kwon et al., SOSP 2023); prefix caching as in vLLM (hash chains, reference counts, LRU).
 """
 
@@ -33,8 +32,6 @@ class BlockPool:
         self._owned: dict[str, tuple[int, ...]] = {}
         self._content_of: dict[int, bytes] = {}
         self._block_with: dict[bytes, int] = {}
-
-    # --- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def free_blocks(self) -> int:
@@ -68,10 +65,7 @@ class BlockPool:
     def can_allocate(
         self, tokens: int, reused: tuple[int, ...] = (), spare: int = 0, given_up: Collection[str] = ()
     ) -> bool:
-        """Tell whether `reused` and free blocks hold `tokens` tokens, with `spare` blocks left.
-
-        Blocks that would come free with those of the owners in `given_up` count as free.
-        """
+        """Tell whether `reused`, free blocks and blocks that `given_up` owners would free hold `tokens`, `spare` left."""
         freed = self._freed_by(given_up) if given_up else ()
         taken = sum(block_id in self._cached or block_id in freed for block_id in reused)
         return self.blocks_for(tokens) - len(reused) + spare <= self.free_blocks + len(freed) - taken
@@ -85,7 +79,6 @@ class BlockPool:
         return len(self._freed_by(owners))
 
     def _freed_by(self, owners: Collection[str]) -> set[int]:
-        """Return the blocks in no other tables than these owners'."""
         released = Counter(block_id for owner in owners for block_id in self.owned_by(owner))
         return {block_id for block_id, times in released.items() if times == self._references[block_id]}
 
@@ -107,13 +100,11 @@ class BlockPool:
             found.append(block_id)
         return tuple(found)
 
-    # --- actions ------------------------------------------------------------------------------------------------------
-
     def allocate(self, owner: str, tokens: int, reused: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Allocate blocks for `tokens` tokens, `reused` (from `find`) the first of them; return the block table.
 
         Raises:
-            KvBlocksError: not enough are free (ask `can_allocate` first), or the owner has blocks already.
+            KvBlocksError: not enough are free (check `can_allocate` first), or the owner has blocks already.
         """
         if owner in self._owned:
             raise KvBlocksError(f"{owner} owns blocks already")
@@ -127,7 +118,7 @@ class BlockPool:
         """Allocate what the owner lacks for `tokens` tokens; return its block table.
 
         Raises:
-            KvBlocksError: not enough are free (ask `can_extend` first), or the owner has none yet.
+            KvBlocksError: not enough are free (check `can_extend` first), or the owner has none yet.
         """
         if owner not in self._owned:
             raise KvBlocksError(f"{owner} owns no blocks")
@@ -139,12 +130,10 @@ class BlockPool:
         return self._owned[owner]
 
     def remember(self, owner: str, index: int, content: bytes) -> None:
-        """Note what block `index` of the owner's table holds: all its positions are written, and will not be again.
-
-        Where another block holds the same, that one stays the one to be found.
+        """Make a written, full block of the owner's table findable, unless another with the same content is.
 
         Raises:
-            KvBlocksError: the block holds something else already.
+            KvBlocksError: the block has another content already.
         """
         block_id = self._owned[owner][index]
         if self._content_of.get(block_id, content) != content:
@@ -154,11 +143,7 @@ class BlockPool:
             self._block_with[content] = block_id
 
     def free(self, owner: str) -> int:
-        """Take all blocks of `owner` back and return how many they were.
-
-        Raises:
-            KvBlocksError: the owner holds nothing.
-        """
+        """Free all blocks of `owner` and return how many they were; `KvBlocksError` where it has none."""
         try:
             block_ids = self._owned.pop(owner)
         except KeyError:

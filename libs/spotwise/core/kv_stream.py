@@ -3,7 +3,6 @@
 Law: a hand-off is a grid of cells, a layer and a block each; each cell is sent once, after it was written.
 A chunk has the same blocks of consecutive layers, at most `chunk_bytes` unless it is a single cell.
 A chunk below `least_bytes` waits for the next layer where that is still being computed.
-
 Source: layer-wise transfer, Splitwise, section 4.3; here blocks of earlier prompt chunks leave while later ones are computed.
 """
 
@@ -28,15 +27,7 @@ class KvChunk:
 
 
 class KvStream:
-    """The cells of one hand-off.
-
-    Args:
-        num_layers: of the model.
-        num_blocks: of the prompt.
-        cell_bytes: of one block in one layer.
-        chunk_bytes: of a chunk at most, unless one cell is larger.
-        least_bytes: that a chunk waits for while it may still grow; 0 never waits.
-    """
+    """The cells of one hand-off, each of `cell_bytes`: one block in one layer; a `least_bytes` of 0 never waits."""
 
     def __init__(
         self, num_layers: int, num_blocks: int, cell_bytes: int, chunk_bytes: int, least_bytes: int = 0
@@ -61,11 +52,7 @@ class KvStream:
         return self._next() is not None
 
     def wrote(self, layers: int, blocks: int) -> None:
-        """Note that the first `blocks` blocks are written in the first `layers` layers; repetition is harmless.
-
-        Raises:
-            ValueError: the hand-off has fewer.
-        """
+        """Note the first `blocks` blocks of the first `layers` layers as written; `ValueError` beyond the grid."""
         if not (0 <= layers <= len(self._written) and 0 <= blocks <= self._num_blocks):
             raise ValueError(f"{layers} layers of {blocks} blocks, of {len(self._written)} and {self._num_blocks}")
         for layer in range(layers):
@@ -95,7 +82,6 @@ class KvStream:
         return None
 
     def _end_of_group(self, layer: int) -> int:
-        """Return the first layer after `layer` that lacks other blocks."""
         lacks = self._cut[layer], self._written[layer]
         after = layer + 1
         while after < len(self._written) and (self._cut[after], self._written[after]) == lacks:
@@ -103,5 +89,4 @@ class KvStream:
         return after
 
     def _grows(self, layer: int, start: int, end: int) -> bool:
-        """Tell whether a layer is still to be written with the blocks of a chunk before it."""
         return layer < len(self._written) and self._cut[layer] == start and self._written[layer] < end

@@ -2,10 +2,9 @@
 
 Law: with *recompute* or *defer* nothing is swapped; preempted sequences are recomputed, or newcomers wait.
 With *reactive* KV is swapped out when its blocks are needed, and in when its job is to run.
-With *proactive* slots are kept free for newcomers: the last to run are swapped out, and with room to spare the first to run in.
+With *proactive* slots are kept free for newcomers: the last to run are swapped out, and into spare blocks the first to run.
 Slots kept: `spare_slots`, or the jobs in the `burst_queues` uppermost queues, as many jobs there are a burst.
-
-Source: FastServe (Wu et al., 2023), section 4.2; defer and reactive are its baselines, section 6.3. Its slot is room for the
+Source: FastServe (Wu et al., 2023), section 4.2; defer and reactive are its baselines, section 6.3. Its slot fits the
 longest job; here it is what newcomers took on average lately, in blocks. When a job runs next is its ENST (`mlfq.py`).
 """
 
@@ -32,11 +31,8 @@ class WhenFull(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SwapPolicy:
-    """What happens when the device is full.
-
-    Attributes:
-        spare_slots: slots kept free for newcomers at least (K), with `PROACTIVE`.
-        burst_queues: uppermost queues (K') whose jobs count as expected newcomers.
+    """What happens when the device is full; `PROACTIVE` keeps at least `spare_slots` (K) slots free for newcomers, of which
+    as many are expected as jobs are in the `burst_queues` (K') uppermost queues.
     """
 
     when_full: WhenFull = WhenFull.RECOMPUTE

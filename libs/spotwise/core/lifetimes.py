@@ -3,7 +3,6 @@
 Law: an instance costs its load's wait, plus the cost of an interruption times its chance before the request ends.
 The chance follows from the instance's age and its kind's hazard (`survival.py`), averaged over the possible lengths.
 On-demand instances have no hazard; ties go to the earlier.
-
 Source: ours, on top of SpotServe, which ignores age. It helps only where kinds or ages differ in their hazard.
 """
 
@@ -17,13 +16,7 @@ from spotwise.core.survival import PiecewiseHazard
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An instance that may take a request.
-
-    Attributes:
-        age_s: since it was acquired.
-        hazard: of its kind; `None` for on-demand.
-        load_s: seconds that its load costs the request.
-    """
+    """A candidate: `age_s` since its acquisition, `hazard` (`None` on demand), `load_s` that its load costs the request."""
 
     instance: str
     age_s: float
@@ -32,11 +25,7 @@ class Place:
 
 
 def interruption_chance(place: Place, remaining_s: Sequence[float]) -> float:
-    """Return the chance of an interruption, for equally likely remaining seconds of a request.
-
-    Raises:
-        ValueError: `remaining_s` is empty.
-    """
+    """Return the chance of an interruption over equally likely remaining seconds; `ValueError` where `remaining_s` is empty."""
     if not remaining_s:
         raise ValueError("give at least one length that the request may have")
     if place.hazard is None:

@@ -1,7 +1,4 @@
-"""Members of the mesh and their heartbeats.
-
-A heartbeat, also kept in the registry, is a member's own count of what it holds: all that a restarted scheduler needs.
-"""
+"""Members of the mesh and their heartbeats: each is a member's own count, all that a restarted scheduler needs."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 #: Seconds at least between two heartbeats of a member. A worker sends an extra one when it has computed prompts, since an empty
-#: prompt queue is news for the scheduler: short beside a prompt, and at most about one message an iteration.
+#: prompt queue changes what the scheduler does: short beside a prompt, and at most about one message an iteration.
 NEWS_INTERVAL_S = 0.02
 
 
@@ -58,22 +55,16 @@ class WorkerLoad:
     Attributes:
         pending_prompt_tokens: tokens of prompts and preempted sequences still to be computed.
         remaining_tokens: new tokens that sequences with their token phase here may still produce at most.
-        kv_blocks_total, kv_blocks_free: of `kv_block_size` tokens; with swapping, blocks that it would free count as free.
-        kv_blocks_used: with an owner.
+        kv_blocks_free: with swapping, blocks that it would free count as free.
         kv_blocks_kept: free ones that a new reservation must leave to waiting and growing sequences.
         reserved_new_tokens: new tokens that a reservation has blocks for at most; `None` for all.
-        waiting, waiting_for_kv, running, preempted, migrating: sequences by state.
-        decoding: sequences in their token phase.
         prompts_in_place: sequences still in their prompt phase whose token phase will be here, too.
         prompts_to_hand_off: sequences whose prompt is computed for another worker, until that one has the KV.
         swapped: sequences with KV in host memory, or on its way there or back.
-        kv_host_blocks_total, kv_host_blocks_free: of host memory; 0 without swapping.
-        preemptions: sequences preempted and recomputed since the start.
-        kv_blocks_swapped_out, kv_blocks_swapped_in: since the start.
+        preemptions: recomputed sequences; like `kv_blocks_swapped_out` and `kv_blocks_swapped_in` since the start.
         prompt_token_s: seconds of a prompt token alone; `None` until measured or profiled.
         kv_push_token_s: seconds that a hand-off adds to a request per prompt token; `None` until measured.
         assignments_seen: (scheduler id, last assignment number received) pairs.
-        gateways: that its tokens go to, with the batches sent.
     """
 
     pending_prompt_tokens: int = 0
@@ -106,12 +97,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedPair:
-    """A prompt worker and a token worker between which hand-offs fail.
-
-    Attributes:
-        failures: failed hand-offs since the last success.
-        until_s: Unix time from which the scheduler tries the pair again.
-    """
+    """A pair with `failures` failed hand-offs since the last success; tried again from Unix time `until_s` on."""
 
     prompt_worker: str
     token_worker: str
@@ -125,15 +111,11 @@ class Member:
 
     Attributes:
         incarnation: grows each time a member of this id starts.
-        grpc_address: `host:port` of health and engine control.
+        grpc_address: `host:port` of health and engine control; `transfer_address`: a worker's KV listener, `host:port`.
         pool: a worker's home pool, which `ChangeHomePool` may change.
-        transfer_address: a worker's KV listener, `host:port`.
-        load: of workers only.
-        model_digest: digest of a worker's loaded weights; of a scheduler, that of the weights that its mesh serves. `None`
-            without weights, or before it is known.
+        model_digest: of a worker's loaded weights, or of those that a scheduler's mesh serves. `None`: without or unknown.
         quarantined: by a scheduler: pairs of workers that get no hand-offs for now.
-        open_requests: of a gateway, not ended; of a scheduler, accepted and not closed.
-        queued_requests: of a scheduler: open ones that wait for room.
+        open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
     """
 
     id: str

@@ -23,11 +23,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member left, fell silent or was replaced by a new incarnation; what it held is gone.
-
-    Attributes:
-        is_expected: it left, or was draining.
-    """
+    """A member left, fell silent or was replaced, and what it held is gone; `is_expected`: it left, or was draining."""
 
     member: Member
     reason: str
@@ -41,12 +37,7 @@ MembershipEvent = MemberJoined | MemberLost
 
 
 class Membership:
-    """The members present, as seen by one listener.
-
-    Args:
-        timeout_s: silence after which a member counts as lost.
-        timeouts_s: exceptions by kind of member.
-    """
+    """The members present, as seen by one listener; silent ones are lost after `timeout_s`, or their kind's `timeouts_s`."""
 
     def __init__(self, timeout_s: float, timeouts_s: Mapping[MemberKind, float] | None = None) -> None:
         self.timeout_s = timeout_s
@@ -85,7 +76,7 @@ class Membership:
         self._away_s += seconds
 
     def _listened_s(self, now: float) -> float:
-        """Return the listener's own time, which stands still while it is away."""
+        """The listener's own time, which stops while it is away."""
         return now - self._away_s
 
     def expire(self, now: float) -> list[MembershipEvent]:

@@ -1,7 +1,6 @@
 """Messages between members: an imperative name is an order, a past-tense name a report.
 
-Messages about a request carry its attempt's epoch; receivers ignore epochs that have ended. Prompts' token ids stay in the
-request store, and KV bytes on the transfer plane.
+Receivers ignore epochs that have ended. Prompts' token ids stay in the request store, KV bytes on the transfer plane.
 """
 
 from __future__ import annotations
@@ -37,18 +36,13 @@ from spotwise.core.worker_messages import StreamRef as StreamRef
 Suspects = tuple[str, ...]
 
 
-# --- gateway <-> scheduler --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class SubmitRequest(OfAttempt):
-    """Route a sequence, whose record is in the store.
+    """Route a sequence, whose record is in the store; `prompt_tokens` includes outputs committed by earlier attempts.
 
     Attributes:
-        prompt_tokens: tokens to prefill: the prompt, and outputs committed by earlier attempts.
-        max_new_tokens: new tokens at most.
         prefix_spans: hashes of the prompt's prefixes (`prefix_spans.py`): workers that were sent the same may hold their KV.
-        priority: among requests that wait for room the lower number comes first.
+        priority: among queued requests the lower number comes first.
         avoid: suspects of its earlier attempts, the latest last.
     """
 
@@ -113,24 +107,16 @@ class AttemptsConfirmed:
     ended: tuple[Attempt, ...]
 
 
-# --- worker -> gateway --------------------------------------------------------------------------------------------------
-
-
 class TokenDelta(NamedTuple):
     """One iteration's output for one stream; a tuple, since one is made for every token.
 
     Attributes:
-        attempt_id: the attempt, at its gateway.
-        token_index: index of `token_id` in the sequence's output, from 0; for an ending without a token, the number of
-            tokens sent before.
-        token_id: the new token; `None` where the stream ends without one, and for a first token of an engine whose tokens carry
-            no ids, which is followed by the stream's end only.
-        finish_reason: set with the last delta of the stream.
-        error: says why, where `finish_reason` is ERROR.
-        retryable: another attempt may succeed.
+        token_index: index of `token_id` in the sequence's output, from 0; in an ending without one, the number sent before.
+        token_id: `None` where the stream ends without one, and for a first token of an engine whose tokens carry no ids,
+            which is followed by the stream's end only.
+        finish_reason: set with the last delta of the stream; `error` is the reason where it is ERROR.
         queue_s: with a sequence's first token here: seconds from the order to its prefill.
         cached_tokens: with a sequence's first token here: prompt tokens found in the prefix cache.
-        logprobs, prompt_logprobs: where requested.
         suspects: with a retryable error that another choice of workers may avoid.
     """
 
@@ -149,21 +135,14 @@ class TokenDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """One iteration's deltas for one gateway, at most one a stream; a scheduler ends streams with one, too.
-
-    Attributes:
-        worker_id, incarnation: of the sender.
-        number: counts the batches of this sender to this incarnation of the gateway, from 1, so that a lost one leaves a gap;
-            `None` in a scheduler's.
+    """One iteration's deltas for one gateway, at most one a stream; a scheduler ends streams with one, too. `number` counts
+    the sender's batches to this incarnation from 1, so that a lost one leaves a gap; `None` in a scheduler's.
     """
 
     worker_id: str
     deltas: tuple[TokenDelta, ...]
     incarnation: int = 0
     number: int | None = None
-
-
-# --- spot watcher -> migration planner, operator ------------------------------------------------------------------------
 
 
 class InterruptionKind(StrEnum):
@@ -177,10 +156,9 @@ class InterruptionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InterruptionReported:
-    """A cloud, or the silence of workers, says that a machine goes. Workers act on `Drain`, planners on this.
+    """A sign, from a cloud or the silence of workers, that a machine goes. Workers act on `Drain`, planners on this.
 
     Attributes:
-        watcher_id: the reporter.
         event_id: the same in all reports of one sign.
         worker_ids: workers known to be on that machine, in order of id; they go together.
         deadline_s: Unix time at which the machine may be gone; `None` for a hint or a withdrawal.
@@ -227,9 +205,6 @@ Message = (
 )
 
 
-# --- commands and events of every role --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Send:
     """Command: put `message` into the inbox of `recipient_id`; a gateway has an inbox for each `incarnation`."""
@@ -246,13 +221,10 @@ def to_gateway(stream: StreamRef, message: Message) -> Send:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry(OfAttempt):
-    """One line of a request's ledger: what a member did for it.
+    """One line of a request's ledger: what a member did for it, at Unix time `at_s`; the names of `facts` carry their unit.
 
-    Attributes:
-        stage: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`,
-            `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
-        at_s: Unix time.
-        facts: (name, value) pairs; names carry their unit.
+    `stage`: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`,
+    `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
     """
 
     stage: str
@@ -270,11 +242,8 @@ class RecordLedger:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Event: time passed; roles check their deadlines.
-
-    Attributes:
-        away_s: seconds since the last tick in which this process or the broker stood still. Silence in that time says nothing
-            about other members, and deadlines that silence ends are extended by it.
+    """Event: time passed; roles check their deadlines. For `away_s` of it this process or the broker was away: silence in
+    that time is no sign of a loss, and deadlines that silence ends are extended by it.
     """
 
     away_s: float = 0.0

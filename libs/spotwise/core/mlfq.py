@@ -5,7 +5,6 @@ A job joins the highest queue whose quantum covers its first iteration, and is c
 A used-up quantum demotes it to the back of the next queue that covers its next iteration.
 A job that waits `starve_limit_s` is promoted to Q1, with extra quantum where its next iteration exceeds Q1's.
 A job that moves keeps its level; one that is restarted joins no higher than its attained service allows.
-
 Source: FastServe (Wu et al., 2023), section 4.1 and algorithm 1, with errata: a quantum equal to the iteration suffices (the
 text has "larger"); extra quantum goes to iterations longer than Q1's (one edition has shorter); `r` in line 20 is the job.
 ENST, section 4.2: the sum is over jobs that come first, from their queue down to this job's, less their used quanta, over the
@@ -21,12 +20,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MlfqPolicy:
-    """The queues.
+    """The queues; in the last one, a used-up quantum sends a job to the back.
 
     Attributes:
-        first_quantum_s: of Q1: about the shortest iteration.
         quantum_ratio: of each queue's quantum to that of the queue above.
-        queues: their number. In the last one, a used-up quantum sends a job to the back.
         starve_limit_s: seconds that a job waits below Q1 at most; infinite promotes none.
         skips: if not, every job joins Q1: plain MLFQ, a baseline (section 6.3).
     """
@@ -59,12 +56,7 @@ class MlfqPolicy:
 
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """A job's place in the queues in machine-independent terms, for a job that moves to another machine.
-
-    Attributes:
-        queue: its number, 1 the top.
-        used: share of that queue's quantum, 0 to 1.
-    """
+    """A job's level for a move to another machine: its queue, 1 the top, and the share of its quantum `used`, 0 to 1."""
 
     queue: int
     used: float
@@ -76,11 +68,9 @@ class QueueLevel:
 
 @dataclass(slots=True)
 class QueueState:
-    """A job's place in the queues.
+    """A job's place in the queues: its queue, 1 the top, and in it its `place`, the lower the earlier.
 
     Attributes:
-        queue: its number, 1 the top.
-        place: in its queue; earlier jobs have a lower one.
         used_s: service since it came to its queue, or to its back.
         extra_s: allowed beyond the queue's quantum.
         waits_since_s: when it joined, or when its last iteration ended.
@@ -144,13 +134,7 @@ class SkipJoinMLFQ:
         self._move(queue_state, 1, next_iteration_s if next_iteration_s > self._quanta_s[0] else 0.0)
 
     def next_runs_s(self, ordered: Sequence[QueueState], width: int, now: float) -> list[float]:
-        """Return in how many seconds each of these jobs is expected to run (ENST).
-
-        Args:
-            ordered: the states of all jobs, by `rank`.
-            width: jobs that run at once.
-            now: Unix time.
-        """
+        """Return in how many seconds each job is expected to run (ENST); all jobs by `rank`, `width` of them at once."""
         runs_s = []
         ahead_above = 0  # jobs in higher queues
         had_s = had_above_s = 0.0  # attained service of all earlier jobs, and of those in higher queues
@@ -172,7 +156,6 @@ class SkipJoinMLFQ:
         return sum(max(0.0, self._quanta_s[each.queue - 1] - each.used_s) for each in queue_states)
 
     def _queue_for(self, iteration_s: float, above: int) -> int:
-        """Return the highest queue below `above` whose quantum covers an iteration, else the last."""
         for queue in range(above + 1, self.policy.queues):
             if self._quanta_s[queue - 1] >= iteration_s:
                 return queue

@@ -1,8 +1,4 @@
-"""What the mesh must know of a request to serve it from any worker, at any token.
-
-A record holds a request's inputs and the tokens committed to the client; the sampler is stateless (`sampling.py`), so any
-worker can continue from it. The gateway writes it; workers only read it.
-"""
+"""A request's inputs and committed tokens, from which any worker can continue at any token: the sampler is stateless."""
 
 from __future__ import annotations
 
@@ -20,20 +16,17 @@ def sequence_id(choice_id: str, epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One sequence, as kept in the request store.
+    """One sequence, as kept in the request store; the gateway writes it, workers only read it.
 
     Attributes:
-        choice_id: the sequence's id; the choices of one API request share the part before `#`.
+        choice_id: the choices of one API request share the part before `#`.
         epoch: attempt number, from 1; a higher one fences all lower ones.
         attempt_id: the attempt's number at its gateway; token messages carry it.
-        model: the requested name.
-        output_token_ids: committed before this attempt; their KV is computed again.
-        stop: `max_new_tokens` counts `output_token_ids` too.
-        arrival_unix_s: at the gateway.
-        priority: the client's, the lower the earlier; 0 by default.
+        output_token_ids: committed before this attempt; their KV is computed again. `stop.max_new_tokens` counts them too.
+        priority: the client's, the lower the earlier.
         tenant: for fairness among tenants; empty by default.
-        model_digest: digest of the weights that `output_token_ids` were computed with, which other workers must have. `None`
-            without output tokens, or from workers without weights.
+        model_digest: of the weights that `output_token_ids` were computed with, which other workers must have. `None` without
+            output tokens, or from workers without weights.
     """
 
     choice_id: str
@@ -58,12 +51,8 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class KvHandoff:
-    """The end of a prompt phase: what the token worker needs besides the KV bytes.
-
-    Attributes:
-        num_tokens: tokens whose KV is sent: the prompt and outputs committed before.
-        first_token_id: the prefill's token; its KV is not computed yet.
-        level: in the queues of the prompt worker; `None` without queues.
+    """The end of a prompt phase: what the token worker needs besides the KV bytes of `num_tokens` tokens (prompt and committed
+    outputs): the prefill's token, without KV yet, and the level in the prompt worker's queues (`None` without).
     """
 
     choice_id: str
@@ -75,13 +64,12 @@ class KvHandoff:
 
 @dataclass(frozen=True, slots=True)
 class KvTarget:
-    """The worker of a sequence's token phase, and the blocks reserved there for its prompt's KV.
+    """The worker of a sequence's token phase, and the blocks reserved there for its prompt's KV, in position order.
 
     Attributes:
-        worker_id: the prompt's worker itself where both phases are in place.
+        worker_id: the prompt's worker itself where both phases are in place; no blocks then.
         incarnation: of that worker; a restarted one refuses its predecessor's hand-offs.
         address: its transfer listener, `host:port`.
-        block_ids: in position order; none in place.
     """
 
     worker_id: str

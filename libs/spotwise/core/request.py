@@ -3,7 +3,6 @@
 Law: a sequence (one prompt, one choice) is in one state wherever it is held, and moves along `TRANSITIONS` only.
 Gateway, scheduler and workers advance their own copies through the same table; an illegal move is a bug and raises.
 FINISHED states and HANDED_OFF are final; every live state can be aborted and can fail.
-
 Source: continuous batching (Orca, section 4) and phase splitting (Splitwise, section 4.2).
 """
 
@@ -95,11 +94,7 @@ class IllegalTransitionError(RuntimeError):
 
 
 def advance(state: RequestState, event: RequestEvent) -> RequestState:
-    """Return the state that follows.
-
-    Raises:
-        IllegalTransitionError: the table has no such move.
-    """
+    """Return the state that follows; `IllegalTransitionError` where the table has no such move."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:
@@ -115,10 +110,8 @@ def is_terminal(state: RequestState) -> bool:
 class StopCriteria:
     """When a sequence ends by its token ids; stop strings are up to the gateway, which has the text.
 
-    Attributes:
-        max_new_tokens: output tokens at most, at least 1.
-        stop_token_ids: sorted, end-of-sequence ids included unless the client ignores them.
-        min_new_tokens: no stop token is sampled before.
+    `max_new_tokens` is at least 1. `stop_token_ids` are sorted, end-of-sequence ids included unless the client ignores
+    them; none is sampled before `min_new_tokens`.
     """
 
     max_new_tokens: int

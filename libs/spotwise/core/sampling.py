@@ -39,13 +39,10 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1].
         top_k: keep the k likeliest tokens; `None` keeps all.
         min_p: drop tokens less likely than `min_p` times the likeliest, in [0, 1].
-        seed: the client's, or drawn by the gateway.
-        presence_penalty: subtracted once from the logit of every token already in the output.
-        frequency_penalty: subtracted from a logit once per occurrence in the output.
+        presence_penalty: subtracted once from the logit of every token already in the output; `frequency_penalty`: per use.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
         logit_bias: (token id, bias) pairs added to the logits.
-        logprobs: how many likeliest alternatives to report per output token; `None` reports nothing, 0 the token alone.
-        prompt_logprobs: the same for prompt tokens.
+        logprobs, prompt_logprobs: likeliest alternatives to report per token; `None` reports nothing, 0 the token alone.
     """
 
     temperature: float = 1.0
@@ -73,12 +70,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, natural logarithm, of the model's own distribution (before any parameter).
-
-    Attributes:
-        logprob: of the actual token.
-        top_token_ids: the likeliest alternatives, likeliest first.
-        top_logprobs: theirs, in the same order.
+    """Log-probabilities at one position, natural logarithm, of the model's own distribution (before any parameter): the
+    actual token's, and those of the alternatives, likeliest first.
     """
 
     logprob: float
@@ -87,11 +80,8 @@ class TokenLogprobs:
 
 
 class SampledToken(NamedTuple):
-    """An iteration's token for one sequence; a tuple, since one is made for every token.
-
-    Attributes:
-        logprobs: where requested.
-        prompt_logprobs: with the first token, where requested: one entry a prompt token, `None` for the first.
+    """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first
+    token, where requested: one entry a prompt token, `None` for the first.
     """
 
     sequence_id: str

@@ -1,10 +1,9 @@
 """The cluster scheduler's state machine: every request gets its workers, or a rejection.
 
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
-Requests without room wait here, bounded in number and time, by priority and then arrival.
+Requests for which no worker has free KV blocks wait here, bounded in number and time, by priority and then arrival.
 Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
 `cluster/` decides the rest: `placement.py` which workers, `assigner.py` how, `repurposing.py` whose home pool changes.
-
 Source: cluster-level scheduling, Splitwise, section 4.2.
 """
 
@@ -43,11 +42,9 @@ _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of waiting.
+    """Bounds of waiting; one request more than `max_queued` is rejected.
 
     Attributes:
-        max_queued: requests that wait for room at most; one more is rejected.
-        max_queue_s: seconds that one waits at most.
         reservation_timeout_s: after which an unanswered reservation, or order for both phases, is given up.
         lease_s: length of a reservation's lease.
         member_timeout_s: silence after which a member counts as lost.
@@ -67,14 +64,7 @@ class SchedulerLimits:
 class SchedulerRole:
     """The scheduler's state machine: `handle(event, now) -> commands`.
 
-    Args:
-        scheduler_id: this member's id.
-        limits: bounds of waiting.
-        first_assignment: the first assignment number, above all of earlier incarnations, because workers echo the last one.
-        policy: how workers are chosen, and when one changes its home pool.
-
-    Attributes:
-        pools: the workers as their heartbeats describe them.
+    `first_assignment` is above all assignment numbers of earlier incarnations, because workers echo the last one.
     """
 
     def __init__(
@@ -117,7 +107,7 @@ class SchedulerRole:
 
     @property
     def queued(self) -> int:
-        """Requests that wait for room."""
+        """Requests that wait to be assigned."""
         return self._requests.num_queued
 
     @property
@@ -134,8 +124,6 @@ class SchedulerRole:
         self._handlers[type(event)](event, now)
         commands, self._commands = self._commands, []
         return commands
-
-    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _submit(self, order: m.SubmitRequest, now: float) -> None:
         if self.membership.is_gone(order.stream.gateway_id, order.stream.incarnation):
@@ -157,7 +145,6 @@ class SchedulerRole:
         self._assigner.assign_waiting(now)
 
     def _note_failures(self, order: m.SubmitRequest, before: tuple[m.Suspects, ...], now: float) -> None:
-        """Enter failed hand-offs that the request's attempt before did not report."""
         for suspects in order.avoid:
             if suspects not in before and len(suspects) > 1 and all(id_ in self.pools for id_ in suspects):
                 self._assigner.quarantine.failed((suspects[0], suspects[1]), now)
@@ -199,7 +186,6 @@ class SchedulerRole:
                 self._assigner.cancel(worker.id, order.choice_id, order.epoch)
 
     def _note_success(self, entry: AcceptedRequest) -> None:
-        """Learn of a hand-off that went well, where the request could not end with its first token."""
         prompt_worker, token_worker, sent_s = entry.prompt_worker, entry.token_worker, entry.sent_s
         if prompt_worker and token_worker and sent_s is not None and entry.order.max_new_tokens > 1:
             self._assigner.quarantine.succeeded((prompt_worker, token_worker), sent_s)
@@ -210,8 +196,6 @@ class SchedulerRole:
             if entry is not None and entry.order.epoch <= epoch:
                 self._assigner.drop(entry, cancel=True)
         self._assigner.assign_waiting(now)
-
-    # --- members and time ---------------------------------------------------------------------------------------------
 
     def _heartbeat(self, member: m.Member, now: float) -> None:
         for event in self.membership.observe(member, now):

@@ -1,6 +1,6 @@
 """How long spot instances live: a hazard by age, fitted to censored lives.
 
-Law: a life that has not ended says only that it is longer (right censoring); one first seen at an age says nothing about lives
+Law: a life that has not ended is only known to be longer (right censoring); one first seen at an age tells nothing of lives
 that ended before that age (left truncation). The hazard is constant between bounds and drawn to the mean where few lives ended.
 """
 
@@ -15,13 +15,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The observed life of one instance.
-
-    Attributes:
-        age_s: at its end, or when last seen.
-        ended: the cloud took it; an instance that was given back, or still runs, has not ended.
-        first_seen_s: its age when watching began.
-    """
+    """One instance's life, watched from age `first_seen_s` to `age_s`; `ended`: the cloud took it (it was not given back)."""
 
     age_s: float
     ended: bool
@@ -34,12 +28,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseHazard:
-    """Ends per second, constant between bounds of age and after the last one.
-
-    Attributes:
-        from_s: the bounds, ascending, the first 0.
-        per_s: the hazard from each bound on.
-    """
+    """Ends per second of age: `per_s[i]` from bound `from_s[i]` to the next; bounds ascend from 0."""
 
     from_s: tuple[float, ...]
     per_s: tuple[float, ...]
@@ -87,11 +76,9 @@ class PiecewiseHazard:
 
 
 def fit_hazard(lives: Sequence[Life], pieces: int = 6, prior_ends: float = 4.0) -> PiecewiseHazard:
-    """Return the hazard by age, drawn to the mean hazard.
+    """Return the hazard by age, 0 where no life ended, in up to `pieces` pieces with about as many ends in each.
 
     Args:
-        lives: observed. Where none ended, the hazard is 0.
-        pieces: at most, with about as many ends in each.
         prior_ends: ends at the mean hazard added to each piece; more of them trust age less.
 
     Raises:

@@ -13,7 +13,7 @@ Attempt = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class OfAttempt:
-    """What is about one attempt at a choice."""
+    """Base of messages about one attempt at a choice."""
 
     choice_id: str
     epoch: int
@@ -35,7 +35,6 @@ class ReserveKv(OfAttempt):
     Attributes:
         assignment: the scheduler's running number; heartbeats echo the last one received, to reconcile its view.
         kv_tokens: tokens to hold at most, prompt and new ones; the worker decides for how many it takes blocks at once.
-        max_new_tokens: new tokens at most.
         lease_s: seconds after its last renewal at which the reservation expires.
     """
 
@@ -49,12 +48,8 @@ class ReserveKv(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill(OfAttempt):
-    """Compute the prompt, sample one token, deliver the KV to `target`.
-
-    Attributes:
-        scheduler_id: receives `PrefillAccepted` or `KvRefused` where both phases are on one worker.
-        target: the reservation; where both phases are here, this worker with no blocks: the prompt waits for its first ones.
-        max_new_tokens: new tokens at most.
+    """Compute the prompt, sample one token, deliver the KV to `target`, the reservation. Where both phases are here, `target`
+    is this worker without blocks: the prompt waits for its first ones, and `PrefillAccepted` or `KvRefused` answers.
     """
 
     stream: StreamRef
@@ -114,7 +109,7 @@ class PrefillAccepted(OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class KvRefused(OfAttempt):
-    """Order `assignment` finds no room, or the worker takes nothing new."""
+    """Order `assignment` finds no free blocks, or the worker takes nothing new."""
 
     assignment: int
     worker_id: str

@@ -2,7 +2,7 @@
 
 Law: two workers: reserve KV on the token worker, then start prefill on the prompt worker and notify the gateway.
 One worker for both phases: start prefill there; once it accepts, notify the gateway.
-Requests are assigned in queue order; none passes an earlier request that finds no room.
+Requests are assigned in queue order; none passes an earlier request that no worker can take.
 A refused reservation, or one without reply, returns the request to its place in the queue; a worker without reply that was to
 serve both phases may be computing, so that attempt ends and its gateway submits the next one, whose epoch fences the first.
 A reply to an order that was given up cancels what the worker holds for it.
@@ -29,16 +29,7 @@ from spotwise.core.request import FinishReason
 
 
 class Assigner:
-    """Runs the assignment of one scheduler's requests.
-
-    Args:
-        pools: all workers.
-        requests: all requests.
-        policy: how workers are chosen.
-        lease_s: length of a reservation's lease.
-        first_assignment: orders are numbered from here.
-        emit: takes a command.
-    """
+    """Assigns one scheduler's requests; orders are numbered from `first_assignment`, `emit` takes each command."""
 
     def __init__(
         self,
@@ -63,7 +54,7 @@ class Assigner:
         self._emit = emit
 
     def assign_waiting(self, now: float) -> None:
-        """Assign from the head of the queue until a request finds no room."""
+        """Assign from the head of the queue until no worker can take it."""
         may_be_full = False
         while (entry := self._requests.head()) is not None:
             order = entry.order
@@ -81,7 +72,7 @@ class Assigner:
         self._without_room = entry
 
     def room_reported(self, worker_id: str, now: float) -> None:
-        """Assign queued requests after a worker's report: a head that had no room anywhere can have it on that worker only."""
+        """Assign queued requests after a worker's report: a head that no worker could take can go to that worker only."""
         entry = self._requests.head()
         if entry is None:
             return
@@ -113,7 +104,6 @@ class Assigner:
             self._reserve(entry, self._assignments, token_worker.id)
 
     def _count(self, entry: AcceptedRequest, worker: WorkerView, prompt_tokens: int, now: float) -> None:
-        """Count for a worker what it was just sent."""
         order = entry.order
         kv_blocks = worker.blocks_to_reserve(order.prompt_tokens, order.max_new_tokens)
         self._pools.assign(
@@ -153,8 +143,7 @@ class Assigner:
     def _answered_entry(self, choice_id: str, epoch: int, worker_id: str, assignment: int) -> AcceptedRequest | None:
         """Return the entry whose current order a worker answers.
 
-        An answer to an order that was given up is ignored where the same worker has a second order:
-        a cancellation sent now would end that one.
+        A cancellation sent now would end a second order at the same worker: then a late answer to the first is ignored.
         """
         entry = self._requests.get(choice_id)
         if entry is None or entry.order.epoch != epoch or entry.token_worker != worker_id:
@@ -183,7 +172,6 @@ class Assigner:
             self._assigned(entry, worker_id, worker_id, now)
 
     def _assigned(self, entry: AcceptedRequest, prompt_id: str, token_id: str, now: float) -> None:
-        """Notify gateway and ledger, and remember which workers get the prompt's prefix."""
         order = entry.order
         self._requests.assigned(entry)
         self._emit(m.to_gateway(order.stream, m.RequestAssigned(order.choice_id, order.epoch, prompt_id, token_id)))
@@ -197,16 +185,13 @@ class Assigner:
         self._emit(m.RecordLedger(ledger))
 
     def kv_refused(self, report: m.KvRefused, now: float) -> None:
-        """Requeue the request; the worker's next heartbeat reports its actual room."""
+        """Requeue the request; the worker's next heartbeat reports its actual free blocks."""
         entry = self._answered_entry(report.choice_id, report.epoch, report.worker_id, report.assignment)
         if entry is not None:
             self._requeue(entry)
 
     def give_back(self, is_affected: Callable[[AcceptedRequest], bool]) -> None:
-        """Give up orders to a worker that is gone or silent.
-
-        The cancellation goes to a lost worker too: one that was only silent still has the order in its inbox.
-        """
+        """Give up orders to a worker that is gone or silent, and cancel them: a silent one still has the order in its inbox."""
         for entry in [entry for entry in self._requests.unanswered if is_affected(entry)]:
             if entry.is_in_place:
                 self.drop(entry, cancel=True)

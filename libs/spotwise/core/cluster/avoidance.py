@@ -21,19 +21,14 @@ MAX_FAILED_HANDOFFS = 2
 
 
 class AvoidingPlacer:
-    """Chooses workers for one request at a time.
-
-    Args:
-        placer: the placement rules.
-        quarantine: pairs that get no hand-offs for a while.
-    """
+    """Chooses workers for one request at a time."""
 
     def __init__(self, placer: Placer, quarantine: Quarantine) -> None:
         self._placer = placer
         self._quarantine = quarantine
 
     def place(self, demand: RequestDemand, avoid: tuple[Suspects, ...], now: float) -> Placement | None:
-        """Return the workers of a request whose earlier attempts failed on `avoid`; `None` where no worker has room."""
+        """Return the workers of a request whose earlier attempts failed on `avoid`; `None` where free blocks lack."""
         plan = self._placer.place(demand)
         if plan is None or not (avoid or self._quarantine):
             return plan

@@ -12,12 +12,7 @@ from spotwise.core.membership import Membership
 
 
 class GoneGateways:
-    """Compares what workers report with the gateways present.
-
-    Args:
-        membership: the members present.
-        patience_s: listening time after which an absent gateway counts as gone; a scheduler that has just started knows none.
-    """
+    """Compares what workers report with the gateways present; a scheduler that has just started knows none of these."""
 
     def __init__(self, membership: Membership, patience_s: float) -> None:
         self._membership = membership

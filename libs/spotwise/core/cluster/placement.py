@@ -1,9 +1,9 @@
 """Chooses the prompt worker and the token worker of a request (joint shortest queue: Splitwise, section 4.2).
 
 Law: prompt queues count uncomputed prompt tokens, less a cached prefix; token queues count remaining tokens, among workers with
-room for the request's KV. Ties go to the smaller id. The first rule that finds workers decides:
+free blocks for the request's KV. Ties go to the smaller id. The first rule that finds workers decides:
 home pools within their thresholds; for a side that is over, the mixed pool and workers with off-pool work; conversion of the
-best of the opposite pool; home pools whatever their queues; any worker with room.
+best of the opposite pool; home pools whatever their queues; any worker with free blocks.
 KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
 each other. Where delays were measured, break-even chooses between a split and service in place.
 """
@@ -33,12 +33,7 @@ from spotwise.core.members import Pool
 
 @dataclass(slots=True)
 class RequestDemand:
-    """A request's demand; never changed.
-
-    Attributes:
-        held: of the prompt's first tokens, how many a worker may have cached, by worker id.
-        without: workers that are not chosen.
-    """
+    """A request's demand; `held`: by worker id, how many of its first tokens may be cached; `without`: excluded workers."""
 
     prompt_tokens: int
     max_new_tokens: int
@@ -64,13 +59,7 @@ class PlacedBy(StrEnum):
 
 @dataclass(slots=True)
 class Placement:
-    """A request's workers; never changed.
-
-    Attributes:
-        prompt_worker, token_worker: the same where the request is served in place.
-        by: the rule that chose them.
-        short: the pools with no worker within its threshold.
-    """
+    """A request's workers, the same one where it is served in place; `short`: the pools with no worker within its threshold."""
 
     prompt_worker: WorkerView
     token_worker: WorkerView
@@ -86,7 +75,7 @@ class Placer:
         self._policy = policy
 
     def place(self, demand: RequestDemand) -> Placement | None:
-        """Return the workers of a request, or `None` where no worker has room for it."""
+        """Return the workers of a request, or `None` where no worker has enough free blocks."""
         token_worker = self._token_worker(demand, TOKEN_ON_POOL)
         prompt_worker = self._prompt_worker(demand, PROMPT_ON_POOL) if token_worker is not None else None
         if prompt_worker is not None and token_worker is not None:
@@ -107,7 +96,6 @@ class Placer:
         return self._spill_prompt(demand, token_worker)
 
     def _without_prompt_pool(self, demand: RequestDemand) -> Placement | None:
-        """Serve in place: in the mixed pool, then in the token pool."""
         return (
             self._in_place(demand, (MIXED,), PlacedBy.HOME_POOL)
             or self._in_place(demand, (TOKEN_ON_POOL, TOKEN_OFF_POOL), PlacedBy.HOME_POOL)
@@ -115,7 +103,6 @@ class Placer:
         )
 
     def _spill_tokens(self, demand: RequestDemand, prompt_worker: WorkerView) -> Placement | None:
-        """The token pool is over: the mixed pool, then a converted prompt worker."""
         off_pool = self._token_worker(demand, TOKEN_OFF_POOL)
         short = () if off_pool is not None else (Pool.TOKEN,)
         partners = [view for view in (off_pool, self._token_worker(demand, MIXED)) if view is not None]
@@ -128,7 +115,6 @@ class Placer:
         return converted or self._all_over(demand, short)
 
     def _spill_prompt(self, demand: RequestDemand, token_worker: WorkerView | None) -> Placement | None:
-        """The prompt pool is over, and without `token_worker` the token pool too."""
         off_pool = self._prompt_worker(demand, PROMPT_OFF_POOL)
         short = [] if off_pool is not None else [Pool.PROMPT]
         if token_worker is None:
@@ -147,7 +133,6 @@ class Placer:
         return converted or self._all_over(demand, short)
 
     def _all_over(self, demand: RequestDemand, short: Iterable[Pool] = ()) -> Placement | None:
-        """Ignore thresholds: the shortest queues of the home pools, then any worker with room."""
         prompt_workers = [
             self._prompt_worker(demand, group, bounded=False) for group in (PROMPT_ON_POOL, PROMPT_OFF_POOL)
         ]
@@ -200,7 +185,6 @@ class Placer:
         *,
         bounded: bool = True,
     ) -> Placement | None:
-        """Return the worker with the shortest queues of some groups, for both phases."""
         found = self._first(Queue.BOTH, demand, groups, reserves=True, bounded=bounded)
         if not found:
             return None
@@ -232,7 +216,7 @@ class Placer:
     def _first(
         self, queue: Queue, demand: RequestDemand, groups: tuple[Group, ...], *, reserves: bool, bounded: bool
     ) -> list[WorkerView]:
-        """Return the candidates for the shortest queue of some groups: the first of each, and the holders of a prefix."""
+        """Return the candidates for the shortest queue: the first of each group, and the holders of a prefix."""
         max_remaining = self._policy.max_owed_tokens if bounded and reserves else None
         need = Need(
             demand.prompt_tokens,

@@ -1,7 +1,4 @@
-"""A scheduler's pool policy: thresholds, break-even and re-purposing, as configured at its start.
-
-Source: Splitwise, section 4.2; the defaults are those of its reference simulator where it has any.
-"""
+"""A scheduler's pool policy (Splitwise, section 4.2); the defaults are its reference simulator's where that has any."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class PoolPolicy:
         repurpose_share: share of a window, above 0 and up to 1, with off-pool work before a worker changes its home pool.
         repurpose_window_s: length of a window; `None` keeps every worker in its initial pool.
         prefix_spans: spans of prompts remembered over all requests; 0 for none.
-        decode_queue: how decodes count where one worker serves both phases; on token workers they count by remaining tokens.
+        decode_queue: how decodes count for service in place; on token workers they count by remaining tokens.
     """
 
     max_pending_prompt_tokens: int = 8192

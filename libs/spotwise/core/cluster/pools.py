@@ -60,15 +60,7 @@ _pending, _remaining, _decoding = (
 
 
 class Pools:
-    """The scheduler's view of all workers.
-
-    Args:
-        decode_queue: how decodes count in the ranking by both queues.
-
-    Attributes:
-        decode_length: a worker's decodes, counted so.
-        served_model: the weights that a worker must have.
-    """
+    """The scheduler's view of all workers; `decode_length` counts a worker's decodes for the ranking by both queues."""
 
     def __init__(self, decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS) -> None:
         by_tokens = decode_queue is DecodeQueue.REMAINING_TOKENS
@@ -141,7 +133,7 @@ class Pools:
         self._place(view)
 
     def intend(self, worker_id: str, choice_id: str, prompt_tokens: int) -> None:
-        """Count a prompt that a worker will be sent once its reservation stands."""
+        """Count a prompt that a worker will be sent once its reservation is made."""
         view = self._views[worker_id]
         view.intend(choice_id, prompt_tokens)
         self._place(view)
@@ -161,7 +153,6 @@ class Pools:
             self._place(view)
 
     def _place(self, view: WorkerView) -> None:
-        """Update a worker's place in the rankings."""
         if view.is_ready and not self.served_model.is_final:
             self.served_model.decide(each.member for each in self._views.values())
         if not view.is_ready or not self.served_model.admits(view.member):

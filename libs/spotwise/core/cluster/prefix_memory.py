@@ -21,11 +21,7 @@ HOLDERS = 4
 
 
 class PrefixMemory:
-    """Holders of spans.
-
-    Args:
-        capacity: spans remembered at most; 0 for none.
-    """
+    """Holders of spans; a `capacity` of 0 remembers none."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -52,9 +48,7 @@ class PrefixMemory:
     def held(self, spans: tuple[int, ...], incarnation_of: Callable[[str], int | None]) -> dict[str, int]:
         """Return by worker how many of a prompt's first tokens it was sent before, the most first.
 
-        Args:
-            spans: of the prompt.
-            incarnation_of: a worker's current one, `None` where it is gone.
+        `incarnation_of` gives a worker's current one, `None` where it is gone.
         """
         found: dict[str, int] = {}
         for index in range(min(len(spans), len(_ENDS)) - 1, -1, -1):

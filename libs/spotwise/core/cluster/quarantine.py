@@ -4,7 +4,7 @@ Law: after hand-offs of `FAILURES` requests failed with no success in between, a
 Then one request tries the pair; other requests avoid it until that trial can no longer fail.
 Each further failure doubles the quarantine, up to `LONGEST_S`; a success, or a trial without a failure, ends it.
 A success counts if its request was placed after the last failure: failures are reported at once, successes at a request's end.
-Records of workers that left or restarted, and those without news for `FORGOTTEN_S`, are dropped.
+Records of workers that left or restarted, and those unchanged for `FORGOTTEN_S`, are dropped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from spotwise.core.members import QuarantinedPair
 
-#: Requests whose hand-off failed before a pair is believed to be bad; one may have met a restart.
+#: Failed requests before a pair counts as bad; one may have met a restart.
 FAILURES = 2
-#: How long a bad pair rests first, and at most.
+#: Seconds of a pair's first quarantine, and of the longest.
 FIRST_S = 30.0
 LONGEST_S = 300.0
-#: How long others keep away from a pair that is tried again: a push that cannot connect has failed by then.
+#: Seconds for which others avoid a pair on trial: a push that cannot connect has failed by then.
 TRIAL_S = 10.0
-#: After so long without news a pair is like any other.
+#: Seconds without a change after which a pair's record is dropped.
 FORGOTTEN_S = 300.0
 
 Pair = tuple[str, str]

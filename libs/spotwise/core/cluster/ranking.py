@@ -21,15 +21,12 @@ RUN_LENGTH = 48
 
 @dataclass(slots=True)
 class Need:
-    """What a worker must have to be chosen.
-
-    An empty queue is within any bound (`_bound`).
+    """What a worker must have to be chosen; an empty queue is within any bound (`_bound`), and `None` is no bound.
 
     Attributes:
-        reserves: whether it must have room for the request's KV now; else it must only be able to hold the prompt when idle.
-        max_pending: bound on its pending prompt tokens where a prompt waits; `None` for no bound.
-        max_remaining: bound on its remaining tokens to decode; `None` for no bound.
-        without: workers that are not chosen.
+        reserves: it must have free blocks for the request's KV now; else it must only be able to hold the prompt when idle.
+        max_pending: bound on its pending prompt tokens where a prompt waits.
+        max_remaining: bound on its remaining tokens to decode.
     """
 
     prompt_tokens: int
@@ -81,7 +78,6 @@ class _Run:
         return self.keys, self.views, self._capacity, self.free, self._pending, self._remaining, self._ahead
 
     def insert(self, at: int, key: tuple[int, str], view: WorkerView) -> None:
-        """Insert a member at a position."""
         self.keys.insert(at, key)
         self.views.insert(at, view)
         self._capacity.insert(at, view.kv_tokens)
@@ -92,7 +88,6 @@ class _Run:
         self.most = None
 
     def change(self, at: int, view: WorkerView) -> None:
-        """Update the member at a position, which keeps its place."""
         self.views[at] = view
         self._capacity[at] = view.kv_tokens
         self.free[at] = view.free_tokens
@@ -102,13 +97,11 @@ class _Run:
         self.most = None
 
     def delete(self, at: int) -> None:
-        """Delete the member at a position."""
         del self.keys[at], self.views[at], self._capacity[at], self.free[at]
         del self._pending[at], self._remaining[at], self._ahead[at]
         self.most = None
 
     def split(self) -> _Run:
-        """Move the second half of the members to a new run."""
         half, other = len(self.keys) // 2, _Run()
         for column, rest in zip(self._columns(), other._columns(), strict=True):
             rest.extend(column[half:])
@@ -117,18 +110,13 @@ class _Run:
         return other
 
     def sum_up(self) -> tuple[int, int, int, int, int]:
-        """Compute `most`."""
         pending, remaining, ahead = min(self._pending), min(self._remaining), min(self._ahead)
         self.most = most = max(self._capacity), max(self.free), pending, remaining, ahead
         return most
 
 
 class Ranking:
-    """Workers in order of one queue.
-
-    Args:
-        length: of a worker's queue, tokens.
-    """
+    """Workers in order of one queue, by its `length` in tokens."""
 
     def __init__(self, length: Callable[[WorkerView], int]) -> None:
         self._length = length

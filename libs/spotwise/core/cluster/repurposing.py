@@ -73,7 +73,6 @@ class Repurposing:
 
 
 def _drains_old_pool(view: WorkerView) -> bool:
-    """Whether the worker still has KV to receive or hand off against the direction of its home pool."""
     if view.home_pool is Pool.PROMPT:
         return view.load.waiting_for_kv > 0
     return view.load.prompts_to_hand_off > 0

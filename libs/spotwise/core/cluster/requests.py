@@ -16,14 +16,11 @@ from spotwise.core.messages import SubmitRequest
 
 @dataclass(slots=True)
 class AcceptedRequest:
-    """A request that was accepted and not closed.
+    """A request that was accepted and not closed; `number` is that of its arrival.
 
     Attributes:
-        order: the gateway's submission.
-        number: of arrival.
-        prompt_worker, token_worker: set once it has left the queue.
+        prompt_worker, token_worker: set once it has left the queue; `placed_by` is the rule that chose them.
         prompt_queued: prompt tokens counted for the prompt worker.
-        placed_by: the rule that chose the workers.
         sent_s, assignment: when a worker was sent the request, and the number of that order.
     """
 
@@ -79,7 +76,7 @@ class Requests:
         insort(self._queue, entry.place)
 
     def drop(self, entry: AcceptedRequest) -> None:
-        """Forget a request in whatever state."""
+        """Forget a request in any state."""
         del self._entries[entry.choice_id]
         if entry.choice_id in self._unanswered:
             del self._unanswered[entry.choice_id]

@@ -16,13 +16,7 @@ _LOADED = (MemberState.READY, MemberState.DRAINING)
 
 
 class ServedModel:
-    """The model of one mesh.
-
-    Attributes:
-        is_known: whether it was decided.
-        is_final: whether one of its workers sent a heartbeat, so that the decision stays.
-        digest: of its weights; `None` while unknown, and for workers without weights.
-    """
+    """The model of one mesh; `digest` is `None` while unknown, and for workers without weights."""
 
     def __init__(self) -> None:
         self.is_known = False
@@ -32,8 +26,7 @@ class ServedModel:
     def decide(self, workers: Iterable[Member]) -> None:
         """Settle on a model, unless that is final or no worker has loaded one.
 
-        Args:
-            workers: those present; one known from its registration only has no load.
+        Of the `workers` present, one known from its registration only has no load.
         """
         loaded = [] if self.is_final else [worker for worker in workers if worker.state in _LOADED]
         if loaded:

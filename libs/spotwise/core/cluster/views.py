@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spotwise.core.members import Member, MemberState, Pool, WorkerLoad
 
-#: An order that no heartbeat has shown after so long never arrived.
+#: Seconds after which an order that no heartbeat has shown counts as lost.
 ASSIGNMENT_LOST_S = 5.0
 
 
@@ -41,10 +41,8 @@ class WorkerView:
     """One worker: its last report, and the orders sent since.
 
     Attributes:
-        pending_prompt_tokens: length of its prompt queue.
-        remaining_tokens: length of its token queue.
-        free_tokens: KV tokens that are free and not promised; whole blocks of them.
-        kv_tokens: tokens that its whole KV cache holds.
+        pending_prompt_tokens, remaining_tokens: lengths of its prompt queue and of its token queue.
+        free_tokens: KV tokens that are free and not promised, in whole blocks; `kv_tokens` is its whole cache.
         reserves_ahead: of a request's new tokens, for how many it reserves blocks at most.
         decoding: sequences in their token phase, or about to be.
         unseen_prompts, unseen_decodes: prompt and token phases given to it that no report includes yet.
@@ -90,7 +88,7 @@ class WorkerView:
         self._count(assignment)
 
     def intend(self, choice_id: str, prompt_tokens: int) -> None:
-        """Count a prompt that will be sent once the reservation stands."""
+        """Count a prompt that will be sent once the reservation is made."""
         self.drop_intended(choice_id)
         self._intended[choice_id] = prompt_tokens
         self.pending_prompt_tokens += prompt_tokens

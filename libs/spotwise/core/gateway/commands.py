@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from spotwise.core import messages as m
 from spotwise.core.request import FinishReason
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
@@ -54,8 +52,6 @@ GatewayEvent = (
     | m.Member
     | m.Tick
 )
-
-# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

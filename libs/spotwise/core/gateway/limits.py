@@ -13,8 +13,7 @@ class RecoveryLimits:
         recovery_s: a lost attempt is followed by others until this long after the first loss since the last token.
         retry_pause_s: between an attempt that was lost and the next.
         stall_s: an attempt without tokens for so long is lost.
-        member_timeout_s: silence after which a worker counts as lost.
-        scheduler_timeout_s: the same for a scheduler: a slow one keeps its queue, and a restarted one announces itself.
+        scheduler_timeout_s: silence of a lost scheduler: a slow one keeps its queue, and a restarted one announces itself.
         unheld_s: an attempt that no scheduler and no worker has named as held for so long is lost; `None` where they name none.
         gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost after this long.
     """

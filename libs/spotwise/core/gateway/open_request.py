@@ -16,18 +16,15 @@ from spotwise.core.request import FinishReason, RequestEvent, RequestState, adva
 
 @dataclass(slots=True)
 class OpenRequest:
-    """The gateway's state of a request.
+    """The gateway's state of a request; `epoch` and `attempt_id` are those of the newest attempt.
 
     Attributes:
-        epoch, attempt_id: of the newest attempt.
         queued: a scheduler has accepted the attempt.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
-        senders: workers whose tokens count.
-        assigned: the scheduler has named the senders.
+        senders: workers whose tokens count; `assigned`: the scheduler has named them.
         first_index: index of the attempt's first token.
-        model_digest: of the weights that `token_ids` were computed with.
-        token_ids: committed, that is delivered to the client.
+        model_digest: of the weights that `token_ids` (committed: delivered to the client) were computed with.
         early: tokens that arrived before the next one.
         gap_since_s: since when a token is missing that a later one has overtaken.
         doubted_s: workers that lost tokens since their last token here, and when.
@@ -83,10 +80,7 @@ class OpenRequest:
             self.workers = self.senders
 
     def counts(self, batch: m.TokenBatch, delta: m.TokenDelta) -> bool:
-        """Tell whether the attempt is this sender's; an unnamed worker names itself.
-
-        A scheduler ends attempts and sends no tokens.
-        """
+        """Tell whether the attempt is this sender's; an unnamed worker names itself, a scheduler sends endings only."""
         is_schedulers = batch.number is None and delta.finish_reason is FinishReason.ERROR
         if batch.worker_id not in self.senders and not is_schedulers:
             if self.assigned:

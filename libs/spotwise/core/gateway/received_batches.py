@@ -19,12 +19,8 @@ FORGET_AFTER_S = 600.0
 
 @dataclass(slots=True)
 class _Sender:
-    """One incarnation of a worker.
-
-    Attributes:
-        received: the number of its newest batch here.
-        counted, counted_s: a larger number from a heartbeat, and when that first arrived; `None` where no batch is missing.
-        seen_s: when its last message arrived.
+    """One incarnation of a worker: its newest batch `received` here, and the larger number `counted` by a heartbeat that first
+    arrived at `counted_s`; `None` where no batch is missing.
     """
 
     incarnation: int
@@ -35,12 +31,7 @@ class _Sender:
 
 
 class ReceivedBatches:
-    """Counts every worker's batches.
-
-    Args:
-        gateway_id: whose counts to read from heartbeats.
-        overdue_s: how long a batch that a heartbeat has counted may be under way.
-    """
+    """Counts every worker's batches; one that a heartbeat has counted may be under way for `overdue_s`."""
 
     def __init__(self, gateway_id: str, overdue_s: float) -> None:
         self._gateway_id = gateway_id

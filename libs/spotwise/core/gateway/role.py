@@ -131,12 +131,7 @@ class GatewayRole:
     def _attempt_lost(
         self, request: OpenRequest, reason: str, now: float, suspects: m.Suspects = (), felled: m.Member | None = None
     ) -> None:
-        """Retry, or fail the request when recovery has taken too long or is fruitless.
-
-        Args:
-            suspects: what failed, as named by the worker that gave the attempt back.
-            felled: the worker that ended with it.
-        """
+        """Retry, or fail the request when recovery is too long or fruitless; `felled`: the worker that ended with it."""
         if request.retry_at_s is not None:
             return  # lost already, and the next attempt is scheduled
         self._record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
@@ -175,7 +170,7 @@ class GatewayRole:
                 request.doubted_s.pop(batch.worker_id, None)
 
     def _tokens_missing(self, worker_id: str, since_s: float) -> None:
-        """Note that a worker's tokens are lost, of an unknown request: later tokens of each attempt decide."""
+        """Record a worker's lost tokens, of an unknown request: later tokens of each attempt decide."""
         for request in self._requests.values():
             request.doubt(worker_id, since_s)
 
@@ -252,7 +247,6 @@ class GatewayRole:
                 self._attempt_lost(request, reason, now, felled=None if waits else felled)
 
     def _was_away(self, seconds: float) -> None:
-        """Extend all timeouts by a time in which the gateway was cut off."""
         self.membership.was_away(seconds)
         self._batches.was_away(seconds)
         for request in self._requests.values():

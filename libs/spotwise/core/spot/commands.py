@@ -9,8 +9,6 @@ from spotwise.core.messages import DrainReply, InterruptionReported, Tick
 from spotwise.core.spot.signs import MetadataAnswered
 from spotwise.core.worker_messages import Drain
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class WatchStarted:
@@ -22,7 +20,7 @@ class WatchStarted:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgementAnswered:
-    """The cloud received an acknowledgement; `problem` says why it refused, if it did."""
+    """The cloud received an acknowledgement; `problem` is the reason if it refused."""
 
     event_id: str
     problem: str | None = None
@@ -36,8 +34,6 @@ class ProcessEnded:
 
 
 SpotWatcherEvent = Member | Drain | Tick | WatchStarted | MetadataAnswered | AcknowledgementAnswered | ProcessEnded
-
-# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class AnnounceLoss:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeEvent:
-    """Tell the cloud that the event may begin; `AcknowledgementAnswered` follows."""
+    """Let the cloud begin the event; `AcknowledgementAnswered` follows."""
 
     event_id: str
 

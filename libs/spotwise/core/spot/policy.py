@@ -18,14 +18,12 @@ _WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 
 @dataclass(frozen=True, slots=True)
 class WatchPolicy:
-    """A watcher's configuration.
+    """A watcher's configuration; `workers` are the ids of this machine's workers: where empty, `host` decides.
 
     Attributes:
-        host: the watcher's machine.
-        workers: ids of the workers on this machine; where empty, `host` decides.
         backoff_s: longest pause between queries that fail.
         member_timeout_s: silence after which a member counts as lost.
-        acknowledge: tell the cloud when the machine has been drained.
+        acknowledge: let the cloud know when the machine has been drained.
     """
 
     host: str

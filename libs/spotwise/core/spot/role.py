@@ -5,7 +5,7 @@ earlier one or while it still reports READY `RETELL_S` later (messages may be lo
 A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
 An event is acknowledged once every notified worker has left in order and no other worker is on the machine; a silent worker has
 not left, since it may still be handing KV off.
-A worker's loss is reported by one watcher, the first by id; a watcher that does not hear itself reports none.
+A worker's loss is reported by one watcher, the first by id; a watcher that does not receive its own heartbeats reports none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ RETELL_S = 1.0
 
 @dataclass(slots=True)
 class _SentNotice:
-    """The notice that an incarnation of a worker was sent, and whether it has left since."""
-
     incarnation: int
     deadline_s: float
     at_s: float
@@ -91,7 +89,6 @@ class SpotWatcherRole:
                 self._report_lost(change, now)
 
     def _process_ended(self, event: c.ProcessEnded, now: float) -> None:
-        """Announce the loss, unless the member has left in order or was replaced."""
         known = self._membership.get(event.member.id)
         if known is not None and known.incarnation == event.member.incarnation:
             self._commands.append(c.AnnounceLoss(replace(event.member, state=m.MemberState.LOST, load=None)))

@@ -16,11 +16,10 @@ SHORTEST_GRACE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One sign in an answer.
+    """One sign in an answer; `reason` is the cloud, and its term for the event.
 
     Attributes:
         event_id: the same in every answer that has this sign.
-        reason: the cloud, and its term for the event.
         deadline_s: Unix time at which the machine may be reclaimed; `None` where the answer names none.
         grace_s: time from the first answer, where it names none.
         is_hint: the machine may be reclaimed, and a sign with a deadline would follow.
@@ -37,11 +36,8 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswered:
-    """Event: a machine's metadata was queried.
-
-    Attributes:
-        signs: all signs in the answer.
-        problem: why the answer is incomplete, in words that stay the same while the cause does; `None` where it is complete.
+    """Event: a machine's metadata was queried. `problem` is why the answer is incomplete, in words that stay the same while the
+    cause does; `None` where it is complete.
     """
 
     signs: tuple[Sign, ...] = ()
@@ -58,12 +54,7 @@ class ActiveSign:
 
 @dataclass(frozen=True, slots=True)
 class SignChanges:
-    """What an answer changed, in the order of the signs.
-
-    Attributes:
-        seen: signs that are new, or whose deadline moved to an earlier time.
-        gone: signs that are no longer active.
-    """
+    """Signs that are new, or whose deadline moved to an earlier time, and signs that are gone; each in order."""
 
     seen: tuple[ActiveSign, ...]
     gone: tuple[ActiveSign, ...]

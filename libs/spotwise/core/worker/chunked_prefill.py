@@ -3,7 +3,6 @@
 Law: an iteration with decodes takes about `max_stall_s` at most; prompts beside them are cut to fit.
 A token's cost is learned from the iterations before, or starts from a profile; context adds to it by `context_parity`.
 A prompt always advances by `MIN_TOKENS` at least; without decodes it runs whole.
-
 Source: Sarathi-Serve (Agrawal et al., OSDI 2024), section 4, where the number of tokens is configured.
 """
 
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from spotwise.core.batching import Batch
 from spotwise.core.cost_model import BatchShape, IterationCost, pairs
 
-#: Prompt tokens of an iteration at least; with fewer, its time says little about their cost.
+#: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
 #: Prompt tokens of an iteration before any cost is known.
 _FIRST_TOKENS = 64
@@ -70,12 +69,9 @@ class IterationPrefillBudget:
 
 
 class ChunkedPrefillBudget:
-    """Learns a token's cost, and bounds the prompts of an iteration by it.
+    """Learns a token's cost, and bounds the prompts of an iteration by it; `max_stall_s` is `None` for no bound.
 
-    Args:
-        max_stall_s: seconds that an iteration with decodes should take at most; `None` for no bound.
-        context_parity: of the model: tokens of context that cost a token as much as all else.
-        profile: measured cost of iterations here; `None` without one.
+    `context_parity`: tokens of context that cost a token as much as all else; `profile`: measured cost of iterations here.
     """
 
     def __init__(
@@ -96,7 +92,6 @@ class ChunkedPrefillBudget:
         return None if self._cost is None else self._cost.of(1, self._context_per_token)
 
     def _start_from(self, profile: IterationCost) -> None:
-        """Derive the first cost from a prompt of typical length."""
         context = pairs(0, TYPICAL_PROMPT_TOKENS)
         seconds = profile.iteration_s(BatchShape(TYPICAL_PROMPT_TOKENS, context))
         if seconds > 0.0:

@@ -37,11 +37,8 @@ class IterationFinished:
 class IterationsCounted:
     """An engine without token ids ran iterations of the order in flight; each fully computed sequence has one more token each.
 
-    Reported before any event that comes after these iterations.
-
-    Attributes:
-        steps: iterations that ended since the last report.
-        ended: the order is over, also where it was cut short; else its next iteration runs already.
+    Reported before any event that comes after these iterations. `steps` ended since the last report; `ended`: the order is
+    over, also where it was cut short; else its next iteration runs already.
     """
 
     steps: int
@@ -67,12 +64,7 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class HandoffDelivered(m.OfAttempt):
-    """The token worker has acknowledged the KV.
-
-    Attributes:
-        transfer_s: from the first bytes read to the acknowledgement.
-        visible_s: from the end of the prompt phase to the acknowledgement.
-    """
+    """The token worker has acknowledged the KV, `transfer_s` after the first bytes read, `visible_s` after the prompt's end."""
 
     kv_bytes: int
     transfer_s: float
@@ -157,11 +149,8 @@ class AppendToken:
 
 @dataclass(frozen=True, slots=True)
 class RunIteration:
-    """Run a batch after those in flight.
-
-    Attributes:
-        batch: the rows of the first iteration.
-        steps: iterations to run unless `EndRun` comes; each advances every row by a token. Above 1 only with `counted_steps`.
+    """Run a batch after those in flight, for `steps` iterations unless `EndRun` comes (above 1 only with `counted_steps`); each
+    advances every row by a token.
     """
 
     batch: Batch
@@ -205,11 +194,8 @@ class TakeHomePool:
 
 @dataclass(frozen=True, slots=True)
 class OpenPush(m.OfAttempt):
-    """Open a layer-wise push of a prompt that is about to be computed; `CommitPush` or `AbortPush` follows.
-
-    Attributes:
-        num_tokens: of the prompt.
-        written_tokens: tokens whose KV is in the source blocks already.
+    """Open a layer-wise push of a prompt of `num_tokens` that is about to be computed, `written_tokens` of them with KV in the
+    source blocks already; `CommitPush` or `AbortPush` follows.
     """
 
     target: KvTarget
@@ -250,11 +236,7 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the process: the worker is drained, or its engine has failed.
-
-    Attributes:
-        failure: of the engine, so that another process takes its place; empty after a drain.
-    """
+    """End the process: the worker is drained, or its engine failed (`failure`), so that another process takes its place."""
 
     failure: str = ""
 

@@ -1,6 +1,6 @@
 """Several decode iterations in one order, for engines whose tokens carry no ids (the simulator's).
 
-Law: one order stands for the iterations that would be ordered one by one if nothing happened meanwhile.
+Law: one order replaces the iterations that would be ordered one by one if nothing happened meanwhile.
 It ends where a sequence reaches `max_new_tokens` or has its first token here, and before an iteration that lacks free blocks.
 It is cut short once a sequence becomes runnable, a member ends, or blocks it needs or a waiting sequence could use change.
 As long as ended iterations are counted before any other event, every decision is that of single iterations.
@@ -61,8 +61,6 @@ class CountedIterations(Iterations):
             self._steps_left = 1
             self._table.emit(c.EndRun())
 
-    # --- ordering -----------------------------------------------------------------------------------------------------
-
     def _steps(self, members: list[tuple[Sequence, int]], candidates: list[Sequence], *, examines: bool) -> int:
         """Return how many iterations of these members, each with its tokens of the first, one order may run."""
         preempted = self._allocator.preemptions != self._preemptions_before
@@ -114,8 +112,6 @@ class CountedIterations(Iterations):
             or (isinstance(event, _MAY_JOIN) and any(s.is_runnable and not s.in_iteration for s in table))
         )
 
-    # --- counting -----------------------------------------------------------------------------------------------------
-
     def _iterations_counted(self, event: c.IterationsCounted, now: float) -> None:
         """Count tokens without ids; no sequence ends before its length."""
         self.finished += event.steps
@@ -136,23 +132,17 @@ class CountedIterations(Iterations):
                 self._token_counted(sequence, now)
 
     def _iteration_failed(self, event: c.IterationFailed, now: float) -> None:
-        """End the order with the iteration that failed."""
         self._count(1, ended=True)
         super()._iteration_failed(event, now)
 
     def _token_counted(self, sequence: Sequence, now: float) -> None:
-        """Publish the first or the last of a sequence's counted tokens."""
         is_last = sequence.remaining_tokens <= 0
         finish_reason = FinishReason.LENGTH if is_last else None
         self._publish(sequence, sequence.output_tokens - (not is_last), None, finish_reason)
         self._after_token(sequence, finish_reason, UNNAMED_TOKEN, now)
 
     def _count(self, steps: int, *, ended: bool) -> bool:
-        """Note that so many iterations of the order ended, and allocate the blocks of the begun ones.
-
-        Returns:
-            Whether the order is over; else all its members have been advanced.
-        """
+        """Note that `steps` iterations of the order ended, allocate the begun ones' blocks; return whether it is over."""
         is_over = ended or steps >= self._steps_left
         self._steps_left -= steps
         if self._blocks_to_come:

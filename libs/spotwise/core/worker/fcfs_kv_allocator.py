@@ -5,7 +5,6 @@ A prompt that has waited `preempt_after_s` for its first blocks preempts decodes
 A sequence preempted `max_preemptions` times waits for all blocks that it may ever need, and is not preempted again.
 Free blocks that waiting sequences need are kept from newcomers; where nothing is held, nothing is kept.
 What would not fit the empty cache alone is refused when ordered.
-
 Source: PagedAttention (Kwon et al., SOSP 2023), section 4.5; prompts before decodes, with ageing and a bound, Splitwise (Patel
 et al., ISCA 2024), section 4.3. With `reserve=max_tokens` no sequence grows and none is preempted (Orca, section 4.1).
 """
@@ -42,7 +41,7 @@ class FcfsKvAllocator(KvAllocator):
             self._make_room(candidates[first], candidates[:first], waited_s, now)
 
     def _make_room(self, prompt: Sequence, ahead: list[Sequence], waited_s: float, now: float) -> None:
-        """Preempt for a prompt and allocate its blocks, unless it has room beside what sequences ahead of it wait for."""
+        """Preempt for a prompt and allocate its blocks, unless enough are free beside what sequences ahead lack."""
         lacking = [max(0, self._entry_blocks(sequence) - len(sequence.block_ids)) for sequence in ahead]
         spare = self._room_to_grow()
         claimed = sum(lacking) + (0 if all(sequence.block_ids for sequence in ahead) else spare)

@@ -28,12 +28,7 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class Iterations:
-    """Builds batches and handles their results; every iteration is an order of its own.
-
-    Attributes:
-        finished: iterations that ended since the start.
-        broken: why the engine is of no use any more; `None` while it works.
-    """
+    """Builds batches and handles their results; `broken` is why the engine is of no use any more, `None` while it works."""
 
     def __init__(
         self,
@@ -85,11 +80,10 @@ class Iterations:
                 self._examination.skip_part()
 
     def _steps(self, members: list[tuple[Sequence, int]], candidates: list[Sequence], *, examines: bool) -> int:
-        """Return how many iterations the order may run: one, whose tokens decide what comes next."""
+        """One: its tokens decide what comes next."""
         return 1
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
-        """Return the members with their tokens, and the batch of them."""
         if self._allocator.all_can_decode(candidates, self._policy.limits.max_num_seqs):
             rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
             return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
@@ -109,10 +103,8 @@ class Iterations:
         return members, builder.build()
 
     def _candidates(self) -> list[Sequence]:
-        """Return the sequences that may take part, in order of arrival.
-
-        With request-level batching these are the members of the batch until all of them have ended. The slots of members that
-        end early stay empty, but their tokens go out at once, so this baseline is a little better than its model.
+        """Return the sequences that may take part, in order of arrival; with request-level batching the members of the batch
+        until all have ended. Tokens of members that end early go out at once: this baseline is a little better than its model.
         """
         table = self._table
         runnable = [sequence for sequence in table if sequence.is_runnable]
@@ -127,7 +119,6 @@ class Iterations:
         return [sequence for sequence in runnable if not sequence.in_iteration]
 
     def _offer_prompt(self, builder: BatchBuilder, sequence: Sequence, now: float) -> int:
-        """Add a prompt to the batch if it may join; return with how many tokens."""
         reused = self._allocator.prefixes.reusable_blocks(sequence)
         if not self._allocator.can_admit(sequence, reused):
             return 0
@@ -148,7 +139,6 @@ class Iterations:
         return tokens
 
     def _iteration_finished(self, event: c.IterationFinished, now: float) -> None:
-        """Publish the tokens, end the sequences that stop, hand off prompts computed for other workers."""
         self.finished += 1
         self._prefill_budget.ended(now)
         members = self._table.end_iteration()
@@ -160,7 +150,6 @@ class Iterations:
                 self._token_sampled(sequence, sampled, now)
 
     def _count_computed(self, members: list[tuple[Sequence, int]], now: float) -> None:
-        """Enter what an iteration computed for its members."""
         prefixes = self._allocator.prefixes
         for sequence, tokens in members:
             sequence.computed_tokens += tokens
@@ -169,9 +158,8 @@ class Iterations:
         self._order.ran(members, now)
 
     def _iteration_failed(self, event: c.IterationFailed, now: float) -> None:
-        """Run the batch again in parts; fail sequences that are at fault, and all of them where the engine is.
-
-        Nothing is undone: positions, tokens and the prefix cache advance with a result only, and written KV is written again.
+        """Run the batch again in parts; fail sequences that are at fault, and all where the engine is. Nothing is undone:
+        positions, tokens and the prefix cache advance with a result only, and written KV is written again.
         """
         self._prefill_budget.ended(now, failed=True)
         members = [sequence for sequence, _ in self._table.end_iteration()]
@@ -186,7 +174,6 @@ class Iterations:
                 self._give_back([each for each in self._table if not each.pending_free], self.broken, now)
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
-        """Fail attempts that other workers may retry."""
         for sequence in sequences:
             self._table.fail(sequence, reason, now, retryable=True, suspects=(self._table.worker_id,))
 
@@ -215,7 +202,6 @@ class Iterations:
         logprobs: TokenLogprobs | None = None,
         prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None,
     ) -> None:
-        """Send the newest token to the gateway."""
         queue_s = cached_tokens = None
         if _is_prefilled_now(sequence):
             assert sequence.started_s is not None
@@ -235,7 +221,6 @@ class Iterations:
         )
 
     def _after_token(self, sequence: Sequence, finish_reason: FinishReason | None, token_id: int, now: float) -> None:
-        """End the sequence, or hand it off, where its newest token means that."""
         if _is_prefilled_now(sequence):
             self._record_prefill(sequence, now)
         if finish_reason is not None:

@@ -2,9 +2,8 @@
 
 Law: blocks are allocated on demand or all at once (`Reserve`).
 A sequence in an iteration has blocks for all its known tokens.
-A preempted sequence that is not swapped out keeps its tokens only, and is computed again when there is room.
-Who gets blocks first, and who is preempted, is up to `FcfsKvAllocator` and `PreemptiveKvAllocator`.
-
+A preempted sequence that is not swapped out keeps its tokens only, and is computed again when blocks are free.
+Which sequence gets blocks first, and which is preempted, is up to `FcfsKvAllocator` and `PreemptiveKvAllocator`.
 Source: on-demand blocks and preemption by recomputation, PagedAttention (Kwon et al., SOSP 2023), section 4.5.
 """
 
@@ -21,12 +20,7 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class KvAllocator(abc.ABC):
-    """Allocates blocks to sequences, and preempts sequences for them.
-
-    Attributes:
-        preemptions: since the start.
-        prefixes: blocks that are computed already.
-    """
+    """Allocates blocks to sequences, and preempts sequences for them; `preemptions` counts these since the start."""
 
     def __init__(self, table: SequenceTable, policy: WorkerPolicy, prefixes: PrefixCache) -> None:
         self.preemptions = 0
@@ -36,8 +30,6 @@ class KvAllocator(abc.ABC):
         self._policy = policy
         grows = policy.reserve is Reserve.ON_DEMAND
         self._watermark_blocks = math.ceil(policy.watermark * self._pool.num_blocks) if grows else 0
-
-    # --- newcomers ----------------------------------------------------------------------------------------------------
 
     def reservation_tokens(self, kv_tokens: int, max_new_tokens: int) -> int:
         """Return for how many tokens a reservation takes blocks, of `kv_tokens` at most, `max_new_tokens` of them new."""
@@ -63,8 +55,6 @@ class KvAllocator(abc.ABC):
         """Count the blocks that newcomers could get, kept ones included."""
         return self._pool.free_blocks
 
-    # --- one scheduling step ------------------------------------------------------------------------------------------
-
     @abc.abstractmethod
     def begin_step(self, candidates: list[Sequence], now: float) -> None:
         """Begin to allocate for the next iteration, to `candidates` in scheduling order."""
@@ -81,7 +71,7 @@ class KvAllocator(abc.ABC):
         """Prepare later iterations, once the next one is made."""
 
     def admit(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
-        """Allocate for a prompt, or the next part of one, that is about to be computed; ask `can_admit` first."""
+        """Allocate for a prompt, or the next part of one, that is about to be computed; check `can_admit` first."""
         if not sequence.block_ids:
             self._table.allocate(sequence, self._entry_tokens(sequence), reused)
         if reused:
@@ -106,7 +96,6 @@ class KvAllocator(abc.ABC):
         return True
 
     def _entry_tokens(self, sequence: Sequence) -> int:
-        """Return for how many tokens a sequence gets blocks at its start."""
         ever = self._policy.reserve is Reserve.MAX_TOKENS or sequence.preemptions >= self._policy.max_preemptions
         return sequence.known_tokens + (sequence.remaining_tokens_here if ever else 0)
 

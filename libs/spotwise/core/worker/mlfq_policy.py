@@ -34,11 +34,7 @@ def queues_for(
 ) -> MlfqPolicy:
     """Return the queues for a machine; the first quantum is a lone decode, the shortest iteration.
 
-    Args:
-        cost: of its iterations.
-        quantum_ratio: of each queue's quantum to that of the queue above.
-        starve_limit_s: as in `MlfqPolicy`; `None` is `STARVE_QUANTA` first quanta.
-        queues: how many.
+    A `starve_limit_s` of `None` is `STARVE_QUANTA` first quanta.
     """
     first_quantum_s = cost.iteration_s(BatchShape(decodes=1, decode_context=1))
     if starve_limit_s is None:
@@ -47,14 +43,9 @@ def queues_for(
 
 
 class MlfqSchedulingPolicy:
-    """Orders by priority, tenant and queue.
+    """Orders by priority, tenant and queue, `width` sequences in a batch; `cost` is what service is charged by.
 
-    Args:
-        policy: the queues.
-        cost: of iterations, by which service is charged.
-        width: sequences of a batch at most.
-        table: all sequences; those in an iteration keep their tenants busy, too.
-        prefixes: knows which tokens of a prompt need no computing.
+    `table` has all sequences: those in an iteration keep their tenants busy, too.
     """
 
     def __init__(
@@ -90,10 +81,7 @@ class MlfqSchedulingPolicy:
             self._queues.promote(queue_state, self._next_iteration_s(sequence))
 
     def _joined(self, sequence: Sequence) -> QueueState:
-        """Return the queue state of a newcomer: by the level it came with, or by the service it has attained elsewhere.
-
-        Its wait began when it, or its KV, arrived. Each output token that it has already was a decode elsewhere.
-        """
+        """Return a newcomer's queue state: by the level it came with, or by the decodes of its output so far."""
         since_s = sequence.arrived_s if sequence.started_s is None else sequence.started_s
         if sequence.arrived_level is not None:
             return self._queues.moved_in(sequence.arrived_level, since_s)
@@ -134,7 +122,7 @@ class MlfqSchedulingPolicy:
         return queue_state is not None and queue_state.queue > 1 and not self.outranks_newcomers(sequence, now)
 
     def _next_iteration_s(self, sequence: Sequence) -> float:
-        """Return the seconds of a sequence's next iteration alone: its whole uncached prompt, or one token."""
+        """Seconds of a sequence's next iteration alone: its whole uncached prompt, or one token."""
         computed = sequence.computed_tokens
         if not computed:
             reusable = len(self._prefixes.reusable_blocks(sequence))

@@ -32,7 +32,7 @@ class Discipline(StrEnum):
 
 
 class Batching(StrEnum):
-    """When a sequence may join a batch."""
+    """When a sequence may join a batch; `REQUEST_LEVEL` needs `reserve=MAX_TOKENS`."""
 
     ITERATION_LEVEL = "iteration_level"  #: before any iteration (Orca, section 4.1)
     REQUEST_LEVEL = "request_level"  #: when all running ones have ended (FasterTransformer): a baseline
@@ -43,12 +43,8 @@ class WorkerPolicy:
     """A worker's configuration.
 
     Attributes:
-        limits: of one iteration.
-        reserve: blocks for tokens to come.
         watermark: share of the blocks that a newcomer leaves free for running sequences to grow into; 0 to 1.
-        max_preemptions: after so many, a sequence resumes with blocks for all that it may ever have, and stays.
-        prefix_caching: prompts begin with blocks that are computed already.
-        batching: who may join a batch; `REQUEST_LEVEL` needs `reserve=MAX_TOKENS`.
+        max_preemptions: after so many, a sequence resumes with blocks for all that it may ever have, and keeps them.
         max_stall_s: seconds, about, that a prompt may delay an iteration with decodes; `None` for no bound.
         context_parity: of the model: tokens of context that cost a token as much as all else; see `chunked_prefill.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
@@ -58,8 +54,7 @@ class WorkerPolicy:
         counted_steps: for engines whose tokens carry no ids: iterations of one order at most (`counted_iterations.py`). `None`
             for engines that sample tokens: every iteration is an order of its own.
         kv_push: whether hand-offs leave after their prefill or during it (Splitwise, section 4.3).
-        discipline: name of the scheduling policy, one of `policy_registry.SCHEDULING_POLICIES`.
-        mlfq: its queues, with `MLFQ`.
+        discipline: name of the scheduling policy, in `policy_registry.SCHEDULING_POLICIES`; `mlfq`: its queues, with `MLFQ`.
         cost: of this worker's iterations, by which `MLFQ` charges service; also a prompt token's cost until one is measured.
         confirm_every_s: seconds between two confirmations of attempts with their gateway; `None` where gateways do not answer.
         swap: what happens when the device is full of KV; other than `RECOMPUTE` and `DEFER` it needs host blocks.

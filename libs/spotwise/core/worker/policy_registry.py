@@ -14,12 +14,7 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPolicy:
-    """How a scheduling policy is made for one worker.
-
-    Attributes:
-        make: from the worker's configuration, its sequences and its prefix cache.
-        needs_oracle: it needs the length of every answer, which only a simulation knows.
-    """
+    """How a scheduling policy is made for one worker; `needs_oracle`: for answers' lengths, known in simulation only."""
 
     make: Callable[[WorkerPolicy, SequenceTable, PrefixCache], SchedulingPolicy]
     needs_oracle: bool = False
@@ -39,11 +34,7 @@ def served_policies() -> list[str]:
 
 
 def scheduling_policy_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> SchedulingPolicy:
-    """Return a worker's scheduling policy.
-
-    Raises:
-        ValueError: none has that name.
-    """
+    """Return a worker's scheduling policy; `ValueError` where none has that name."""
     registered = SCHEDULING_POLICIES.get(policy.discipline)
     if registered is None:
         raise ValueError(

@@ -2,10 +2,9 @@
 
 Law: a sequence that finds no free block claims the next ones before any sequence behind it.
 Sequences behind it that have run since their last allocation give up blocks, the last to run (ENST) first.
-Victims are swapped out or, where `when_full` says so or the host is full, recomputed; none is where all do not suffice.
+Victims are swapped out or, where `when_full` has it so or the host is full, recomputed; none is where all do not suffice.
 A sequence recomputed `max_preemptions` times gets blocks for all that it may ever need, and keeps them.
-For a refused reservation, sequences that yield to newcomers make room for `RESERVATION_RETRY_S`.
-
+For a refused reservation, sequences that yield to newcomers free blocks for `RESERVATION_RETRY_S`.
 Source: FastServe (Wu et al., 2023), section 4.2; blocks on demand, PagedAttention (Kwon et al., SOSP 2023), section 4.5.
 """
 
@@ -24,7 +23,7 @@ from spotwise.core.worker.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequence_table import SequenceTable
 from spotwise.core.worker.swaps import Swaps
 
-#: Seconds for which room is made for a refused reservation: the scheduler retries with a heartbeat, if at all.
+#: Seconds for which blocks are freed for a refused reservation: the scheduler retries with a heartbeat, if at all.
 RESERVATION_RETRY_S = 1.0
 #: Weight of the newest newcomer in the average of their blocks.
 _NEWEST = 0.1
@@ -53,10 +52,8 @@ class PreemptiveKvAllocator(KvAllocator):
         self._slot_blocks = 0.0
         self._requested_blocks, self._requested_until_s = 0, 0.0
 
-    # --- newcomers ----------------------------------------------------------------------------------------------------
-
     def reservation_refusal(self, kv_tokens: int, max_new_tokens: int, now: float) -> str | None:
-        """Return why a reservation finds no blocks now, and begin to make room; `None` where it does."""
+        """Return why a reservation finds no blocks now, and begin to free some; `None` where it does."""
         refusal = super().reservation_refusal(kv_tokens, max_new_tokens, now)
         blocks = self._pool.blocks_for(self.reservation_tokens(kv_tokens, max_new_tokens))
         if refusal is None:
@@ -91,8 +88,6 @@ class PreemptiveKvAllocator(KvAllocator):
     def _note_newcomer(self, blocks: int) -> None:
         self._slot_blocks += (_NEWEST if self._slot_blocks else 1.0) * (blocks - self._slot_blocks)
 
-    # --- one scheduling step ------------------------------------------------------------------------------------------
-
     def begin_step(self, candidates: list[Sequence], now: float) -> None:
         """Begin to allocate for the next iteration, to `candidates` in scheduling order."""
         self._step = SchedulingStep(self._order, candidates, now)
@@ -124,7 +119,7 @@ class PreemptiveKvAllocator(KvAllocator):
         return not fetched
 
     def admit(self, sequence: Sequence, reused: tuple[int, ...]) -> None:
-        """Allocate for a prompt, or the next part of one, that is about to be computed; ask `can_admit` first."""
+        """Allocate for a prompt, or the next part of one, that is about to be computed; check `can_admit` first."""
         is_new = not sequence.block_ids
         super().admit(sequence, reused)
         if is_new:
@@ -143,7 +138,7 @@ class PreemptiveKvAllocator(KvAllocator):
         return True
 
     def _is_on_device(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence's KV is on the device; swap it in from the host if it finds room."""
+        """Tell whether a sequence's KV is on the device; if not, swap it in where blocks are free."""
         if sequence.kv_place is KvPlace.HOST:
             assert self._swaps is not None  # KV is on the host
             if self._has_room(sequence, lambda: self._blocks_to_return(sequence)):
@@ -151,7 +146,7 @@ class PreemptiveKvAllocator(KvAllocator):
         return sequence.kv_place is KvPlace.DEVICE
 
     def _has_room(self, sequence: Sequence, needed: Callable[[], int]) -> bool:
-        """Tell whether a sequence finds its blocks free; if not, claim the next ones and make room."""
+        """Tell whether a sequence finds its blocks free; if not, claim the next ones and have others freed."""
         pool = self._pool
         promised = self._requested_blocks if self._step.yields_to_newcomers(sequence) else 0
         while (blocks := needed()) > pool.free_blocks - self._claimed_blocks - promised:
@@ -167,7 +162,7 @@ class PreemptiveKvAllocator(KvAllocator):
         return True
 
     def _make_room(self, sequence: Sequence, blocks: int) -> bool:
-        """Let sequences behind it give up what it lacks; tell whether it finds room, now or when they are swapped out."""
+        """Preempt sequences behind it for what it lacks; tell whether its blocks are free now, or when they are swapped out."""
         lacking = self._lacking(blocks)
         if lacking <= 0:
             return True
@@ -186,7 +181,6 @@ class PreemptiveKvAllocator(KvAllocator):
         return True
 
     def _lacking(self, blocks: int) -> int:
-        """Count the blocks, claimed ones included, that neither are nor come free."""
         return blocks + self._claimed_blocks - self._pool.free_blocks - self._leaving_blocks()
 
     def _make_room_for_reservation(self) -> None:
@@ -221,14 +215,10 @@ class PreemptiveKvAllocator(KvAllocator):
         for sequence in self._step.first_to_run(away, self._blocks_to_return, spare_blocks):
             self._swaps.come_back(sequence, self._entry_tokens(sequence), self._step.now)
 
-    # --- victims ------------------------------------------------------------------------------------------------------
-
     def _may_give_up(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence can be swapped out, or computed again."""
         return self._may_leave(sequence) or (_is_idle(sequence) and sequence.preemptions < self._policy.max_preemptions)
 
     def _may_leave(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence can be swapped out."""
         return _is_idle(sequence) and self._swaps is not None and self._swaps.has_room_for(sequence)
 
     def _give_up(self, sequence: Sequence) -> None:
@@ -249,7 +239,6 @@ class PreemptiveKvAllocator(KvAllocator):
 
 
 def _is_idle(sequence: Sequence) -> bool:
-    """Tell whether a sequence has run with its blocks, and no iteration uses them now."""
     return _has_had_its_turn(sequence) and not sequence.in_iteration
 
 

@@ -4,7 +4,6 @@ Law: a full block's content is a hash of its tokens, of the block before it, and
 A prompt begins with the blocks that are found; its last token is always computed, for its logits.
 A block becomes findable once all its positions are computed or received; reused blocks are not written.
 Prompts with log-probabilities are computed whole; tokens that were only counted have no hash.
-
 Source: automatic prefix caching as in vLLM. Blocks that decodes fill are kept too: an answer is part of the next turn's prompt.
 """
 
@@ -61,7 +60,6 @@ class PrefixCache:
             self._table.pool.remember(sequence.sequence_id, index, contents[index])
 
     def _reusable_contents(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of the full blocks before the last known token."""
         size = self._table.pool.block_size
         return self._contents(sequence, min(sequence.known_tokens - 1, len(sequence.token_ids)) // size)
 
@@ -69,7 +67,6 @@ class PrefixCache:
         return min(sequence.computed_tokens, len(sequence.token_ids)) // self._table.pool.block_size
 
     def _contents(self, sequence: Sequence, blocks: int) -> list[bytes]:
-        """Return the hashes of a sequence's first blocks."""
         size, hashes = self._table.pool.block_size, sequence.block_hashes
         while len(hashes) < blocks:
             first = len(hashes) * size

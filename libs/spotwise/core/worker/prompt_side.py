@@ -4,7 +4,6 @@ Law: a prompt whose token phase is here is accepted or refused explicitly: no ot
 Another prompt's KV goes to the reservation in its order, whose lease is renewed meanwhile; once verified, it is released here.
 A large prompt's push is opened before its first iteration and committed with its first token; at most one per sequence.
 A failed hand-off ends the attempt; the gateway, which has every token so far, retries elsewhere.
-
 Source: Splitwise, sections 4.2 and 4.3.
 """
 
@@ -48,7 +47,6 @@ class PromptSide:
             self._compute_for_another(order, now)
 
     def _serve_here(self, order: m.StartPrefill, now: float, *, draining: bool) -> None:
-        """Queue a prompt for both phases; it waits here for its blocks."""
         table = self._table
         attempt = (order.choice_id, order.epoch, order.assignment, table.worker_id)
         if refusal := self._refusal(order, draining):
@@ -112,7 +110,7 @@ class PromptSide:
         self._table.emit(c.PushKv(handoff, sequence.target, blocks))
 
     def _level_of(self, sequence: Sequence) -> QueueLevel | None:
-        """Return the queue level that moves with the sequence; `None` without queues."""
+        """The queue level that moves with the sequence; `None` without queues."""
         if self._queues is None or sequence.queue_state is None:
             return None
         return self._queues.level_of(sequence.queue_state)

@@ -3,7 +3,6 @@
 Law: a serial push is late by all its bytes; a layer-wise push by its last layers, but it costs messages and engine notices.
 Visible seconds of both are measured per pair of workers (`LinkCost`), and a prompt goes the cheaper way for its size.
 A mode without measurements is tried, and every `REFRESH_EVERY`-th prompt takes the dearer mode, so that neither grows stale.
-
 Source: serial for small prompts, per layer for large ones, Splitwise, section 4.3 (crossover at 512 tokens on an H100).
 """
 
@@ -40,12 +39,9 @@ class ConfiguredPushMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PushCosts:
-    """Recent costs of pushes to one worker.
+    """Recent visible seconds (from the prompt's end to its KV there) of pushes to one worker, by bytes; `None` before one.
 
-    Attributes:
-        serial: visible seconds (from the prompt's end to its KV there) by bytes, of serial pushes; `None` before one.
-        layerwise: the same of layer-wise pushes.
-        notices_s: seconds of the engine's thread for one iteration's layer notices.
+    `notices_s`: seconds of the engine's thread for one iteration's layer notices.
     """
 
     serial: LinkCost | None = None
@@ -63,11 +59,7 @@ class PushCosts:
 
 
 class PushPolicy:
-    """Chooses the push mode of one worker's prompts.
-
-    Attributes:
-        token_s: recent visible seconds of a hand-off per prompt token; `None` before the first.
-    """
+    """Chooses the push mode of prompts; `token_s`: recent visible seconds a prompt token, `None` before the first hand-off."""
 
     def __init__(self, configured: ConfiguredPushMode) -> None:
         self.token_s: float | None = None

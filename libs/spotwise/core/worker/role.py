@@ -32,20 +32,12 @@ from spotwise.core.worker.token_side import TokenSide
 
 #: Schedulers whose last assignment number is echoed; earlier ones are gone.
 SCHEDULERS_REMEMBERED = 8
-#: A draining worker stays at least this long, so that orders sent before its heartbeat still reach it.
+#: Seconds that a draining worker stays at least, so that orders sent before its heartbeat still reach it.
 DRAIN_LINGER_S = 1.0
 
 
 class WorkerRole:
-    """The worker's state machine: `handle(event, now) -> commands`.
-
-    Args:
-        worker_id: this member's id.
-        incarnation: of this process.
-        address: its KV listener, `host:port`.
-        pool: its KV blocks.
-        policy: how it batches and allocates.
-        host: KV blocks in host memory, where the policy swaps.
+    """The worker's state machine: `handle(event, now) -> commands`; `address` is its KV listener, `host:port`.
 
     Raises:
         ValueError: the policy swaps without host blocks, or names an unknown scheduling policy.
@@ -184,7 +176,6 @@ class WorkerRole:
             self._table.fence(choice_id, epoch)
 
     def _confirm(self, now: float) -> None:
-        """Ask the gateways which of the attempts held for them are over."""
         held = ((s.stream, (s.choice_id, s.epoch), s.arrived_s) for s in self._table if not s.pending_free)
         for question in self._confirmations.ask(held, now):
             self._table.emit(question)
@@ -227,7 +218,6 @@ class WorkerRole:
             self._drain = order
 
     def _give_up_broken_engine(self, now: float) -> None:
-        """Leave at once where the engine fails for every request."""
         reason = self._iterations.broken
         if reason is None or self._drain is not None:
             return

@@ -1,7 +1,6 @@
 """The candidates of one iteration in scheduling order, and when each is expected to run.
 
 Law: a scheduling policy orders once per step; expected runs (ENST) are estimated at most once, and only when needed.
-
 Source: FastServe (Wu et al., 2023), section 4.2.
 """
 

@@ -25,41 +25,31 @@ class KvPlace(StrEnum):
 
 @dataclass(slots=True)
 class Sequence:
-    """One attempt at a request on one worker.
+    """One attempt at a request on one worker; `stop`, `max_new_tokens`, `may_reuse`, `priority` and `tenant` are the record's.
 
     Attributes:
-        known_tokens: prompt and output tokens whose ids exist.
-        computed_tokens: of those, how many have their KV in `block_ids`.
-        output_tokens: output tokens so far, earlier attempts included; counts from the record on.
-        max_new_tokens: of those, how many there may be; from the record.
+        known_tokens: prompt and output tokens whose ids exist; `computed_tokens` of those have their KV in `block_ids`.
+        output_tokens: output tokens so far, earlier attempts included (`max_new_tokens` at most); counts from the record on.
         produced_here: output tokens sampled by this worker in this attempt.
         max_new_tokens_here: new tokens that this worker may sample at most, `produced_here` included.
         target: the reservation that its KV is handed off to; `None` where this worker decodes.
         lease_expires_s: when a reservation expires unless renewed; `None` for other sequences.
-        stop: from the record; `None` until the engine knows the sequence.
+        stop: `None` until the engine knows the sequence.
         handed_token_id: the first token, sampled by the prompt worker, until the engine knows it.
         pending_free: ended, and held only until nothing uses its blocks.
         push_in_flight: its blocks are read for a hand-off, or will be as they are written.
         in_iteration: an iteration in flight computes tokens of it.
         started_s: when its prefill, or the token phase of a handed-off sequence, started here.
-        prompt_ordered_here: its prompt phase is this worker's.
-        prefilled_here: its prompt phase ran on this worker.
+        prompt_ordered_here: its prompt phase is this worker's; `prefilled_here`: it ran here.
         preemptions: times that it lost its blocks here.
         token_ids: all known tokens, from the record on, up to the first that was only counted.
-        may_reuse: its prompt may begin with cached blocks; from the record.
+        may_reuse: its prompt may begin with cached blocks.
         cached_tokens: prompt tokens found in the cache, once the prompt has begun.
         block_hashes: of its first full blocks, computed on demand.
-        entered_blocks: first blocks that are in the prefix cache.
-        reused_blocks: first blocks that came from it.
-        priority: the client's, the lower the more important; from the record.
-        tenant: from the record.
-        queue_state: in the queues of a scheduling policy that has any.
-        arrived_level: its queue level on the prompt worker that it came from.
-        kv_place: where its computed KV is.
-        host_block_ids: its blocks in host memory.
+        entered_blocks: first blocks that are in the prefix cache; `reused_blocks`: first blocks that came from it.
+        queue_state: in the queues of a scheduling policy that has any; `arrived_level`: that on the prompt worker.
         swap_failed: a swap of it failed; it is not swapped again.
         has_run: an iteration computed tokens of it since it last got blocks.
-        sequence_id: of this attempt, for the engine and the block pool.
     """
 
     choice_id: str

@@ -1,7 +1,7 @@
 """The sequences a worker holds, their blocks, and the commands that follow from an event.
 
 Law: a sequence is held, with its blocks, until nothing reads or writes those blocks any more: no iteration, push or swap.
-One that ends earlier is pending_free: it joins no iteration, publishes nothing, and leaves as soon as its blocks are at rest.
+One that ends earlier is pending_free: it joins no iteration, publishes nothing, and leaves once no operation uses its blocks.
 Every ending that the gateway did not order is published to it.
 An attempt's record is loaded once at a time, so that a load's answer belongs to one holding of the attempt.
 """
@@ -20,13 +20,7 @@ from spotwise.core.worker.sequence import KvPlace, Sequence
 
 
 class SequenceTable:
-    """Sequences in order of arrival, and the commands that their events cause.
-
-    Attributes:
-        worker_id, incarnation: of the worker.
-        pool: blocks of the device.
-        host: blocks of host memory; `None` where nothing is swapped.
-    """
+    """Sequences in order of arrival, and the commands that their events cause; `host` is `None` where nothing is swapped."""
 
     def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None, incarnation: int = 0) -> None:
         self.worker_id = worker_id
@@ -41,8 +35,6 @@ class SequenceTable:
         self._batches_sent: dict[tuple[str, int], int] = {}
         self._gone_gateways: list[tuple[str, int]] = []
         self._loading: set[str] = set()
-
-    # --- sequences ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
@@ -73,13 +65,13 @@ class SequenceTable:
         return sequence
 
     def allocate(self, sequence: Sequence, tokens: int, reused: tuple[int, ...] = ()) -> None:
-        """Allocate blocks for `tokens` tokens, `reused` the first of them; ask the pool first."""
+        """Allocate blocks for `tokens` tokens, `reused` the first of them; check the pool first."""
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
         sequence.reused_blocks = len(reused)
         sequence.has_run = False
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
-        """Allocate the blocks that the sequence lacks for `tokens` tokens; ask the pool first."""
+        """Allocate the blocks that the sequence lacks for `tokens` tokens; check the pool first."""
         sequence.block_ids = self.pool.extend(sequence.sequence_id, tokens)
 
     def take_blocks(self, sequence: Sequence) -> None:
@@ -87,14 +79,12 @@ class SequenceTable:
         self.pool.free(sequence.sequence_id)
         sequence.block_ids = ()
 
-    # --- records ------------------------------------------------------------------------------------------------------
-
     def is_loading(self, choice_id: str, epoch: int) -> bool:
         """Tell whether a load of the attempt's record is unanswered, even where the attempt itself has ended."""
         return sequence_id(choice_id, epoch) in self._loading
 
     def load_record(self, sequence: Sequence) -> None:
-        """Load the record of a sequence that was just added; ask `is_loading` first."""
+        """Load the record of a sequence that was just added; check `is_loading` first."""
         self._loading.add(sequence.sequence_id)
         self.emit(c.LoadRecord(sequence.choice_id, sequence.epoch))
 
@@ -102,8 +92,6 @@ class SequenceTable:
         """Note that a load was answered; return its sequence if it has not ended."""
         self._loading.discard(sequence_id(choice_id, epoch))
         return self.get(choice_id, epoch)
-
-    # --- iterations ---------------------------------------------------------------------------------------------------
 
     @property
     def iterations_in_flight(self) -> int:
@@ -127,8 +115,6 @@ class SequenceTable:
         for sequence in pending_free:
             self.release(sequence)
         return [member for member in took_part if not member[0].pending_free] if pending_free else took_part
-
-    # --- commands -----------------------------------------------------------------------------------------------------
 
     def emit(self, command: c.WorkerCommand) -> None:
         """Add a command."""
@@ -161,7 +147,6 @@ class SequenceTable:
         return commands
 
     def _batches(self) -> list[m.Send]:
-        """Return the published tokens, a numbered batch for each gateway."""
         batches = []
         for gateway, deltas in self._deltas.items():
             gateway_id, incarnation = gateway
@@ -185,8 +170,6 @@ class SequenceTable:
             suspects=suspects,
         )
         self.publish(stream, delta)
-
-    # --- endings ------------------------------------------------------------------------------------------------------
 
     def fail(self, sequence: Sequence, reason: str, now: float, *, retryable: bool, suspects: m.Suspects = ()) -> None:
         """End a sequence that cannot be served here; its gateway and its token worker are notified."""
@@ -217,7 +200,7 @@ class SequenceTable:
             self.emit(m.Send(sequence.target.worker_id, order))
 
     def end(self, sequence: Sequence, finish_reason: FinishReason) -> None:
-        """End a sequence; its blocks are freed once they are at rest."""
+        """End a sequence; its blocks are freed once no operation uses them."""
         if sequence.state is RequestState.WAITING_FOR_KV:
             self.emit(c.ForgetKv(sequence.choice_id))
         if sequence.push_in_flight:

@@ -4,7 +4,6 @@ Law: a swap's source stays allocated until it has been read, and the sequence is
 Only computed KV moves, and only full blocks that the other side does not hold already.
 A prompt whose beginning is on the host and not on the device has it fetched before it is computed.
 After a failed swap the KV is where it was, or lost and computed again; that sequence is not swapped any more.
-
 Source: proactive swapping beside the computation, FastServe (Wu et al., 2023), section 4.2.
 """
 
@@ -19,11 +18,7 @@ from spotwise.core.worker.sequence_table import SequenceTable
 
 
 class Swaps:
-    """Begins and ends swaps.
-
-    Attributes:
-        swapped_out, swapped_in: blocks copied since the start.
-    """
+    """Begins and ends swaps; `swapped_out` and `swapped_in` count blocks copied since the start."""
 
     def __init__(self, table: SequenceTable, host: BlockPool, prefixes: PrefixCache) -> None:
         self.swapped_out = 0
@@ -45,13 +40,13 @@ class Swaps:
         return self._pool.freed_blocks(leaving) if leaving else 0
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Tell whether a sequence's KV may be swapped out, and finds room on the host."""
+        """Tell whether a sequence's KV may be swapped out, and the host has free blocks for it."""
         return not sequence.swap_failed and self._host.can_allocate(
             sequence.computed_tokens, self._found_on_host(sequence)
         )
 
     def leave(self, sequence: Sequence, now: float) -> None:
-        """Swap a sequence out; ask `has_room_for` first."""
+        """Swap a sequence out; check `has_room_for` first."""
         found = self._found_on_host(sequence)
         tokens = sequence.computed_tokens
         sequence.host_block_ids = self._host.allocate(sequence.sequence_id, tokens, found)
@@ -64,7 +59,7 @@ class Swaps:
         self._table.emit(c.SwapOut(sequence.sequence_id, source, place))
 
     def come_back(self, sequence: Sequence, tokens: int, now: float) -> None:
-        """Swap a sequence in, into the first of its blocks for `tokens` tokens; ask the pool first."""
+        """Swap a sequence in, into the first of its blocks for `tokens` tokens; check the pool first."""
         found = self.found_on_device(sequence)
         self._table.allocate(sequence, tokens, found)
         blocks = len(sequence.host_block_ids)
@@ -77,7 +72,7 @@ class Swaps:
     def fetch(
         self, sequence: Sequence, tokens: int, reused: tuple[int, ...], fetched: tuple[int, ...], now: float
     ) -> None:
-        """Allocate for `tokens` tokens and fetch host blocks that follow the `reused` device blocks; ask the pool first."""
+        """Allocate for `tokens` tokens and fetch host blocks that follow the `reused` device blocks; check the pool first."""
         self._table.allocate(sequence, tokens, reused)
         size = self._host.block_size
         sequence.host_block_ids = self._host.allocate(sequence.sequence_id, len(fetched) * size, fetched)

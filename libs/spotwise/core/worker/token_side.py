@@ -3,7 +3,6 @@
 Law: blocks are reserved before the prompt starts, under a lease that the prompt worker renews.
 An expired lease ends the attempt as retryable, so a dead prompt worker holds no blocks.
 KV is accepted only into a live reservation of the same epoch.
-
 Source: joint assignment of both machines, Splitwise, section 4.2.
 """
 

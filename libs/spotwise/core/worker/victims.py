@@ -5,7 +5,6 @@ A prompt preempts, as few as suffice, decodes of lower rank, the lowest first; o
 Ranks: a prompt's is its wait times `PROMPT_WEIGHT`; a decode's is its age here times (1 + its preemptions).
 A victim decodes here, is in no iteration and was preempted fewer than `max_preemptions` times.
 The first arrival that runs here is never a prompt's victim; nor, where prompts come first, is a prompt that is being computed.
-
 Source: prompts first on a mixed machine, Splitwise (Patel et al., ISCA 2024), section 4.3.
 """
 
@@ -40,13 +39,7 @@ class Victims:
         raise AssertionError("a sequence that needs blocks is held")
 
     def of_prompt(self, waited_s: float, now: float, suffices: Callable[[list[str]], bool]) -> list[Sequence]:
-        """Return a prompt's victims; none where all together do not suffice.
-
-        Args:
-            waited_s: by the prompt.
-            now: Unix time.
-            suffices: tells whether the prompt finds room once these sequences gave up their blocks.
-        """
+        """Return a prompt's victims; none where all together do not suffice. `suffices` takes the ids of candidates."""
         prompt_rank = PROMPT_WEIGHT * waited_s
         ranked = [
             (rank, -place, sequence)
@@ -76,7 +69,6 @@ def decode_rank(sequence: Sequence, now: float) -> float:
 
 
 def _is_being_computed(sequence: Sequence) -> bool:
-    """Tell whether a prompt, or a preempted sequence, is not fully computed yet."""
     return sequence.in_prompt_phase or not sequence.is_decoding
 
 
