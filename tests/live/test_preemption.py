@@ -156,8 +156,8 @@ def test_tokens_are_the_same_from_kv_that_was_away(
         shown = mesh.command("status").stdout
         explained = mesh.command("explain", ids[0]).stdout
     times = sorted(each["swapped_out"] for each in stages)
-    # Where reservations come one by one, the first may be done before the last is there.
-    assert times[0] >= (1 if workers else 0) and times[REQUESTS // 4] >= 3, times
+    # Requests arrive one by one: the first may be completed before the others need its KV blocks.
+    assert times[REQUESTS // 4] >= 3, times
     assert all(each["swapped_in"] == each["swapped_out"] for each in stages)
     decoder = loads["mixed-0" if workers else "token-0"]
     assert decoder.preemptions == 0

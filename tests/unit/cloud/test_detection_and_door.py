@@ -78,13 +78,16 @@ async def test_drops_that_never_end_are_cut_off() -> None:
     ended = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        while not reader.at_eof():
-            writer.write(b"x")
-            await asyncio.sleep(0.01)
-        writer.close()
-        ended.set()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            # A client that closes with unread bytes resets the connection: the reader gets an exception then, and never an EOF.
+            while not writer.transport.is_closing():
+                writer.write(b"x")
+                await asyncio.sleep(0.01)
+        finally:
+            writer.close()
+            ended.set()
 
     server = await asyncio.start_server(drip, LOOPBACK, 0)
     url = f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
