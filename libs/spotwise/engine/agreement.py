@@ -23,12 +23,12 @@ from spotwise.engine.loading import EngineConfig
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What a comparison found.
+    """The totals of a comparison.
 
     Attributes:
         positions: output positions compared.
-        equal: of them, where the likeliest token is the same.
-        same_texts: prompts whose whole continuation is the same where each side goes on with its own tokens.
+        equal: of them, positions at which the likeliest token is the same.
+        same_texts: prompts whose whole continuation is the same where each side continues from its own tokens.
         texts: prompts.
     """
 
@@ -39,12 +39,12 @@ class Agreement:
 
 
 def compare(config: EngineConfig, prompts: Sequence[Sequence[int]], new_tokens: int) -> Iterator[Agreement]:
-    """Compare prompt after prompt, and yield the sums so far.
+    """Compare prompt after prompt and yield the totals so far.
 
     Args:
-        config: of our side; transformers gets the same folder, number format and device.
+        config: the engine's; transformers gets the same folder, dtype and device.
         prompts: token ids.
-        new_tokens: continuation of each.
+        new_tokens: length of each continuation.
 
     Raises:
         ModelError: the folder cannot be loaded.

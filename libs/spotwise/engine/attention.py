@@ -24,25 +24,25 @@ from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
 Plan = TypeVar("Plan")
 
 ATTENTION_NAME = "spotwise_paged"
-#: The same under another name, under which the compatibility probe also builds masks.
+#: Another name of the same function, for which the compatibility probe registers a mask function.
 PROBE_NAME = "spotwise_probe"
-# Queries of a tile on a CPU: small enough that its scores stay in the cache.
+# Queries of a tile on a CPU: few enough for its scores to stay in the cache.
 _TILE_TOKENS = 64
-# Positions that all rows of a recorded decode have together, padded: with 8 heads of 128 in bfloat16, 256 MiB of KV in a layer.
+# Padded positions over all rows of a recorded decode: with 8 heads of 128 in bfloat16, 256 MiB of KV in a layer.
 _MAX_PADDED_POSITIONS = 1 << 16
 _CONTEXT_ATTRIBUTE = "spotwise_attention_context"
 
 
 class AttentionCall(NamedTuple):
-    """One call of the attention interface by a module of a model.
+    """Arguments of one call of transformers' attention interface.
 
     Attributes:
-        module: it holds `layer_idx`, the layer's index.
+        module: the calling module; its `layer_idx` is the layer's index.
         query: `[1, heads, tokens, key_dim]`.
         key: `[1, kv_heads, tokens, key_dim]`.
         value: `[1, kv_heads, tokens, value_dim]`.
         attention_mask: transformers' mask; `None` in service.
-        scaling: factor of the products, where the module passes one.
+        scaling: softmax scale, if the module passes one.
         options: all other keyword arguments.
     """
 
@@ -75,7 +75,7 @@ class AttentionContext(Protocol):
 
 
 class PlannedAttention(Generic[Plan]):
-    """Serving attention: follows the plan of the current iteration, which the engine sets."""
+    """Base of serving attention: follows the plan of the current iteration, which the engine sets."""
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
@@ -83,7 +83,7 @@ class PlannedAttention(Generic[Plan]):
 
     @property
     def current_plan(self) -> Plan:
-        """The plan.
+        """The plan of the running iteration.
 
         Raises:
             RuntimeError: no iteration is running.
@@ -95,7 +95,7 @@ class PlannedAttention(Generic[Plan]):
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Rows of one new token each, of similar context length.
+    """Decode rows (one new token each) of similar context length.
 
     Attributes:
         start: first of them in the flat batch.
@@ -114,12 +114,12 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan:
-    """One row of several new tokens.
+    """A prefill row (several new tokens).
 
     Attributes:
         start: first token in the flat batch.
         end: one past the last.
-        context_length: positions in all, the new ones included.
+        context_length: positions of the context, the new ones included.
         gather_index: `[kv_heads * blocks]` of the whole context; `None` when all of it is new.
     """
 
@@ -131,12 +131,12 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers of one iteration share.
+    """Row layout that all layers of one iteration share.
 
     Attributes:
-        places: where the new keys and values go.
-        decode_groups: the rows that decode.
-        prefill_spans: the rows that do not.
+        places: where the new keys and values are written.
+        decode_groups: the decode rows.
+        prefill_spans: all other rows.
     """
 
     places: KvPlaces
@@ -145,12 +145,10 @@ class AttentionPlan:
 
 
 class PagedAttention(PlannedAttention[AttentionPlan]):
-    """The serving context: attention over one paged cache, following the plan of the current iteration.
-
-    Its decodes can be recorded: see `decode_graphs`.
+    """Torch attention over one paged cache, an `AttentionContext` whose decodes can be recorded (`GraphedAttention`).
 
     Attributes:
-        max_padded_positions: what a recorded decode may gather in each layer.
+        max_padded_positions: limit of positions that a recorded decode gathers in each layer.
     """
 
     max_padded_positions: int | None = _MAX_PADDED_POSITIONS
@@ -181,10 +179,10 @@ class PagedAttention(PlannedAttention[AttentionPlan]):
         return output.unsqueeze(0)
 
     def prepare_decodes(self, bucket: Bucket, rows: DecodeTables) -> None:
-        """Do nothing: a plan follows from the inputs alone."""
+        """Do nothing, since `decode_plan` needs only the inputs."""
 
     def decode_plan(self, inputs: DecodeInputs) -> AttentionPlan:
-        """Return the plan of a recorded decode: all rows are one group, padded to the bucket's blocks."""
+        """Return the plan of a recorded decode: all rows form one group, padded to the bucket's blocks."""
         cache, tables = self._cache, inputs.tables
         rows, blocks = tables.shape
         heads = torch.arange(self._kv_heads, device=tables.device) * cache.blocks_per_head
@@ -205,7 +203,7 @@ class PagedAttention(PlannedAttention[AttentionPlan]):
     def _decode(self, layer: int, queries: torch.Tensor, group: DecodeGroup, terms: ScoreTerms) -> torch.Tensor:
         """Return `[rows, heads, value_dim]` for queries `[rows, heads, key_dim]`.
 
-        Plain matrix products: with one query a head, on a CPU they take a third of SDPA's time.
+        Uses plain matrix products: with one query per head they take a third of SDPA's time on a CPU.
         """
         rows, heads, _ = queries.shape
         keys, values = self._gather(layer, group.gather_index, rows)
@@ -221,13 +219,13 @@ class PagedAttention(PlannedAttention[AttentionPlan]):
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: ScoreTerms) -> torch.Tensor:
-    """Attend the last `tokens` positions of one sequence to all of it, causally.
+    """Compute causal attention of the last `tokens` positions of one sequence over its context.
 
     Args:
         query: `[heads, tokens, key_dim]`.
         key: `[kv_heads, context, key_dim]`, `context >= tokens`.
         value: `[kv_heads, context, value_dim]`.
-        terms: what the layer computes.
+        terms: parameters of the layer.
 
     Returns:
         `[tokens, heads, value_dim]`.
@@ -242,7 +240,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     group = heads // kv_heads
     attended = scaled_dot_product_attention(
         query.reshape(kv_heads, group, tokens, -1),
-        # a KV head is shared by its query heads through a stride of zero
+        # a stride of zero shares a KV head among its query heads
         key.unsqueeze(1).expand(kv_heads, group, context, -1),
         value.unsqueeze(1).expand(kv_heads, group, context, -1),
         attn_mask=None if tokens == context else causal_lower_right(tokens, context),
@@ -253,10 +251,10 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _tiled_causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """The same as `causal_attention`, as matrix products of a tile of queries with the keys that it sees.
+    """Compute `causal_attention` by matrix products of query tiles with their visible keys.
 
-    On a CPU this takes about 40 % of SDPA's time in bfloat16 and 80 % in float32: SDPA multiplies in float32 there, and the
-    query heads of a tile share one product.
+    On a CPU it takes about 40 % of SDPA's time in bfloat16 and 80 % in float32: SDPA multiplies in float32 there, while the
+    query heads of a tile share one product here.
     """
     heads, tokens, key_dim = query.shape
     kv_heads, context, _ = key.shape
@@ -286,7 +284,7 @@ def attention_function(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The shape of function that transformers calls; see `transformers.AttentionInterface`."""
+    """Forward a call of transformers to the module's context; `transformers.AttentionInterface` defines the signature."""
     context: AttentionContext = getattr(module, _CONTEXT_ATTRIBUTE)
     call = AttentionCall(module, query, key, value, attention_mask, scaling, options)
     output = context.attend(call)
@@ -296,16 +294,16 @@ def attention_function(
 
 
 def register_attention() -> None:
-    """Make our attention known to transformers; idempotent.
+    """Register this attention with transformers; idempotent.
 
-    No mask function is registered under `ATTENTION_NAME`: transformers then builds no mask, and a paged attention wants none.
+    `ATTENTION_NAME` has no mask function, so that transformers builds no mask, which paged attention does not use.
     """
     AttentionInterface.register(ATTENTION_NAME, attention_function)
     AttentionInterface.register(PROBE_NAME, attention_function)
 
 
 def set_attention_context(model: torch.nn.Module, context: AttentionContext) -> None:
-    """Let all layers of `model` attend through `context`."""
+    """Make all layers of `model` attend through `context`."""
     for module in model.modules():
         if getattr(module, "layer_idx", None) is not None:
             setattr(module, _CONTEXT_ATTRIBUTE, context)

@@ -17,7 +17,7 @@ TRAINED_CONTEXT_LENGTH = 2048
 
 
 class InterfacedBloomAttention(BloomAttention):
-    """`BloomAttention` without the attention itself."""
+    """`BloomAttention` whose attention goes through transformers' attention interface."""
 
     def forward(
         self,
@@ -30,7 +30,7 @@ class InterfacedBloomAttention(BloomAttention):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Return what `BloomAttention` returns, without weights; of the bias and all about a cache nothing is used."""
+        """Return what `BloomAttention` returns, without attention weights; `alibi` and the cache arguments are ignored."""
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         slopes = alibi_slopes(self.num_heads)
         attended, _ = attention_function(
@@ -41,7 +41,7 @@ class InterfacedBloomAttention(BloomAttention):
 
 
 def adapt_bloom(model: nn.Module) -> None:
-    """Let the attention layers of `model` go through the interface, where they are BLOOM's; any other model stays as it is."""
+    """Route BLOOM's attention layers in `model` through the attention interface; other models stay unchanged."""
     for module in model.modules():
         if type(module) is BloomAttention:
             module.__class__ = InterfacedBloomAttention
@@ -49,7 +49,7 @@ def adapt_bloom(model: nn.Module) -> None:
 
 @cache
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return the slope of each head, positive: what transformers' bias grows by from one position to the next."""
+    """Return each head's ALiBi slope, positive: the increase of transformers' bias from one position to the next."""
     two_positions = torch.ones(1, 2, dtype=torch.int64)
     bias: torch.Tensor = build_alibi_tensor(two_positions, num_heads, torch.float32)
     return tuple(bias[:, 0, 1].tolist())

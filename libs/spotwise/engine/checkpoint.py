@@ -19,7 +19,7 @@ CONFIG_FILE = "config.json"
 _WEIGHTS_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
-# The format's own bound.
+# The limit that the safetensors format sets.
 _MAX_HEADER_BYTES = 100_000_000
 _BITS_BY_NAMES = {8: "BOOL U8 I8", 16: "U16 I16 F16 BF16", 32: "U32 I32 F32", 64: "U64 I64 F64 C64"}
 _BITS = {name: bits for bits, names in _BITS_BY_NAMES.items() for name in names.split()}
@@ -28,11 +28,11 @@ _ADVICE = "copy or save the model anew"
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a file holds it.
+    """Location and type of one tensor in a safetensors file.
 
     Attributes:
-        dtype: the format's name of its number format.
-        start, end: of its bytes in the file.
+        dtype: as safetensors names it, e.g. `BF16`.
+        start, end: byte offsets in the file.
     """
 
     name: str
@@ -45,11 +45,11 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's folder.
+    """Config and tensors of a model folder.
 
     Attributes:
-        config: of the model, as `config.json` has it.
-        tensors: of all its files, in order of name.
+        config: content of `config.json`.
+        tensors: of all its files, sorted by name.
     """
 
     config: dict[str, Any]
@@ -57,10 +57,10 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return what a folder holds.
+    """Read the config and the tensor headers of a model folder.
 
     Raises:
-        ModelError: a file is missing, cut short or unreadable, or files contradict one another; names file and tensor.
+        ModelError: a file is missing, truncated or unreadable, or files contradict one another; names file and tensor.
     """
     config = read_config(folder)
     by_name: dict[str, StoredTensor] = {}
@@ -80,13 +80,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return a model's config.
 
     Raises:
-        ModelError: there is none, or it is no JSON object.
+        ModelError: the file is missing, or not a JSON object.
     """
     return _json_object(folder / CONFIG_FILE)
 
 
 def _weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[list[Path], Mapping[str, str]]:
-    """Return the files with weights, and of sharded ones which tensor is in which, by name."""
+    """Return the weight files and, for a sharded model, the index: file name by tensor name."""
     named = config.get("transformers_weights")  # a config may name the file or the index
     single, index = folder / _WEIGHTS_FILE, folder / _INDEX_FILE
     if isinstance(named, str):
@@ -146,7 +146,7 @@ def _json_object(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # of what is no utf-8, too
+    except ValueError as error:  # also raised for bytes that are not UTF-8
         raise ModelError(f"{file} is no JSON: {error}; {_ADVICE}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} is no JSON object; {_ADVICE}")

@@ -24,7 +24,7 @@ from spotwise.engine.score_terms import ScoreTerms
 
 _PROBE_TOKENS = 3
 
-# Keyword arguments of transformers' attention functions that change the result, and what they are.
+# Keyword arguments of transformers' attention functions that change the result, with their meaning.
 _UNSUPPORTED_OPTIONS = {
     "position_bias": "a position bias in its attention",
     "indices": "sparse attention",
@@ -35,18 +35,18 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the engine must know of a model.
+    """Properties of a model that the engine relies on.
 
     Attributes:
-        geometry: what it keeps per token.
-        layers: what the attention of each layer computes, in their order.
-        kv_dtype: in which type its attention gets keys and values.
-        context_length: positions it computes exactly.
-        context_limit: why that is less than the model's own context; `None` where it is not.
-        vocab_size: size of its embedding.
+        geometry: KV kept per token.
+        layers: what the attention of each layer computes, in layer order.
+        kv_dtype: dtype in which attention receives keys and values.
+        context_length: positions that are computed exactly.
+        context_limit: why that is less than the model's own context; `None`: it is not less.
+        vocab_size: rows of the embedding.
         query_heads: of each layer; `None` where layers differ.
-        context_parity: tokens of context whose attention is as many multiplications as all else that a token takes.
-        digest: of its weights and structure as its files have them; `None` of a model that was not read from files.
+        context_parity: context length at which a token's attention takes as many multiplications as the rest of the model.
+        digest: of weights and structure as the files have them; `None`: the model was not read from files.
     """
 
     geometry: KvGeometry
@@ -72,7 +72,7 @@ class _Call:
 
 
 class AttentionProbe:
-    """Records the attention calls of one forward of a short sequence, in place of the serving attention."""
+    """An attention context that records the calls of one forward over a short sequence."""
 
     def __init__(self, masks: MaskProbe) -> None:
         self.calls: list[_Call] = []
@@ -83,7 +83,7 @@ class AttentionProbe:
         """Record the call and compute it.
 
         Raises:
-            UnsupportedModelError: the call needs what the serving attention lacks.
+            UnsupportedModelError: the call uses a feature that the serving attention lacks.
         """
         _, query, key, value, attention_mask, scaling, options = call
         module: torch.nn.Module = call.module
@@ -115,7 +115,7 @@ class AttentionProbe:
 
 
 def _scaling(module: torch.nn.Module, query: torch.Tensor, scaling: float | None) -> float:
-    """Return the factor of the products: the caller's, else the module's own, else `1 / sqrt(dim)`."""
+    """Return the softmax scale: the caller's, else the module's own, else `1 / sqrt(dim)`."""
     if scaling is None:
         scaling = getattr(module, "scaling", None)
     return query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -125,7 +125,7 @@ def _sinks(module: torch.nn.Module, sinks: torch.Tensor | None, num_heads: int) 
     """Return the sink of each head.
 
     Raises:
-        UnsupportedModelError: the module has sinks that it does not pass on, or of another shape.
+        UnsupportedModelError: the module has sinks but does not pass them on, or their shape is not one number a head.
     """
     if sinks is None:
         if getattr(module, "sinks", None) is None:
@@ -137,7 +137,7 @@ def _sinks(module: torch.nn.Module, sinks: torch.Tensor | None, num_heads: int) 
 
 @torch.inference_mode()
 def inspect_model(model: PreTrainedModel) -> ModelFacts:
-    """Run the probe through `model` (its attention implementation set to ours) and judge.
+    """Run the probe through `model`, whose attention implementation is ours, and return its facts.
 
     Raises:
         UnsupportedModelError: the model cannot be served exactly; the message says why.
@@ -145,7 +145,7 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
     config: Any = model.config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
         raise UnsupportedModelError("it is an encoder-decoder model; only decoder-only models can be served")
-    if model._is_stateful:  # seen by no attention: falcon_h1 has both in every layer
+    if model._is_stateful:  # the attention probe cannot see it: every layer of falcon_h1 has attention and a state
         raise UnsupportedModelError(
             f"the layers of {config.model_type!r} keep a state beside keys and values (recurrent, for one); this model "
             "cannot be served"
@@ -191,7 +191,7 @@ def inspect_model(model: PreTrainedModel) -> ModelFacts:
 
 
 def _products_per_token(model: PreTrainedModel, config: Any) -> float:
-    """Return the multiplications of a token's matrix products, without its attention and its logits."""
+    """Return the multiplications per token of the matrix products, without attention and logits."""
     embeddings: Any = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
     tables = {id(table.weight) for table in embeddings if table is not None}
     weights = [
@@ -207,12 +207,12 @@ def _run(model: PreTrainedModel, token_ids: torch.Tensor) -> None:
         model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # the edge to any model's code: what it raises here it would raise in service
+    except Exception as error:  # any model's code may run here, and would raise the same in service
         raise UnsupportedModelError(f"it cannot compute three plain tokens: {type(error).__name__}: {error}") from error
 
 
 def _context_limits(config: Any) -> list[tuple[int, str | None]]:
-    """Return up to how many positions the model is computed exactly, and why, `None` for its own context; none: unknown."""
+    """Return each bound of the exact context with its reason, `None` for the model's own context; empty where unknown."""
     own = getattr(config, "max_position_embeddings", None) or getattr(config, "seq_length", None)
     if own is None:
         return [(bloom.TRAINED_CONTEXT_LENGTH, "what it was trained on")] if config.model_type == "bloom" else []
@@ -229,7 +229,7 @@ def _context_limits(config: Any) -> list[tuple[int, str | None]]:
 
 
 def _rope_parameters(config: PretrainedConfig) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary parameters: one set for all layers, or one per kind of layer."""
+    """Yield the rotary parameters: one set for all layers, or one per layer type."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         yield parameters

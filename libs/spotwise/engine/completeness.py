@@ -15,20 +15,20 @@ from spotwise.engine.errors import ModelError
 
 _MOST_NAMES = 3
 _MOST_CHARACTERS = 300
-# A row of transformers' table of what went wrong: the tensor's name, and in the next column that it could not be converted.
+# A row of transformers' loading report: the tensor's name, and a failed conversion in the next column.
 _CONVERSION_ROW = re.compile(r"^\s*(\S[^|]*?)\s*\|[^|]*CONVERSION", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def require_complete(source: object, info: Mapping[str, Any]) -> None:
-    """Refuse a model that was not wholly read.
+    """Refuse a model whose checkpoint does not match its architecture.
 
     Args:
         source: file or folder.
-        info: of `from_pretrained(…, output_loading_info=True, ignore_mismatched_sizes=True)`.
+        info: from `from_pretrained(…, output_loading_info=True, ignore_mismatched_sizes=True)`.
 
     Raises:
-        ModelError: tensors are missing, surplus or of another shape; names them in one line.
+        ModelError: tensors are missing, unexpected or of another shape; names them in one line.
     """
     wrong = []
     if missing := info["missing_keys"]:
@@ -47,10 +47,10 @@ def require_complete(source: object, info: Mapping[str, Any]) -> None:
 
 @contextmanager
 def named_conversion_errors() -> Iterator[None]:
-    """Name the tensors that transformers could not join or split while it loaded, which it says in its log alone.
+    """Name the tensors that transformers could not merge or split while loading, which only its log names.
 
     Raises:
-        ModelError: there were such.
+        ModelError: the load inside failed, and the log names such tensors.
     """
     reports = _Reports()
     logger = logging.getLogger("transformers.modeling_utils")
@@ -70,7 +70,7 @@ def named_conversion_errors() -> Iterator[None]:
 
 
 class _Reports(logging.Handler):
-    """Keeps what is logged."""
+    """A log handler that keeps the messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -80,12 +80,12 @@ class _Reports(logging.Handler):
         self._texts.append(record.getMessage())
 
     def not_converted(self) -> list[str]:
-        """Return the names in the rows of its tables that say so."""
+        """Return the tensor names in report rows with a failed conversion."""
         return _CONVERSION_ROW.findall(_COLOURS.sub("", "\n".join(self._texts)))
 
 
 def one_line(error: object) -> str:
-    """Return what a library says in one line of bounded length."""
+    """Return a library's error as one line of bounded length."""
     line = " ".join(str(error).split()) or type(error).__name__
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"
 

@@ -25,14 +25,14 @@ from spotwise.engine.sequences import EngineSequence
 
 _log = structlog.get_logger(__name__)
 
-# Relative distance of the outputs of a trial: values of 8 bits are rounded here and there.
+# Largest relative distance of the outputs of a trial: bfloat16's 8-bit significands are rounded in different places.
 _TOLERANCE = 2e-2
 _TRIAL_PROMPT, _TRIAL_DECODE = 23, 37
 
 
 @dataclass(frozen=True, slots=True)
 class TorchBackend:
-    """Attention by torch, and what lays rows out for it."""
+    """Attention by torch, and its batch layout."""
 
     attention: PagedAttention
     layout: BatchLayout
@@ -41,7 +41,7 @@ class TorchBackend:
 
 @dataclass(frozen=True, slots=True)
 class FlashInferBackend:
-    """Attention by FlashInfer, and what lays rows out for it."""
+    """Attention by FlashInfer, and its batch layout."""
 
     attention: FlashInferAttention
     layout: FlashInferLayout
@@ -49,13 +49,13 @@ class FlashInferBackend:
 
 
 def choose_attention(cache: PagedKvCache, facts: ModelFacts) -> TorchBackend | FlashInferBackend:
-    """Return the attention backend of a model; the cache is still empty."""
+    """Return the attention backend of a model; the trial overwrites the cache, so it must be empty."""
     plain = torch_attention(cache, facts)
     if cache.device.type != "cuda":
         return plain
     try:
         library = importlib.import_module("flashinfer")
-    except Exception as error:  # the edge to a library that loads others when it is imported
+    except Exception as error:  # importing it loads other libraries, which may raise anything
         _log.info("flashinfer_not_used", reason=f"cannot be imported: {error}")
         return plain
     if torch.cuda.get_device_capability(cache.device) < (8, 0):
@@ -65,14 +65,14 @@ def choose_attention(cache: PagedKvCache, facts: ModelFacts) -> TorchBackend | F
 
 
 def torch_attention(cache: PagedKvCache, facts: ModelFacts) -> TorchBackend:
-    """Return attention by torch."""
+    """Return the torch attention backend."""
     return TorchBackend(PagedAttention(cache, facts.layers), BatchLayout(cache))
 
 
 def try_flashinfer(
     library: Any, cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend
 ) -> FlashInferBackend | None:
-    """Return attention by FlashInfer if it computes this model's as `reference` does; else `None`, with a line in the log."""
+    """Return the FlashInfer backend if its outputs agree with those of `reference`; else log the reason and return `None`."""
     reason = refusal(cache, facts.layers, facts.query_heads)
     if reason is not None:
         _log.info("flashinfer_not_used", reason=reason)
@@ -82,7 +82,7 @@ def try_flashinfer(
         attention = FlashInferAttention(library, cache, facts.layers, facts.query_heads, facts.context_length)
         backend = FlashInferBackend(attention, FlashInferLayout(cache, attention))
         difference = _difference(cache, facts, reference, backend)
-    except Exception as error:  # the edge to kernels that are compiled when they are first used
+    except Exception as error:  # kernels are compiled when first used, which may raise anything
         _log.warning("flashinfer_not_used", reason=f"its trial failed: {type(error).__name__}: {error}")
         return None
     if difference > _TOLERANCE:
@@ -93,7 +93,7 @@ def try_flashinfer(
 
 @torch.inference_mode()
 def _difference(cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend, tried: FlashInferBackend) -> float:
-    """Return the largest relative distance of the outputs, over one layer of each kind; the cache is empty."""
+    """Return the largest relative distance of the outputs, over one layer of each kind; zeroes the blocks it used."""
     rows = _trial_rows(cache)
     tokens = sum(row.num_tokens for row, _ in rows)
     used = 1 + max(block for row, _ in rows for block in row.block_ids)
@@ -117,7 +117,7 @@ def _difference(cache: PagedKvCache, facts: ModelFacts, reference: TorchBackend,
 
 
 def _trial_rows(cache: PagedKvCache) -> list[SequenceRow]:
-    """A prompt in part behind what the cache has of it, and a decode, where there is room for both."""
+    """Return a decode row and a prefill row with cached context, as far as the cache has blocks for them."""
     size = cache.block_size
     rows: list[SequenceRow] = []
     free = iter(range(cache.num_blocks))

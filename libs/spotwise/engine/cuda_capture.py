@@ -12,7 +12,7 @@ import torch
 
 
 class CudaCapture:
-    """Records on one device.
+    """Records CUDA graphs on one device.
 
     Args:
         device: a CUDA device with its index.
@@ -25,10 +25,10 @@ class CudaCapture:
             self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once to warm up, record, and return what replays on the stream that is current then.
+        """Run once to warm up, record, and return a function that replays on the caller's current stream.
 
         Raises:
-            RuntimeError: something in it cannot be recorded.
+            RuntimeError: an operation cannot be recorded.
         """
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream(self._device)

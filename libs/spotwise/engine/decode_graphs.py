@@ -26,45 +26,45 @@ from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 
 _log = structlog.get_logger(__name__)
 
-#: Rows of the largest bucket; larger batches are computed as they come.
+#: Rows of the largest bucket; larger batches run without a recording.
 MAX_ROWS = 64
-# Block tables are padded to a power of two, at least so many.
+# Block tables are padded to a power of two of at least this many blocks.
 _FEWEST_BLOCKS = 8
 # Columns of the input buffer before the block table.
 _TOKEN, _POSITION, _BLOCK, _TABLE = 0, 1, 2, 3
 _READING = (torch.Tensor.tolist, torch.Tensor.numpy)
 _INDEXING = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
 
-#: Runs a function on fixed tensors once or more, and returns what does the same again. It may raise RuntimeError.
+#: Runs a function on fixed tensors at least once and returns a function that repeats it; may raise RuntimeError.
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class DataDependentError(RuntimeError):
-    """A model's operations depend on the values of its tensors, and would not be the same in a replay."""
+    """An operation of the model depends on tensor values, so that a replay would differ."""
 
 
 @contextlib.contextmanager
 def operations_do_not_depend() -> Iterator[None]:
-    """Let operations raise that read a value back or whose output has a size that values decide.
+    """Make operations raise that read a value back or whose output size depends on values.
 
-    A recording would hold such a value or size for ever, or fail: found here, a failed recording is not needed to find it.
+    A recording would freeze such a value or size, or fail; this finds it before anything is recorded.
 
     Raises:
-        DataDependentError: from inside, naming the operation.
+        DataDependentError: from inside the block, naming the operation.
     """
     with _ValuesAreNotRead(), _SizesAreFixed():  # type: ignore[no-untyped-call]
         yield
 
 
 class _SizesAreFixed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at what reaches a device."""
+    """Checks the operations that reach a device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func`, or raise."""
         kwargs = kwargs or {}
-        with self:  # what an operation is made of, where it is made of others
+        with self:  # a composite operation is checked by its parts
             composed = func.decompose(*args, **kwargs)
         if composed is not NotImplemented:
             return composed
@@ -78,7 +78,7 @@ class _SizesAreFixed(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _ValuesAreNotRead(TorchFunctionMode):
-    """Looks at what Python asks of tensors: reading all of one is not an operation on a CPU."""
+    """Checks Python calls on tensors, since reading back a CPU tensor is not a dispatched operation."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """The recorded decodes of one model."""
+    """Records and replays the decode iterations of one model."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class DecodeGraphs:
         capture: Capture,
         context_length: int,
     ) -> None:
-        """Describe them; nothing is recorded before it is needed.
+        """Set up without recording; a bucket is recorded when first used.
 
         Args:
             cache: with a scratch block.
             attention: the model's.
-            forward: from token ids `[1, rows]`, positions `[1, rows]`, a plan, and which of the rows to give logits for,
-                to logits `[rows, vocab_size]`.
-            capture: how a computation is recorded.
+            forward: maps token ids `[1, rows]`, positions `[1, rows]`, a plan and the rows whose logits to return to
+                logits `[rows, vocab_size]`.
+            capture: records a computation.
             context_length: positions of a sequence at most.
 
         Raises:
@@ -138,15 +138,15 @@ class DecodeGraphs:
 
     @property
     def off(self) -> bool:
-        """Whether the model turned out to be one that cannot be recorded."""
+        """Whether recording was given up because the model cannot be recorded."""
         return self._capture is None
 
     def run(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
-        """Compute rows that all decode.
+        """Compute decode rows by a recording.
 
         Returns:
-            Logits `[rows, vocab_size]` in their order, which the next call overwrites; `None` where the rows are to be
-            computed in another way: they are too many, or the model cannot be recorded.
+            Logits `[rows, vocab_size]` in row order, which the next call overwrites; `None` where the rows must run eagerly:
+            they exceed the buckets, or the model cannot be recorded.
 
         Raises:
             ValueError: a block table names a block that the cache does not have.
@@ -161,7 +161,7 @@ class DecodeGraphs:
             graph = self._record(bucket, packed, self._capture)
             if graph is None:
                 return None
-        # The copy of an iteration before is over: its logits have been read.
+        # The staging buffer is free: the logits of the iteration before have been read, so its copy is complete.
         graph.staging.numpy()[:] = packed
         graph.buffer.copy_(graph.staging, non_blocking=True)
         graph.replay()
@@ -180,7 +180,7 @@ class DecodeGraphs:
         return Bucket(padded, blocks) if padded * blocks * self._cache.block_size <= limit else None
 
     def _packed(self, rows: Rows[SequenceRow], bucket: Bucket) -> tuple[NDArray[np.int64], DecodeTables]:
-        """Return the input buffer's content, and the same for the host."""
+        """Return the content of the input buffer, and the same rows as the host-side planner reads them."""
         packed = np.zeros((bucket.rows, _TABLE + bucket.blocks), dtype=np.int64)
         packed[:, _BLOCK:] = self._scratch_block
         tables = [np.array([self._scratch_block])] * bucket.rows

@@ -14,7 +14,7 @@ from spotwise.engine.kv_cache import KvPlaces
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A size of batch.
+    """A padded batch size that has its own recording.
 
     Attributes:
         rows: with padding.
@@ -27,13 +27,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """What a recorded decode reads, on the device, in the bucket's shape: views of one buffer.
+    """Inputs of a recorded decode on the device, in the bucket's shape: views of one buffer.
 
     Attributes:
-        bucket: its size.
+        bucket: the padded size.
         token_ids: `[rows]`.
         positions: `[rows]`: of these tokens.
-        places: where their keys and values go.
+        places: where their keys and values are written.
         tables: `[rows, blocks]`: block tables, padded with the scratch block.
     """
 
@@ -46,11 +46,11 @@ class DecodeInputs:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTables:
-    """The same on the host: where each row of the bucket is.
+    """Positions and block tables of the bucket's rows on the host.
 
     Attributes:
         positions: `[rows]`.
-        tables: by row, just the blocks that hold its positions.
+        tables: by row, only the blocks that hold its positions.
     """
 
     positions: NDArray[np.int64]
@@ -61,13 +61,13 @@ class GraphedAttention(Protocol):
     """An attention context whose decodes can be recorded.
 
     Attributes:
-        max_padded_positions: positions that it may gather for all rows together; `None` where it needs no padded tables.
+        max_padded_positions: limit of gathered positions over all rows; `None` where it needs no padded tables.
     """
 
     max_padded_positions: int | None
 
     def prepare_decodes(self, bucket: Bucket, rows: DecodeTables) -> None:
-        """Do on the host what an iteration of this bucket needs, before it is computed, recorded or replayed."""
+        """Do the host-side planning of an iteration before it is computed, recorded or replayed."""
 
     def decode_plan(self, inputs: DecodeInputs) -> Any:
-        """Return the plan of a decode; called while it is recorded, and computes only from `inputs`."""
+        """Return the plan of a decode, computed from `inputs` alone, since the call itself is recorded."""

@@ -16,7 +16,7 @@ import xxhash
 
 from spotwise.engine.kv_cache import PagedKvCache
 
-# Odd, so that no change of one word goes unnoticed; the golden ratio's, so that words differ in all bits (Knuth, TAOCP 3, 6.4).
+# Odd, so that a change of one word always changes the sum; the golden ratio spreads the factors (Knuth, TAOCP 3, 6.4).
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
 _WORD_BYTES = 8
 
@@ -34,7 +34,7 @@ class DeviceKv:
         self._direct = direct
         self._is_cuda = cache.device.type == "cuda"
         self._stream = _stream(cache.device)
-        # Nothing is ever queued on it: no kernel uses memory that torch gives out for it, and it may be written at once.
+        # Allocates payloads: no kernel is ever queued on it, so memory that torch allocates for it may be written at once.
         self._idle_stream = _stream(cache.device)
 
     @property
@@ -49,12 +49,12 @@ class DeviceKv:
 
     @property
     def layout(self) -> str:
-        """What the bytes of a block mean, and how payloads are checked."""
+        """Layout of a block's bytes, and how payloads are checked; peers must match."""
         return f"{self._cache.layout}, summed on the device" if self._direct else self._cache.layout
 
     @torch.inference_mode()
     def export_layers(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None) -> Any:
-        """Copy blocks out, flat: a tensor on the device if `direct`, else an array in pinned memory; `into` if given.
+        """Copy blocks to a flat payload, `into` if given: on the device if `direct`, else in pinned host memory.
 
         Raises:
             ValueError: a layer or a block is not in the cache, or `into` has another size.
@@ -75,14 +75,14 @@ class DeviceKv:
         """Copy blocks in: the inverse of `export_layers`.
 
         Raises:
-            ValueError: `data` has not the size that the arguments say, or a layer or block is not in the cache.
+            ValueError: `data` has another size than the arguments require, or a layer or block is not in the cache.
         """
         with self._own_stream():
             payload = data if self._direct else torch.from_numpy(data).to(self._cache.device, non_blocking=True)
             self._cache.scatter_blocks(first_layer, num_layers, block_ids, payload)
 
     def allocate(self, size: int) -> Any:
-        """Return memory for a payload of `size` bytes: a tensor on the device if `direct`, else an array in pinned memory."""
+        """Return memory for a payload of `size` bytes: a device tensor if `direct`, else an array in pinned host memory."""
         if not self._direct:
             return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_cuda).numpy()
         with torch.cuda.stream(self._idle_stream):
@@ -90,14 +90,14 @@ class DeviceKv:
 
     @torch.inference_mode()
     def checksum(self, payload: Any) -> int:
-        """Return 64 bits that tell a damaged payload from a sound one."""
+        """Return a payload's 64-bit checksum: `word_sum` if `direct`, else xxh3."""
         if not self._direct:
             return xxhash.xxh3_64_intdigest(payload.data)
         with self._own_stream():
             return word_sum(payload)
 
     def _wait_for_layers(self, first_layer: int, num_layers: int) -> None:
-        """Let the stream of copies wait for the last of these layers, which the model writes after the others."""
+        """Make the copy stream wait for the last of these layers, which the model writes after the others."""
         last = first_layer + num_layers - 1
         if self._stream is not None and 0 <= last < self._cache.num_layers:
             event = self._cache.written_event(last)
@@ -106,7 +106,7 @@ class DeviceKv:
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
-        """Queue what is inside on the stream of copies, and wait for it."""
+        """Queue the block on the copy stream, and wait for it."""
         if self._stream is None:
             yield
             return
@@ -120,9 +120,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 def word_sum(payload: torch.Tensor) -> int:
-    """Return the sum of the 8-byte words of a flat tensor, each times an odd number of its place, modulo 2^64.
+    """Return a multilinear hash modulo 2^64: each 8-byte word times an odd factor that depends on its index.
 
-    A multilinear hash with fixed keys, against damage only. The last word is padded with zeros.
+    The keys are fixed, so that it detects accidental damage only. The last word is padded with zeros.
     """
     size = payload.numel()
     whole = size // _WORD_BYTES * _WORD_BYTES

@@ -36,12 +36,12 @@ from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed
 
 __all__ = ["Engine", "EngineConfig"]
 
-# Tokens on which native layers are tried: more than a block, less than two.
+# Prompt length of the probe for native layers: more than one block, less than two.
 _PROBE_TOKENS = 24
 
 
 class Engine:
-    """Runs iterations of one model."""
+    """Runs iterations of one model over its sequences and KV cache."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Engine:
         capture: Capture | None = None,
         memory: WeightMemory = PRIVATE,
     ) -> None:
-        """Put the model's attention in place.
+        """Install the model's attention.
 
         Args:
             model: from `load_model`.
-            facts: of it.
-            cache: its KV.
-            kernels: native ones, which then compute what they can; they leave the next two without use.
-            backend: what computes attention otherwise; `None`: torch.
-            capture: records decodes, for which the cache needs a scratch block; `None`: nothing is recorded.
-            memory: where weights for the kernels lie.
+            facts: of the model.
+            cache: for its KV.
+            kernels: native ones, which replace what they can compute; `backend` and `capture` are then ignored.
+            backend: attention without kernels; `None`: torch.
+            capture: records decodes, for which the cache needs a scratch block; `None`: no recording.
+            memory: holds the kernels' weights.
         """
         self._model = model
         self._facts = facts
@@ -72,9 +72,9 @@ class Engine:
         self.kv = cache
         #: Decoder layers that one native call computes.
         self.fused_layers = 0
-        #: Decodes that are recorded and replayed; `None` where none are.
+        #: Recorded decodes; `None` where decodes are not recorded.
         self.graphs: DecodeGraphs | None = None
-        #: What computes attention, in words.
+        #: Name of the attention backend.
         self.attention_name = "native attention"
         self._kernels = kernels
         self._attention: Any
@@ -94,7 +94,7 @@ class Engine:
     def _rewrite(
         self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout, memory: WeightMemory
     ) -> None:
-        """Try native layers on a prompt of some tokens, in the cache's first blocks, which are still free."""
+        """Replace layers by native ones, checked on a short prompt in the cache's first blocks, which are still free."""
         length = min(_PROBE_TOKENS, self.context_length, self.num_blocks * self.block_size)
         probe = EngineSequence.of_tokens([index % self.vocab_size for index in range(length)])
         row = BatchRow("probe", 0, length, tuple(range(-(-length // self.block_size))))
@@ -107,7 +107,7 @@ class Engine:
         Raises:
             ModelError: the folder cannot be loaded.
             UnsupportedModelError: the model would not be computed exactly.
-            ValueError: the configuration is wrong, `kv_cache_bytes` too small for one block included.
+            ValueError: the configuration is wrong, or `kv_cache_bytes` too small for one block.
         """
         model, facts = load_model(config)
         bytes_per_block = facts.geometry.elements_per_token * facts.kv_dtype.itemsize * config.block_size
@@ -124,7 +124,7 @@ class Engine:
         if kernels is None:
             capture = CudaCapture(model.device) if records else None
             return cls(model, facts, cache, backend=choose_attention(cache, facts), capture=capture)
-        # the kernels have threads of their own; torch's, which are left with little, would spin beside them
+        # the kernels have their own threads; torch's, with little left to compute, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
         with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
@@ -134,7 +134,7 @@ class Engine:
 
     @property
     def is_native(self) -> bool:
-        """Whether the native kernels compute its attention and its linear layers."""
+        """Whether the native kernels compute attention and linear layers."""
         return isinstance(self._attention, NativeAttention)
 
     @property
@@ -144,27 +144,27 @@ class Engine:
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block."""
+        """Tokens of a KV block."""
         return self.kv.block_size
 
     @property
     def context_length(self) -> int:
-        """Tokens a sequence may have, prompt and output."""
+        """Tokens that a sequence may have, prompt and output."""
         return self._facts.context_length
 
     @property
     def context_parity(self) -> float:
-        """Tokens of context that cost a token as much as all else."""
+        """Context length at which a token's attention costs as much as the rest of the model."""
         return self._facts.context_parity
 
     @property
     def model_digest(self) -> str | None:
-        """Digest of the weights and the structure that it was loaded from; `None` where that was no folder."""
+        """Digest of the model's weights and structure; `None`: it was not loaded from a folder."""
         return self._facts.digest
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids."""
         return self._facts.vocab_size
 
     @property
@@ -174,7 +174,7 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """Where it runs, e.g. `cpu`, `cuda:0`."""
+        """Device of the model, e.g. `cpu`, `cuda:0`."""
         return str(self._model.device)
 
     @property
@@ -184,14 +184,14 @@ class Engine:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences known here."""
+        """Sequences added and not dropped."""
         return len(self._sequences)
 
     def add_sequence(self, record: RequestRecord) -> None:
         """Add a sequence: its prompt and the output tokens committed so far.
 
         Raises:
-            ValueError: the id is known, there is no prompt, it is longer than the context, or a token is not in the vocabulary.
+            ValueError: the id is known, the prompt is empty, the tokens exceed the context, or one is not in the vocabulary.
         """
         if record.sequence_id in self._sequences:
             raise ValueError(f"sequence {record.sequence_id} is here already")
@@ -202,7 +202,7 @@ class Engine:
         """Add an output token that was sampled elsewhere (the first token of a hand-off).
 
         Raises:
-            ValueError: the sequence is not here, or the token is not in the vocabulary.
+            ValueError: the sequence is unknown, or the token is not in the vocabulary.
         """
         if not 0 <= token_id < self.vocab_size:
             raise ValueError(f"token id {token_id} is outside 0..{self.vocab_size - 1}")
@@ -218,7 +218,7 @@ class Engine:
 
         Args:
             batch: the rows.
-            on_layers: called, in this thread, with the number of layers that have written the KV of all rows so far.
+            on_layers: called, in this thread, with the number of layers that have written the KV of all rows.
 
         Raises:
             ValueError: a row names a sequence, tokens or blocks that do not exist; nothing was appended.
@@ -265,20 +265,20 @@ class Engine:
         return results
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
-        """Return logits `[rows, vocab_size]` where all rows decode and a recording can compute them."""
+        """Return logits `[rows, vocab_size]` of a replayed recording, or `None` where the rows must run eagerly."""
         if self.graphs is None or not all(row.is_decode for row, _ in rows):
             return None
         return self.graphs.run(rows)
 
     def _forward(self, flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor:
-        """Compute the flat batch and return logits `[positions, vocab_size]` at these places of it."""
+        """Compute the flat batch and return logits `[positions, vocab_size]` at these flat positions."""
         keep = torch.tensor(positions, dtype=torch.int64, device=self._model.device)
         return self._compute(flat.token_ids, flat.position_ids, flat.plan, keep)
 
     def _compute(
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
     ) -> torch.Tensor:
-        """Run the model over `[1, tokens]` and return logits `[kept, vocab_size]` at the places `keep` of it."""
+        """Run the model over `[1, tokens]` and return logits `[kept, vocab_size]` at the flat positions `keep`."""
         options = {"logits_to_keep": keep} if self._keeps_logits else {}
         self._attention.plan = plan
         try:
@@ -289,12 +289,12 @@ class Engine:
         return logits if self._keeps_logits else logits[keep]
 
     def _wait_for_device(self) -> None:
-        """Wait for the device; reading logits waits by itself."""
+        """Wait for the device where no logits are read, which would wait."""
         if self._model.device.type == "cuda":
             torch.cuda.current_stream(self._model.device).synchronize()
 
     def _score_prompts(self, rows: Rows[SequenceRow]) -> None:
-        """Compute pieces of prompts and note the log-probability of each token that follows."""
+        """Compute pieces of prompts and store the log-probability of each following token."""
         flat = self._layout.lay_out(rows, last_only=False)
         positions = [
             last - row.num_tokens + 1 + offset

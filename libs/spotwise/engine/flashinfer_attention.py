@@ -25,20 +25,20 @@ from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import KvOrder, KvPlaces, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 
-# Scratch memory for parts of a softmax; FlashInfer recommends 128 MiB, many heads and recorded decodes take more.
+# Workspace for partial softmaxes; FlashInfer recommends 128 MiB, but many heads and recorded decodes need more.
 _WORKSPACE_BYTES = 256 << 20
 _HEAD_DIMS = (64, 128, 256)
 _DTYPES = (torch.bfloat16, torch.float16)
-# Each way of attending has wrappers of its own, of 8 MiB on the device and on the host each.
+# Each kind of layer has its own wrappers, which take 8 MiB on the device and 8 MiB on the host.
 _MOST_KINDS = 4
 _BACKEND = "fa2"
-# Its kernels keep strides in 32 bits.
+# FlashInfer's kernels keep strides in 32 bits.
 _LARGEST_STRIDE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Layers that attend alike."""
+    """Attention parameters shared by layers that attend alike; they share a plan."""
 
     scaling: float
     window: int | None
@@ -53,11 +53,11 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class FlashInferPlan:
-    """The rows of one iteration.
+    """FlashInfer's plan of one iteration's rows.
 
     Attributes:
-        places: where the new keys and values go.
-        wrappers: by kind of layer, planned.
+        places: where the new keys and values are written.
+        wrappers: planned, by kind of layer.
     """
 
     places: KvPlaces
@@ -65,7 +65,7 @@ class FlashInferPlan:
 
 
 def refusal(cache: PagedKvCache, layers: Sequence[LayerAttention], query_heads: int | None) -> str | None:
-    """Say what FlashInfer would not compute, or `None` where it computes all."""
+    """Return why FlashInfer cannot compute this model's attention, or `None` if it can."""
     geometry = cache.geometry
     if cache.dtype not in _DTYPES:
         return f"it does not compute in {str(cache.dtype).removeprefix('torch.')}"
@@ -83,14 +83,14 @@ def refusal(cache: PagedKvCache, layers: Sequence[LayerAttention], query_heads: 
 
 
 class FlashInferLayout:
-    """Lays rows out in the order in which they come, and plans them."""
+    """Lays rows out in batch order, and plans their attention."""
 
     def __init__(self, cache: PagedKvCache, attention: FlashInferAttention) -> None:
         self._cache = cache
         self._attention = attention
 
     def lay_out(self, rows: Sequence[SequenceRow], *, last_only: bool) -> FlatBatch[FlashInferPlan]:
-        """Return the flat input of `rows`, whose tokens must be known; all are computed, also with `last_only`.
+        """Return the flat input of `rows`, whose tokens must be known; ignores `last_only`.
 
         Raises:
             ValueError: a block table names a block that the cache does not have.
@@ -129,7 +129,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
     Args:
         library: the module `flashinfer`.
         cache: in plain order.
-        layers: none that `refusal` names.
+        layers: all accepted by `refusal`.
         query_heads: of each layer.
         context_length: positions of a sequence at most.
     """
@@ -169,7 +169,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
         return attended.to(call.query.dtype).unsqueeze(0)
 
     def plan_rows(self, num_tokens: Sequence[int], rows: DecodeTables) -> Mapping[_Kind, Any]:
-        """Plan rows of any number of tokens, the last of which are at `rows.positions`; return the wrappers by kind."""
+        """Plan rows of any number of tokens whose last tokens are at `rows.positions`; return the wrappers by kind."""
         for kind in self._kinds:
             self._eager[kind].plan(
                 _indptr(num_tokens),
@@ -202,11 +202,11 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
             )
 
     def decode_plan(self, inputs: DecodeInputs) -> FlashInferPlan:
-        """Return the plan of a recorded decode; its wrappers read buffers that each `prepare_decodes` fills anew."""
+        """Return the plan of a recorded decode, whose wrappers read buffers that every `prepare_decodes` refills."""
         return FlashInferPlan(inputs.places, self._recorded[inputs.bucket])
 
     def _pages(self, rows: DecodeTables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return where each row's blocks begin, the blocks of all rows, and positions in each row's last block; on the host."""
+        """Return FlashInfer's page-table arrays on the host: `indptr`, indices and last-page lengths."""
         last_length = (rows.positions % self._cache.block_size + 1).astype(np.int32)
         indices = np.concatenate(rows.tables).astype(np.int32)
         return (
@@ -222,7 +222,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
         def buffer(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int32, device=self._cache.device)
 
-        # The kernels for tensor cores take any number of query heads for a KV head.
+        # The tensor-core kernels support any number of query heads per KV head.
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
             self._workspace,
             "HND",

@@ -94,16 +94,16 @@ def find_parts(layer: torch.nn.Module) -> LayerParts | None:
 
 
 class FusedDecoderLayer(torch.nn.Module):
-    """Stands in for a decoder layer: `[1, tokens, hidden]` in, the same tensor out, computed in place.
+    """Replaces a decoder layer by one native call that updates `[1, tokens, hidden]` in place and returns it.
 
     Args:
-        kernels: that compute it.
-        parts: of the layer it stands in for.
-        attention: how it attends.
-        context: whose plan says what the rows are, and whose cache keeps keys and values.
-        is_last: whether it is the model's last layer; then, where the plan allows it, only each row's last token is computed.
-        memory: where its packed weights lie.
-        name: what their names in `memory` begin with.
+        kernels: compute it.
+        parts: of the original layer.
+        attention: what the layer's attention computes.
+        context: holds the plan of the rows, and the cache.
+        is_last: whether it is the model's last layer, which with `NativePlan.last_only` computes only each row's last token.
+        memory: holds its packed weights.
+        name: prefix of their names in `memory`.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     folder, file_name = str(gguf.parent), gguf.name
     auto: Any = AutoModelForCausalLM
     try:
-        # transformers shows a bar of its own here, on the standard error, and no option turns it off
+        # transformers shows a progress bar on stderr here, which no option turns off
         with contextlib.redirect_stderr(io.StringIO()), named_conversion_errors():
             model, loading_info = auto.from_pretrained(
                 folder,
@@ -56,7 +56,7 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     except ModelError:
         raise
     except Exception as error:
-        # The edge to a file of others: its readers raise whatever a damaged number leads them to.
+        # gguf and transformers may raise anything for a damaged file.
         raise ModelError(
             f"transformers cannot convert {gguf}: {one_line(error)}; the file may be damaged: fetch it anew"
         ) from error
@@ -64,16 +64,16 @@ def convert_gguf(gguf: Path, target: Path, on_progress: ProgressHandler | None) 
     model.generation_config.eos_token_id = _with_tokenizer_eos(
         model.generation_config.eos_token_id, tokenizer.eos_token_id
     )
-    model.config.name_or_path = ""  # the file's title, which says nothing about where the model is
+    model.config.name_or_path = ""  # here it is the file's title, not a location
     model.save_pretrained(target)
     tokenizer.save_pretrained(target, save_jinja_files=False)
     for file in target.iterdir():
-        file.chmod(0o644)  # safetensors makes its files private; a cache may be shared
+        file.chmod(0o644)  # safetensors creates private files; a cache may be shared
     report(3)
 
 
 def _surplus(gguf: Path, layers: int) -> set[str]:
-    """Return the file's tensors that its architecture does not have; transformers leaves them out without a word."""
+    """Return the file's tensors that its architecture does not have, which transformers ignores silently."""
     reader: Any = GGUFReader(gguf)
     name = reader.get_field(Keys.General.ARCHITECTURE).contents()
     architecture = next((number for number, known in MODEL_ARCH_NAMES.items() if known == name), None)
@@ -85,7 +85,7 @@ def _surplus(gguf: Path, layers: int) -> set[str]:
 
 
 def _with_tokenizer_eos(eos_token_id: int | list[int] | None, tokenizer_eos: int | None) -> int | list[int] | None:
-    """Return all ids that end a text: a chat model's turn ends with the tokenizer's `eos_token`."""
+    """Return all end-of-sequence ids, including the tokenizer's `eos_token`, which ends a chat model's turn."""
     known = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     if tokenizer_eos is not None and tokenizer_eos not in known:
         known.append(tokenizer_eos)

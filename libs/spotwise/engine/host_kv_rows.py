@@ -16,20 +16,19 @@ _WORDS = (np.int64, np.int32, np.int16, np.uint8)
 
 
 class HostKvRows:
-    """A view of keys and values, both `[num_layers, kv_heads, blocks, ...]` and contiguous, that copies blocks.
+    """Copies blocks of keys and values, both `[num_layers, kv_heads, blocks, ...]` and contiguous.
 
-    Flat bytes are as `PagedKvCache.gather_blocks` has them: layer after layer; in a layer first the keys `[kv_head, block]`,
-    then the values.
+    The flat bytes have the order of `PagedKvCache.gather_blocks`: by layer, first its keys `[kv_head, block]`, then its values.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._layers = [(_rows(own_keys), _rows(own_values)) for own_keys, own_values in zip(keys, values, strict=True)]
 
     def gather(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8]) -> None:
-        """Copy blocks out; all of them exist, and `into` has their size."""
+        """Copy blocks out; the caller has checked that they exist and that `into` has their size."""
         index = np.array(block_ids, np.intp)
         for rows, place in self._with_places(first_layer, num_layers, len(index), into):
-            rows.take(index, axis=1, out=place, mode="clip")  # the mode that writes `out` without a copy between
+            rows.take(index, axis=1, out=place, mode="clip")  # other modes buffer `out`
 
     def scatter(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]) -> None:
         """Copy blocks in; the inverse of `gather`."""
@@ -52,6 +51,6 @@ class HostKvRows:
 
 
 def _rows(blocks: torch.Tensor) -> NDArray[Any]:
-    """Return `[kv_heads, blocks, words]` of one layer, in the largest words that a block is made of."""
+    """Return one layer as `[kv_heads, blocks, words]`, in the largest word that divides a block."""
     flat: NDArray[np.uint8] = blocks.view(*blocks.shape[:2], -1).view(torch.uint8).numpy()
     return flat.view(next(word for word in _WORDS if flat.shape[-1] % np.dtype(word).itemsize == 0))

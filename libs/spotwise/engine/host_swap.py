@@ -15,16 +15,16 @@ import torch
 
 from spotwise.engine.kv_cache import PagedKvCache
 
-#: Of a buffer. Smaller ones cost more: a copy of few blocks takes a call for each layer all the same.
+#: Smaller buffers cost more, since every copy takes one call for each layer.
 _BUFFER_BYTES = 16 << 20
 
 
 class HostSwap:
-    """The host's blocks; called by one thread at a time.
+    """Swaps blocks between a device's cache and host memory; one thread at a time may call it.
 
     Args:
         cache: the device's.
-        num_blocks: of the host.
+        num_blocks: swap capacity in blocks.
     """
 
     def __init__(self, cache: PagedKvCache, num_blocks: int) -> None:
@@ -41,10 +41,10 @@ class HostSwap:
 
     @classmethod
     def within(cls, cache: PagedKvCache, num_bytes: int) -> HostSwap:
-        """Return as many blocks as fit so many bytes.
+        """Return a swap space with as many blocks as fit into `num_bytes`.
 
         Raises:
-            ValueError: not one does.
+            ValueError: not even one block fits.
         """
         if num_bytes < _block_bytes(cache):
             raise ValueError(f"kv_host_bytes is {num_bytes}; one block of this model takes {_block_bytes(cache)}")
@@ -52,10 +52,10 @@ class HostSwap:
 
     @torch.inference_mode()
     def swap_out(self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...]) -> None:
-        """Copy blocks of the device into as many of the host.
+        """Copy blocks of the device into blocks of the host.
 
         Raises:
-            ValueError: there are not as many of one as of the other, or a block does not exist.
+            ValueError: the numbers of blocks differ, or a block does not exist.
         """
         with self._own_stream():
             filled: tuple[_Buffer, torch.Tensor, tuple[int, ...]] | None = None
@@ -78,14 +78,14 @@ class HostSwap:
 
     @torch.inference_mode()
     def swap_in(self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
-        """Copy blocks of the host into as many of the device.
+        """Copy blocks of the host into blocks of the device.
 
         Raises:
             ValueError: as `swap_out`.
         """
         with self._own_stream():
             for buffer, host_ids, device_ids in self._parts(host_block_ids, block_ids):
-                buffer.wait()  # for the device, which may still read what was in it before
+                buffer.wait()  # the device may still read its previous content
                 data = buffer.of_size(len(host_ids) * self._block_bytes)
                 self._host.gather_blocks(0, self._host.num_layers, host_ids, data)
                 payload = data.to(self._cache.device, non_blocking=True)
@@ -95,7 +95,7 @@ class HostSwap:
     def _parts(
         self, source_ids: tuple[int, ...], target_ids: tuple[int, ...]
     ) -> Iterator[tuple[_Buffer, tuple[int, ...], tuple[int, ...]]]:
-        """Cut a move into what a buffer holds, the buffers in turn."""
+        """Split a move into parts of at most one buffer, alternating the buffers."""
         if len(source_ids) != len(target_ids):
             raise ValueError(f"{len(source_ids)} blocks do not go into {len(target_ids)}")
         for first, buffer in zip(range(0, len(source_ids), self._at_once), cycle(self._buffers), strict=False):
@@ -104,7 +104,7 @@ class HostSwap:
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:
-        """Queue the block on the stream of moves, and wait for it even on an error: its buffers are reused."""
+        """Queue the block on the swap stream, and wait for it even on an error, since its buffers are reused."""
         if self._stream is None:
             yield
             return
@@ -116,23 +116,23 @@ class HostSwap:
 
 
 class _Buffer:
-    """A host buffer between the two caches; pinned on a GPU, with an event of its last use."""
+    """A staging buffer in host memory; with a GPU it is pinned, and an event marks its last use."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
         self._data = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._queued = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def of_size(self, num_bytes: int) -> torch.Tensor:
-        """Return so many of its bytes."""
+        """Return its first `num_bytes` bytes."""
         return self._data[:num_bytes]
 
     def note_queued(self) -> None:
-        """Note that all that uses it has been queued on the current stream."""
+        """Record the use of the buffer that was queued on the current stream."""
         if self._queued is not None:
             self._queued.record()
 
     def wait(self) -> None:
-        """Wait until the device has done that; at once where nothing was queued."""
+        """Wait until the device has finished the last recorded use."""
         if self._queued is not None:
             self._queued.synchronize()
 

@@ -18,7 +18,7 @@ from spotwise.engine.attention import AttentionPlan, DecodeGroup, Plan, PrefillS
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.sequences import EngineSequence
 
-# Contexts up to this many blocks are padded together; beyond, a group spans at most a factor of two.
+# Decode rows of up to this many blocks are padded together; longer contexts in a group differ by at most a factor of two.
 _SMALLEST_GROUP_BLOCKS = 32
 
 SequenceRow = tuple[BatchRow, EngineSequence]
@@ -26,13 +26,13 @@ SequenceRow = tuple[BatchRow, EngineSequence]
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch(Generic[Plan]):
-    """One forward's input.
+    """Input of one forward.
 
     Attributes:
         token_ids: `[1, tokens]`.
         position_ids: `[1, tokens]`.
-        plan: how attention takes the rows apart.
-        last_token: for each row given, the flat index of its last token.
+        plan: how attention separates the rows.
+        last_token: by row, the flat index of its last token.
     """
 
     token_ids: torch.Tensor
@@ -54,7 +54,7 @@ class BatchLayout:
         self._device = cache.device
 
     def lay_out(self, rows: Rows[SequenceRow], *, last_only: bool) -> FlatBatch[AttentionPlan]:
-        """Return the flat input of `rows`, whose tokens must be known; all are computed, also with `last_only`.
+        """Return the flat input of `rows`, whose tokens must be known; ignores `last_only`.
 
         Raises:
             ValueError: a block table names a block that the cache does not have.
@@ -105,7 +105,7 @@ class BatchLayout:
         )
 
     def _decode_groups(self, rows: Rows[SequenceRow]) -> list[list[int]]:
-        """Return the indices of decode rows, by padded size."""
+        """Return the indices of decode rows, grouped by padded size."""
         by_size: dict[int, list[int]] = {}
         for index, (row, _) in enumerate(rows):
             if row.is_decode:
@@ -114,7 +114,7 @@ class BatchLayout:
         return [by_size[size] for size in sorted(by_size)]
 
     def _padded_tables(self, members: Rows[SequenceRow]) -> NDArray[np.int64]:
-        """Return block tables `[rows, longest]`; the padding names block 0, whose bytes are finite and masked."""
+        """Return block tables `[rows, longest]`; the padding names block 0, whose bytes are finite, and masked later."""
         needed = [row.first_position // self._block_size + 1 for row, _ in members]
         tables = np.zeros((len(members), max(needed)), dtype=np.int64)
         for target, (row, sequence), blocks in zip(tables, members, needed, strict=True):
@@ -141,7 +141,7 @@ class BatchLayout:
         return PrefillSpan(start, end, context_length, self._gather_index(table[None, :blocks]))
 
     def _gather_index(self, tables: NDArray[np.int64]) -> torch.Tensor:
-        """Return block numbers by row, head and block, flat, for `[rows, blocks]` tables."""
+        """Return flat indices into a layer's `[kv_heads * blocks_per_head]` blocks, for tables `[rows, blocks]`."""
         if tables.min() < 0 or tables.max() >= self._num_blocks:
             raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
         return self._tensor((self._heads[None, :, None] * self._blocks_per_head + tables[:, None, :]).reshape(-1))

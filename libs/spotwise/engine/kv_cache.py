@@ -23,26 +23,26 @@ from spotwise.engine.host_kv_rows import HostKvRows
 class KvOrder(enum.StrEnum):
     """How the positions of a block lie in memory.
 
-    PLAIN: `[position, dim]`: a sequence's blocks, gathered, are the matrix that a matrix product wants.
+    PLAIN: `[position, dim]`: a sequence's gathered blocks are one matrix.
     TILED: keys `[dim / pair, position, pair]`, values `[position / pair, dim, pair]`, a pair being 4 bytes: the order in which
-        the native kernel multiplies, which then gathers nothing.
+        the native kernel multiplies, so that it need not gather blocks.
     """
 
     PLAIN = "plain"
     TILED = "tiled"
 
 
-#: Positions of a block that can be tiled.
+#: Block size, in positions, that can be tiled.
 TILED_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """What a model keeps per token.
+    """Shape of the KV that a model keeps per token.
 
     Attributes:
         num_layers: attention layers.
-        kv_heads: key and value heads of a layer.
+        kv_heads: KV heads of a layer.
         key_dim: elements of one key.
         value_dim: elements of one value; differs from `key_dim` in latent attention (DeepSeek).
     """
@@ -60,32 +60,32 @@ class KvGeometry:
 
 @dataclass(frozen=True, slots=True)
 class KvPlaces:
-    """Where new positions go: block and offset in it, `[tokens]` each."""
+    """Where new positions are written: block and offset in it, `[tokens]` each."""
 
     blocks: torch.Tensor
     offsets: torch.Tensor
 
 
 def kv_order(geometry: KvGeometry, block_size: int, dtype: torch.dtype, device: torch.device) -> KvOrder:
-    """Return the order of a cache: a matter of device and shape alone, so that like workers agree."""
+    """Return the order of a cache, a function of device and shape alone so that like workers agree."""
     tiled = device.type == "cpu" and block_size == TILED_BLOCK_SIZE and dtype in (torch.float32, torch.bfloat16)
     return KvOrder.TILED if tiled and geometry.key_dim % _pair(dtype) == 0 else KvOrder.PLAIN
 
 
 def _pair(dtype: torch.dtype) -> int:
-    """Values of 4 bytes."""
+    """Return the number of values in 4 bytes."""
     return 4 // dtype.itemsize
 
 
 class PagedKvCache:
     """Keys and values by layer and block; implements `spotwise.mesh.ports.KvMemory`.
 
-    Exports and imports may run in another thread than the model: imports into blocks that the running iteration does not use,
-    exports also of layers that it has written.
+    Other threads may export and import while the model runs: import into blocks that the running iteration does not use,
+    export those and layers that it has written.
 
     Attributes:
         num_blocks: blocks that sequences may own.
-        blocks_per_head: `num_blocks`, and the scratch block where there is one: how far one head's blocks are from the next's.
+        blocks_per_head: `num_blocks` plus the scratch block, if any: the stride, in blocks, between heads.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class PagedKvCache:
         scratch: bool = False,
         order: KvOrder | None = None,
     ) -> None:
-        """Allocate it.
+        """Allocate the cache, zeroed.
 
         Args:
-            geometry: what the model keeps per token.
+            geometry: of the model's KV.
             num_blocks: blocks that sequences may own.
             block_size: tokens of a block.
             dtype: of keys and values.
-            device: where they are.
+            device: holds them.
             scratch: add a block that no sequence owns.
-            order: of positions within a block; by default the device's own.
+            order: of positions within a block; by default `kv_order`.
         """
         self.geometry = geometry
         self.num_blocks = num_blocks
@@ -142,7 +142,7 @@ class PagedKvCache:
 
     @property
     def layout(self) -> str:
-        """What the bytes of a block mean; caches that say the same can exchange blocks."""
+        """Layout of a block's bytes; caches with equal layouts can exchange blocks."""
         geometry = self.geometry
         return (
             f"{geometry.num_layers} layers of {geometry.kv_heads} x {geometry.key_dim}+{geometry.value_dim} "
@@ -164,18 +164,18 @@ class PagedKvCache:
         tiled_values[:, places.blocks, outer, :, inner] = values.transpose(0, 1)
 
     def note_written(self, layer: int) -> None:
-        """Note that a layer's new positions are written, or on a device will be when it has done what it was given so far."""
+        """Note that a layer's new positions are written; on a GPU, by the work queued so far."""
         if self.device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.device))
             self._written[layer] = event
 
     def written_event(self, layer: int) -> torch.cuda.Event | None:
-        """Return what a device's copy of a layer has to wait for; `None` for nothing."""
+        """Return the event that a GPU's copy of a layer must wait for; `None`: it need not wait."""
         return self._written[layer]
 
     def gather(self, layer: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys `[blocks * block_size, key_dim]` and values, of blocks numbered `kv_head * blocks_per_head + block`."""
+        """Return keys `[blocks * block_size, key_dim]` and values of blocks indexed by `kv_head * blocks_per_head + block`."""
         keys = self.keys[layer].view(-1, self.block_size * self.geometry.key_dim).index_select(0, index)
         values = self.values[layer].view(-1, self.block_size * self.geometry.value_dim).index_select(0, index)
         if self.order is KvOrder.TILED:
@@ -187,7 +187,7 @@ class PagedKvCache:
     def export_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
-        """Copy blocks out: a flat contiguous array of `num_layers * len(block_ids) * layer_block_bytes` bytes, `into` if given.
+        """Copy blocks to a flat array of `num_layers * len(block_ids) * layer_block_bytes` bytes, `into` if given.
 
         Raises:
             ValueError: a layer or a block is not in this cache, or `into` has another size.
@@ -202,20 +202,20 @@ class PagedKvCache:
         """Copy blocks in: the inverse of `export_layers`.
 
         Raises:
-            ValueError: `data` has not the size that the arguments say, or a layer or block is not in this cache.
+            ValueError: `data` has another size than the arguments require, or a layer or block is not in this cache.
         """
         flat = np.ascontiguousarray(data).reshape(-1)
         if not flat.flags.writeable or flat.ctypes.data % self.dtype.itemsize:
-            flat = flat.copy()  # torch takes neither read-only nor unaligned memory
+            flat = flat.copy()  # torch accepts neither read-only nor unaligned memory
         self.scatter_blocks(first_layer, num_layers, block_ids, torch.from_numpy(flat).to(self.device))
 
     @torch.inference_mode()
     def gather_blocks(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Copy blocks to a flat tensor of bytes on the cache's device, `into` if given, on the current stream.
+        """Copy blocks to a flat byte tensor on the cache's device, `into` if given, on the current stream.
 
-        Layer after layer; in a layer first the keys `[kv_head, block]`, each block in the cache's order, then the values.
+        The bytes are ordered by layer: first its keys `[kv_head, block]`, each block in the cache's order, then its values.
 
         Raises:
             ValueError: a layer or a block is not in this cache, or `into` has another size.
@@ -235,10 +235,10 @@ class PagedKvCache:
 
     @torch.inference_mode()
     def scatter_blocks(self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: torch.Tensor) -> None:
-        """Copy blocks from a flat tensor of bytes on the cache's device, on the current stream: the inverse of `gather_blocks`.
+        """Copy blocks from a flat byte tensor on the cache's device, on the current stream: the inverse of `gather_blocks`.
 
         Raises:
-            ValueError: `data` has not the size that the arguments say, or a layer or block is not in this cache.
+            ValueError: `data` has another size than the arguments require, or a layer or block is not in this cache.
         """
         self._check(first_layer, num_layers, block_ids)
         expected_bytes = num_layers * len(block_ids) * self.layer_block_bytes
@@ -281,8 +281,8 @@ class PagedKvCache:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros writes every page; a mapping is zero and committed page by page as it is used. Small pages: each head of
-    # each layer begins to fill somewhere else, and with huge ones the first block would commit 2 MiB for each of them.
+    # torch.zeros writes every page; an anonymous mapping is zero and committed page by page. With huge pages the first block
+    # would commit 2 MiB for each head of each layer, since they lie apart.
     pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_NOHUGEPAGE)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """One layer's attention.
+    """Parameters of one layer's attention.
 
     Attributes:
-        scaling: factor of the products of queries and keys.
-        window: keys that a query sees, its own included; `None`: all.
-        softcap: bound that scores approach, both ways; `None`: none.
-        alibi_slopes: by query head, positive: what a step of distance takes off a score; `None`: nothing.
-        sinks: by query head: a score that takes its share of the softmax and has no value; `None`: none.
+        scaling: factor of the query-key products.
+        window: keys that a query attends to, its own included; `None`: all.
+        softcap: bound of a score's magnitude, approached by tanh; `None`: no bound.
+        alibi_slopes: by query head, positive: decrease of a score per position of distance; `None`: no ALiBi.
+        sinks: by query head: a score that takes part in the softmax and has no value; `None`: no sinks.
     """
 
     scaling: float
@@ -34,6 +34,6 @@ class LayerAttention:
     sinks: tuple[float, ...] | None = None
 
     def is_plain_within(self, context_length: int) -> bool:
-        """Whether nothing but the scaling changes a score in a context of so many positions."""
+        """Whether scores are only scaled in a context of `context_length` positions."""
         sees_all = self.window is None or self.window >= context_length
         return sees_all and self.softcap is None and self.alibi_slopes is None and self.sinks is None

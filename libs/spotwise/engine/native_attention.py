@@ -20,11 +20,11 @@ from spotwise.engine.native.library import FORMATS, LANES, AttentionFields, Kern
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """The rows of one iteration.
+    """The rows of one iteration, as the native kernels read them.
 
     Attributes:
-        fields: for the kernels.
-        arrays: what `fields` points into.
+        fields: passed to the kernels.
+        arrays: kept alive, since `fields` holds their addresses.
         last_only: whether only each row's last token of the last layer's output is read.
     """
 
@@ -34,7 +34,7 @@ class NativePlan:
 
     @property
     def address(self) -> int:
-        """Of the fields."""
+        """Address of the fields."""
         return ctypes.addressof(self.fields)
 
 
@@ -44,7 +44,7 @@ def can_attend(cache: PagedKvCache) -> bool:
 
 
 class NativeLayout:
-    """Lays rows out for the kernel, in the order in which they come."""
+    """Lays rows out for the kernel, in batch order."""
 
     def __init__(self, cache: PagedKvCache) -> None:
         self._num_blocks = cache.num_blocks
@@ -82,7 +82,7 @@ class NativeLayout:
         )
 
     def _check(self, tables: NDArray[np.int32], start: NDArray[np.int64], ends: NDArray[np.int32]) -> None:
-        """Only blocks that hold one of the tokens must exist."""
+        """Raise ValueError where a block that holds a token does not exist; later table entries are not checked."""
         needed = -(-ends // self._block_size)
         held = np.diff(start, append=len(tables))
         index = np.arange(len(tables)) - np.repeat(start, held)
@@ -92,7 +92,7 @@ class NativeLayout:
 
 
 class NativeAttention(PlannedAttention[NativePlan]):
-    """The serving context of a model whose attention modules call it one by one; see `AttentionContext`."""
+    """The serving context for layers that are not fused: an `AttentionContext` that calls the native kernel."""
 
     def __init__(self, kernels: Kernels, cache: PagedKvCache, layers: Sequence[LayerAttention]) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class NativeAttention(PlannedAttention[NativePlan]):
         )
 
     def keep(self, values: tuple[float, ...] | None) -> int | None:
-        """Put numbers where the kernel can read them, for as long as this context lives; return their address."""
+        """Store numbers for the lifetime of this context and return their address for the kernel."""
         if values is None:
             return None
         self._kept.append(torch.tensor(values, dtype=torch.float32))
@@ -153,5 +153,5 @@ def _unit_stride(part: torch.Tensor) -> torch.Tensor:
 
 
 def _operand(part: torch.Tensor) -> tuple[int, int, int]:
-    """Address, and values from token to token and from head to head, of `[1, heads, tokens, dim]`."""
+    """Return the address, token stride and head stride of `[1, heads, tokens, dim]`."""
     return part.data_ptr(), part.stride(2), part.stride(1)

@@ -15,17 +15,17 @@ from spotwise.engine.weight_memory import PRIVATE, WeightMemory
 
 
 class PackedWeight:
-    """The rows of one or several weights `[outputs, inputs]`, packed.
+    """One or several stacked weights `[outputs, inputs]`, packed for the kernels.
 
     Args:
-        kernels: that pack and multiply.
-        weights: row-major, one under the other, of one type and width.
-        order: row that becomes each output column; `None` keeps their order.
-        memory: where it lies.
-        name: of it in `memory`, which may have it already.
+        kernels: pack and multiply.
+        weights: row-major, stacked in this order, of one dtype and width.
+        order: by output column, the row of the stack; `None`: the same.
+        memory: holds the packed weight.
+        name: of it in `memory`, which may hold it already.
 
     Raises:
-        ValueError: the type or the width is not the kernels'; ask `can_pack`.
+        ValueError: `can_pack` is false for a weight.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PackedWeight:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether the kernels know the type and width of a weight `[outputs, inputs]`."""
+    """Whether the kernels support the dtype and width of a weight `[outputs, inputs]`."""
     return (
         weight.device.type == "cpu"
         and weight.dim() == 2
@@ -72,24 +72,24 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def interleaved(rows: int) -> np.ndarray:
-    """Return the order that puts 16 rows of the first of two stacked weights beside the same 16 of the second.
+    """Return the order that alternates 16 rows of the first of two stacked weights with the same 16 of the second.
 
     Args:
-        rows: of each of the two; a multiple of 16.
+        rows: of each weight; a multiple of 16.
     """
     blocks = np.arange(rows).reshape(-1, 1, LANES)
     return np.concatenate([blocks, blocks + rows], axis=1).reshape(-1)
 
 
 class PackedLinear(torch.nn.Module):
-    """What `torch.nn.Linear` computes, from a packed weight.
+    """A replacement of `torch.nn.Linear` with a packed weight.
 
     Args:
-        kernels: that multiply.
+        kernels: multiply.
         weight: `[outputs, inputs]`.
         bias: `[outputs]`, or none.
-        float_output: give float32 whatever the type (logits); not with a bias.
-        memory: where the packed weight lies.
+        float_output: return float32 for any dtype of the weight (logits); not with a bias.
+        memory: holds the packed weight.
         name: of it in `memory`.
 
     Raises:

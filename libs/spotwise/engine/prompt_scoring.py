@@ -16,7 +16,7 @@ PROMPT_CHUNK_TOKENS = 256
 
 
 def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow]], list[SequenceRow]]:
-    """Cut the rows into forwards that score prompts, in order, and the rows of the iteration's own forward."""
+    """Split the rows into forwards that score prompts, in order, and the rows of the iteration's own forward."""
     forwards: list[list[SequenceRow]] = []
     free_tokens = 0
     remaining: list[SequenceRow] = []
@@ -37,7 +37,7 @@ def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow
 
 
 def note_prompt_logprobs(logits: torch.Tensor, rows: Rows[SequenceRow]) -> None:
-    """Keep in each sequence what the logits of its row, `[tokens of all rows, vocab_size]`, say of the tokens that follow."""
+    """Store in each sequence the log-probability of each following token; `logits` are `[tokens of all rows, vocab_size]`."""
     following: list[int] = []
     num_top: list[int] = []
     for row, sequence in rows:

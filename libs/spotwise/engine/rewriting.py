@@ -22,7 +22,7 @@ from spotwise.engine.weight_memory import WeightMemory
 
 _log = structlog.get_logger(__name__)
 
-# How far a fused layer's output may be from the original's, relative to what the layer adds.
+# Largest distance of a fused layer's output from the original's, relative to what the layer adds to its input.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
@@ -35,16 +35,16 @@ def rewrite(
     probe: SequenceRow,
     memory: WeightMemory,
 ) -> int:
-    """Replace what can be replaced, in place; return the number of fused layers.
+    """Replace decoder layers and linear layers in place; return the number of fused decoder layers.
 
     Args:
-        model: its attention context set to `context`.
-        layers: how each layer attends.
-        kernels: that compute.
+        model: its attention context is `context`.
+        layers: attention parameters by layer.
+        kernels: compute the replacements.
         context: the serving context.
         layout: lays out the probe.
-        probe: a prompt of some tokens, and blocks of the cache that it may overwrite.
-        memory: where weights are to lie.
+        probe: a short prompt, and blocks of the cache that it may overwrite.
+        memory: holds the weights.
     """
     fused = _fuse_layers(model, layers, kernels, context, layout, probe, memory)
     head = model.get_output_embeddings()
@@ -65,10 +65,10 @@ def rewrite(
 
 
 def _linear_weight(module: Any) -> torch.Tensor | None:
-    """Return `[outputs, inputs]`, where the module is a linear layer."""
+    """Return a linear layer's weight as `[outputs, inputs]`; `None` for other modules."""
     if type(module) is torch.nn.Linear:
         return module.weight
-    if type(module) is Conv1D:  # GPT-2's, which keeps the transpose
+    if type(module) is Conv1D:  # GPT-2's linear layer, which keeps the transpose
         transposed: torch.Tensor = module.weight.t()
         return transposed
     return None
@@ -106,7 +106,7 @@ def _fuse_layers(
         for hook in hooks:
             hook.remove()
         found.reverse()
-        while found:  # an original is given up before the next layer is packed
+        while found:  # popped, so that an original is freed before the next layer is packed
             path, parent, child, parts = found.pop()
             if child not in calls:
                 continue
@@ -137,11 +137,11 @@ def _fuse_layers(
 def _difference(
     replacement: FusedDecoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any], expected: torch.Tensor
 ) -> float:
-    """Return the distance of outputs relative to what the layer adds to its input; infinite where it cannot be computed.
+    """Return the distance of outputs relative to what the layer adds to its input; infinite if the replacement fails.
 
-    The last bit of an output does not count: where a layer adds little to a large value, that bit is all that remains of it.
+    Differences in an output's last bit do not count: where a layer adds little to a large value, they exceed what it adds.
     """
-    before = args[0].float().clone()  # it is computed in place
+    before = args[0].float().clone()  # the replacement overwrites its input
     try:
         actual = replacement(*args, **kwargs).float()
     except (ValueError, TypeError, IndexError) as error:

@@ -19,19 +19,19 @@ from spotwise.core.request import StopCriteria
 from spotwise.core.sampling import SamplingParams, TokenLogprobs, counter_uniform
 from spotwise.engine.native.library import DRAW, Kernels
 
-# Likeliest tokens looked at before the whole vocabulary is sorted.
+# Most likely tokens to try before the whole vocabulary is sorted.
 _TOP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What the sampler needs of one sequence.
+    """Sampling input of one sequence.
 
     Attributes:
         sampling: its parameters.
         stop: its stop tokens, for `min_new_tokens`.
         tokens: prompt and output so far.
-        prompt_length: how many of them are prompt.
+        prompt_length: prompt tokens among them.
     """
 
     sampling: SamplingParams
@@ -41,33 +41,33 @@ class SamplingRow:
 
     @property
     def output_index(self) -> int:
-        """Index of the output token to be drawn."""
+        """Index of the output token to draw."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether no random number is used."""
+        """Whether the most likely token is taken without a random draw."""
         return self.sampling.is_greedy or self.sampling.top_k == 1
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are left out of the draw."""
+        """Whether `top_p`, `min_p` or `top_k` may exclude tokens from the draw."""
         sampling = self.sampling
         return sampling.top_p < 1.0 or sampling.min_p > 0.0 or sampling.top_k is not None
 
     @property
     def masks_stop_tokens(self) -> bool:
-        """Whether the sequence may not end yet."""
+        """Whether `min_new_tokens` still forbids the stop tokens."""
         return self.output_index < self.stop.min_new_tokens and bool(self.stop.stop_token_ids)
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the model's logits are not taken as they are."""
+        """Whether the model's logits are adjusted before sampling."""
         return self.sampling.has_penalties or bool(self.sampling.logit_bias) or self.masks_stop_tokens
 
 
 def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | None = None) -> list[int]:
-    """Return one token for each row of `logits` `[rows, vocab_size]`; `kernels`, where there are some, draw on the CPU."""
+    """Return one token for each row of `logits` `[rows, vocab_size]`, drawn by `kernels` if given."""
     adjusted = logits.float()
     if any(row.changes_logits for row in rows):
         adjusted = adjusted.clone() if adjusted is logits else adjusted
@@ -88,7 +88,7 @@ def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | Non
 
 
 def _pick(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
-    """Take the likeliest token of each row, or draw from all, as its parameters say."""
+    """Return each row's most likely token, or draw from the whole vocabulary, as its parameters require."""
     tokens = _token_list(logits.argmax(-1))
     for index, row in enumerate(rows):
         if not row.takes_likeliest:
@@ -100,7 +100,7 @@ def _pick(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
 
 
 def _pick_natively(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels) -> list[int]:
-    """The same as `_pick` and `_draw`, in one call for all rows."""
+    """Do the work of `_pick` and `_draw` in one native call for all rows."""
     count, vocab_size = logits.shape
     logits = logits.contiguous()
     draws = np.array(
@@ -126,9 +126,9 @@ def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int
     """Return log-probabilities of the model's own distribution.
 
     Args:
-        logits: `[rows, vocab_size]`, as the model gave them.
-        token_ids: the token that stands at each row.
-        num_top: how many likeliest tokens to report for each row.
+        logits: `[rows, vocab_size]`, as the model returned them.
+        token_ids: by row, the token to score.
+        num_top: by row, the number of most likely tokens to report.
     """
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()
@@ -155,7 +155,7 @@ def logprobs_where_asked(
 
 
 def _adjust(logits: torch.Tensor, row: SamplingRow) -> None:
-    """Apply to one row `[vocab_size]`, in place, all that changes logits."""
+    """Apply bias, stop-token mask and penalties to one row `[vocab_size]` in place."""
     sampling = row.sampling
     if sampling.logit_bias:
         ids, biases = zip(*sampling.logit_bias, strict=True)
@@ -183,15 +183,15 @@ def _draw(logits: torch.Tensor, rows: Rows[SamplingRow]) -> list[int]:
     uniforms = np.array([counter_uniform(row.sampling.seed, row.output_index) for row in rows])
     vocab_size = logits.shape[-1]
     top_logits, top_ids = _likeliest(logits, min(_TOP_TOKENS, vocab_size))
-    # Weights relative to the likeliest: its own is 1, and no temperature overflows.
+    # Weights are relative to the most likely token's, so that no temperature overflows.
     distances = (logits.double() - top_logits[:, :1]) / temperatures.to(logits.device).unsqueeze(1)
     totals = distances.exp().sum(-1).cpu().numpy()
     choices = _choose(_weights(top_logits, temperatures), totals, rows, uniforms, vocab_size)
     chosen = torch.from_numpy(choices.clip(min=0)).to(top_ids.device).unsqueeze(1)
     tokens = top_ids.gather(1, chosen).squeeze(1).tolist()
-    if top_ids.shape[1] < vocab_size:  # of tokens as likely as the last one any may be left out here
+    if top_ids.shape[1] < vocab_size:  # tokens as likely as the last one may be missing here
         choices[(top_logits.gather(1, chosen) == top_logits[:, -1:]).squeeze(1).cpu().numpy()] = -1
-    for index in np.flatnonzero(choices < 0).tolist():  # the likeliest did not decide
+    for index in np.flatnonzero(choices < 0).tolist():  # the most likely tokens did not decide
         sorted_logits, sorted_ids = logits[index].sort(descending=True, stable=True)
         weights = _weights(sorted_logits.unsqueeze(0), temperatures[index : index + 1])
         choice = _choose(weights, totals[index : index + 1], [rows[index]], uniforms[index : index + 1], vocab_size)
@@ -207,7 +207,7 @@ def _likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _weights(sorted_logits: torch.Tensor, temperatures: torch.Tensor) -> NDArray[np.float64]:
-    """Return unnormalized probabilities `[rows, tokens]`, the first of a row being 1."""
+    """Return unnormalized probabilities `[rows, tokens]`, relative to the first of each row."""
     exact = sorted_logits.double().cpu()
     weights: NDArray[np.float64] = ((exact - exact[:, :1]) / temperatures.unsqueeze(1)).exp().numpy()
     return weights
@@ -220,14 +220,14 @@ def _choose(
     uniforms: NDArray[np.float64],
     vocab_size: int,
 ) -> NDArray[np.int64]:
-    """Filter and draw, by inverse CDF.
+    """Filter and draw by inverse CDF.
 
     Args:
-        weights: `[rows, tokens]` descending, of the likeliest tokens or of all.
-        totals: `[rows]` sum of the weights of the whole vocabulary.
+        weights: `[rows, tokens]` descending, of the most likely tokens or of all.
+        totals: `[rows]` sums of weights over the whole vocabulary.
         rows: the sequences.
         uniforms: `[rows]` in [0, 1).
-        vocab_size: how many tokens there are.
+        vocab_size: tokens in the vocabulary.
 
     Returns:
         `[rows]` index of the token in sorted order; negative where these tokens do not decide.
@@ -236,11 +236,11 @@ def _choose(
     complete = num_tokens == vocab_size
     cumulative = weights.cumsum(axis=1)
     min_p = np.array([row.sampling.min_p for row in rows])
-    least = np.maximum(min_p, np.nextafter(0.0, 1.0))  # what cannot be drawn is out
+    least = np.maximum(min_p, np.nextafter(0.0, 1.0))  # tokens of weight zero cannot be drawn
     top_k = np.array([min(row.sampling.top_k or vocab_size, vocab_size) for row in rows])
     top_p = np.array([row.sampling.top_p for row in rows])
     kept = np.minimum((weights >= least[:, None]).sum(axis=1), np.minimum(top_k, num_tokens))
-    # The mass that min_p and top_k leave: known where they end among these tokens, or where they leave everything.
+    # The mass that min_p and top_k keep is known if their cut lies among these tokens, or if they exclude nothing.
     ends_here = (kept < num_tokens) | (top_k == num_tokens) | complete
     leaves_all = (min_p == 0.0) & (top_k == vocab_size)
     mass = np.where(ends_here, _at(cumulative, kept - 1), totals)
@@ -250,7 +250,7 @@ def _choose(
     kept = np.where(narrows, nucleus, kept)
     mass = np.where(narrows, _at(cumulative, kept - 1), mass)
     choice = (cumulative <= (uniforms * mass)[:, None]).sum(axis=1)
-    # A nucleus that reaches beyond these tokens has an unknown mass, too.
+    # The mass of a nucleus that reaches beyond these tokens is unknown, too.
     decided = ends_here | (leaves_all & np.where(top_p < 1.0, narrows, choice < num_tokens))
     return np.where(decided, np.minimum(choice, kept - 1), np.int64(-1))
 

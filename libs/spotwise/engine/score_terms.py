@@ -14,7 +14,7 @@ _TILE_TOKENS = 64
 
 
 class ScoreTerms:
-    """One layer's attention with its per-head numbers on a device."""
+    """One layer's attention parameters, the per-head ones as device tensors."""
 
     def __init__(self, layer: LayerAttention, device: torch.device) -> None:
         self.layer = layer
@@ -26,10 +26,10 @@ class ScoreTerms:
 
         Args:
             products: `[rows, kv_heads, heads of a KV head, queries, keys]`, neither scaled nor masked.
-            distance: `[rows, queries, keys]`, whole numbers.
+            distance: `[rows, queries, keys]`, integers.
 
         Returns:
-            The shape and type of `products`; a row of weights sums to one, or to less beside a sink.
+            Weights of the shape and dtype of `products`; a row sums to one, or to less with a sink.
         """
         rows, kv_heads, group, queries, keys = products.shape
         distance = distance[:, None, None]
@@ -51,10 +51,9 @@ class ScoreTerms:
 def featured_causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: ScoreTerms
 ) -> torch.Tensor:
-    """Attend the last `tokens` positions of one sequence to what its layer lets them see.
+    """Compute `attention.causal_attention` for a layer that is not plain, with the same shapes.
 
-    Shapes as in `attention.causal_attention`, which this stands in for where a layer is not plain. A tile of queries
-    multiplies only with the keys in reach of its windows.
+    A tile of queries is multiplied only with the keys within its windows.
     """
     heads, tokens, key_dim = query.shape
     kv_heads, context, _ = key.shape

@@ -15,7 +15,7 @@ from spotwise.core.sampling import SamplingParams, TokenLogprobs
 
 
 class EngineSequence:
-    """One sequence's tokens, parameters and block table, kept in arrays so that a row costs no Python loop."""
+    """One sequence's tokens, parameters and block table, kept in arrays to avoid Python loops per token."""
 
     def __init__(self, record: RequestRecord) -> None:
         self.sequence_id = record.sequence_id
@@ -36,7 +36,7 @@ class EngineSequence:
 
     @classmethod
     def of_tokens(cls, token_ids: Iterable[int]) -> Self:
-        """Return a sequence of the engine's own, without a request."""
+        """Return a sequence without a request, for the engine's probes."""
         stop = StopCriteria(max_new_tokens=1)
         return cls(RequestRecord("", 0, "", 0, "", tuple(token_ids), (), SamplingParams(temperature=0.0), stop, 0.0))
 
@@ -47,7 +47,7 @@ class EngineSequence:
 
     @property
     def output_index(self) -> int:
-        """Index of the output token that comes next."""
+        """Index of the next output token."""
         return self._length - self.prompt_length
 
     @property
@@ -56,7 +56,7 @@ class EngineSequence:
         return self._tokens[: self._length]
 
     def check_row(self, row: BatchRow, block_size: int) -> None:
-        """Raise ValueError where a row names tokens that are not known, or too few blocks."""
+        """Raise ValueError if a row names unknown tokens or too few blocks."""
         end = row.first_position + row.num_tokens
         if row.first_position < 0 or row.num_tokens < 1 or end > self._length:
             raise ValueError(
@@ -74,7 +74,7 @@ class EngineSequence:
         self.prompt_logprobs = None  # reported with the first output token
 
     def block_table(self, block_ids: tuple[int, ...]) -> NDArray[np.int64]:
-        """Return `block_ids` as an array, converted anew only when they changed."""
+        """Return `block_ids` as an array, converted again only when they changed."""
         if block_ids is not self._block_ids:
             if block_ids != self._block_ids:
                 self._block_table = np.asarray(block_ids, dtype=np.int64)
@@ -83,7 +83,7 @@ class EngineSequence:
 
 
 def require_valid(record: RequestRecord, context_length: int, vocab_size: int) -> None:
-    """Raise ValueError where a model cannot take a record's tokens."""
+    """Raise ValueError if a record's tokens are empty, too long or outside the vocabulary."""
     known = record.prompt_token_ids + record.output_token_ids
     if not record.prompt_token_ids:
         raise ValueError(f"sequence {record.sequence_id} has an empty prompt")

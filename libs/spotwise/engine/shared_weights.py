@@ -32,18 +32,18 @@ from spotwise.engine.weight_memory import PRIVATE, Fill, WeightMemory
 
 _log = structlog.get_logger(__name__)
 
-# Raised when what Python makes of the weights changes; a change of the kernels' sources counts by itself.
+# Increase it when Python prepares the weights differently; changes of the kernels' sources are covered by their fingerprint.
 _FORMAT_VERSION = 1
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
-# Weights begin at a cache line.
+# Weights begin at a cache line, so that vector loads are aligned.
 _ALIGNMENT = 64
 _PAGE = 4096
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
-# Of a weight in the header: its name, offsets and checksum; a fused layer has fewer weights than the model's.
+# Header entry of a weight: name, offsets and checksum. A fused layer has fewer weights than the original.
 _HEADER_BYTES_PER_WEIGHT = 512
 _LOCK_TIMEOUT_S = 600.0
-# Smaller parameters are not worth a place in the file.
+# Smaller parameters stay private: sharing them saves too little.
 _SMALLEST_SHARED_BYTES = 1 << 14
 
 
@@ -56,7 +56,7 @@ class _FileMemory(WeightMemory):
 
 
 class _MappedMemory(_FileMemory):
-    """A whole file, and memory of this process for what it does not hold."""
+    """Weights mapped from a complete file, and private memory for weights that it lacks."""
 
     def __init__(self, path: Path, tensors: dict[str, torch.Tensor]) -> None:
         self._path = path
@@ -75,24 +75,24 @@ class _MappedMemory(_FileMemory):
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         shared = sum(tensor.nbytes for tensor in self._tensors.values())
-        self._tensors = {}  # unused weights do not stay mapped
+        self._tensors = {}  # unmaps unused weights
         _log.info("weights_mapped", file=str(self._path), shared_bytes=shared, own_bytes=self._own_bytes)
 
 
 class _WrittenMemory(_FileMemory):
-    """A file in the making, mapped already.
+    """A file that is being written and is mapped already.
 
     Raises:
-        OSError: it cannot be made.
-        RuntimeError: it cannot be mapped.
+        OSError: the file cannot be created.
+        RuntimeError: the file cannot be mapped.
     """
 
     def __init__(self, target: Path, lock: FileLock, sizes: Iterable[tuple[int, int]]) -> None:
-        """Take `lock` over; `sizes` are bytes of each of the model's weights, and of 32 of its rows."""
+        """Take ownership of `lock`; `sizes` are the bytes of each of the model's weights, and of 32 of its rows."""
         sizes = list(sizes)
         header = _HEADER_BYTES_PER_WEIGHT * (len(sizes) + 8)
         self._header_bytes = -(-header // _PAGE) * _PAGE
-        # tied embeddings are there twice: as they are, and packed
+        # tied embeddings are stored twice: unpacked and packed
         most = sum(weight + rows + _ALIGNMENT for weight, rows in sizes) + max(map(sum, sizes), default=0)
         capacity = self._header_bytes + most
         if shutil.disk_usage(target.parent).free < capacity:
@@ -169,7 +169,7 @@ class _WrittenMemory(_FileMemory):
         self._file.seek(0)
         self._file.write(length.to_bytes(8, "little") + header)
         self._file.truncate(self._end)  # flushes
-        self._path.chmod(0o644)  # mkstemp's files are private, a model need not be
+        self._path.chmod(0o644)  # mkstemp creates private files; a cache may be shared
         self._path.replace(self._target)
         for older in _siblings(self._target, f"{_family(self._target)}-", _SUFFIX):
             if older != self._target:
@@ -177,8 +177,8 @@ class _WrittenMemory(_FileMemory):
         _log.info("weights_written", file=str(self._target), shared_bytes=self._end - begin)
 
     def _abandon(self) -> None:
-        """Close the file, remove it where it has not got its name, and release the lock."""
-        with contextlib.suppress(OSError):  # of a write that failed already
+        """Close the file, delete it if it was not renamed to its target, and release the lock."""
+        with contextlib.suppress(OSError):  # the failed write may be flushed again
             self._file.close()
         self._file = None
         self._path.unlink(missing_ok=True)
@@ -186,13 +186,13 @@ class _WrittenMemory(_FileMemory):
 
 
 def open_memory(folder: Path | None, model_dir: Path, model: Any, digest: str | None = None) -> WeightMemory:
-    """Return where to place the weights of a model; use it as a context.
+    """Return the memory for a model's weights, a context manager.
 
     Args:
-        folder: of the files of all models, made where it does not exist; `None`: every process keeps its own copy.
-        model_dir: the model was loaded from it.
+        folder: of the files of all models, created if missing; `None`: every process keeps its own copy.
+        model_dir: folder from which the model was loaded.
         model: as it was loaded.
-        digest: of its weights, where it is known: a file that was replaced may have kept its size and time.
+        digest: of its weights, if known: a replaced file may have kept its size and time.
     """
     if folder is None:
         return PRIVATE
@@ -204,27 +204,27 @@ def open_memory(folder: Path | None, model_dir: Path, model: Any, digest: str | 
             return mapped
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        if (mapped := _map(target)) is not None:  # another process made it while this one waited
+        if (mapped := _map(target)) is not None:  # another process wrote it while this one waited
             lock.release()
             return mapped
         for leftover in _siblings(target, _hidden(target), _PARTIAL):
-            leftover.unlink(missing_ok=True)  # of a process that died: the lock is ours
+            leftover.unlink(missing_ok=True)  # left by a process that died: this one holds the lock
         return _WrittenMemory(target, lock, _sizes(model))
-    except (OSError, RuntimeError) as error:  # of a file system without locks, too
+    except (OSError, RuntimeError) as error:  # also raised by a file system without locks
         lock.release()
         _warn(error)
         return PRIVATE
 
 
 def _map(path: Path) -> _MappedMemory | None:
-    """Return the weights of a file, or `None` where there is none or it is not whole."""
+    """Return the weights of a file, or `None` if it is missing or damaged."""
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             checksums = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    except FileNotFoundError:  # taken away in between
+    except FileNotFoundError:  # deleted meanwhile
         return None
     except (OSError, SafetensorError) as error:
         _log.warning("weights_file_damaged", file=str(path), reason=str(error))
@@ -237,14 +237,14 @@ def _map(path: Path) -> _MappedMemory | None:
 
 
 def _family_name(model_dir: Path, dtype: torch.dtype) -> str:
-    """Part of the names of all files of a model in a number format, of which only the newest is kept."""
+    """Return the file name prefix of a model in one dtype; only the newest file with it is kept."""
     folder = model_dir.resolve()
     place = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     return f"{folder.name}-{place}-{str(dtype).removeprefix('torch.')}"
 
 
 def weights_fingerprint(model_dir: Path) -> str:
-    """Return a digest of all that packed weights depend on but number format and device.
+    """Return a digest of all that packed weights depend on except dtype and device.
 
     Raises:
         OSError: the folder cannot be read.
@@ -258,7 +258,7 @@ def weights_fingerprint(model_dir: Path) -> str:
 
 
 def _hidden(target: Path) -> str:
-    """What the names of a family's lock and unfinished files begin with."""
+    """Return the name prefix of a family's lock and unfinished files."""
     return f".{_family(target)}."
 
 
@@ -271,7 +271,7 @@ def _siblings(target: Path, prefix: str, suffix: str) -> list[Path]:
 
 
 def _sizes(model: Any) -> list[tuple[int, int]]:
-    """Bytes of each weight, and of the rows that packing may add to it."""
+    """Return the bytes of each weight, and of the rows that packing may add to it."""
     return [(w.nbytes, PANEL * w.nbytes // min(w.shape) if w.dim() == 2 else 0) for w in model.parameters()]
 
 

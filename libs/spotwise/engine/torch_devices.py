@@ -17,7 +17,7 @@ def cuda_devices() -> int:
 def make_current(device: torch.device) -> None:
     """Make a CUDA device and its context current in the calling thread."""
     torch.cuda.set_device(device)
-    torch.cuda.synchronize(device)  # the first call of a thread makes the context current
+    torch.cuda.synchronize(device)  # a thread's first CUDA call makes the context current
 
 
 def host_kv_cache(geometry: KvGeometry, num_blocks: int, block_size: int) -> PagedKvCache:

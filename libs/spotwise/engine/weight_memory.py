@@ -13,20 +13,20 @@ Fill = Callable[[torch.Tensor], object]
 
 
 class WeightMemory:
-    """Memory of this process alone."""
+    """Memory for weights that is private to this process; the base of memory that processes share."""
 
     def place(self, name: str, elements: int, dtype: torch.dtype, fill: Fill) -> torch.Tensor:
-        """Return `[elements]`, read-only; `fill` computes them where they do not exist yet."""
+        """Return `[elements]`, read-only; `fill` computes them unless the memory holds them already."""
         tensor = torch.empty(elements, dtype=dtype)
         fill(tensor)
         return tensor
 
     def share(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an unpacked weight, from shared memory where there is one."""
+        """Return an unpacked weight, from shared memory if possible."""
         return tensor
 
     def drop(self, prefix: str) -> None:
-        """Release the last weights placed, whose names begin with `prefix`."""
+        """Release the weights placed last whose names begin with `prefix`."""
 
     def __enter__(self) -> Self:
         return self
@@ -37,12 +37,12 @@ class WeightMemory:
         """Complete the memory, or discard it after an error."""
 
 
-#: Keeps nothing of its own, so that one serves all.
+#: The one instance of private memory, which has no state.
 PRIVATE = WeightMemory()
 
 
 def give_back_freed_memory() -> None:
-    """Return freed memory to the system, which the C library would keep."""
+    """Return freed memory to the operating system, which the C library would keep."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # it is glibc
         trim(0)

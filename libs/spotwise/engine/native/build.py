@@ -37,17 +37,17 @@ _COMPILE_TIMEOUT_S = 300
 
 
 class NoKernelsError(RuntimeError):
-    """The kernels cannot be had; the message says why and what to do."""
+    """The kernels cannot be compiled; the message names the cause and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kind of processor.
+    """A processor type for which the kernels are compiled.
 
     Attributes:
         name: part of the library's name.
-        needs: processor flags as Linux names them.
-        flags: the compiler's.
+        needs: required processor flags, as in /proc/cpuinfo.
+        flags: compiler flags.
     """
 
     name: str
@@ -69,13 +69,13 @@ VARIANTS = (
 
 
 def variant_for_this_processor() -> Variant:
-    """Return the best variant that runs here."""
+    """Return the best variant that this processor runs."""
     flags = _processor_flags()
     return next(variant for variant in VARIANTS if variant.needs <= flags)
 
 
 def variants_for_this_architecture() -> tuple[Variant, ...]:
-    """Return the variants that a compiler here can make: an ARM one knows no AVX."""
+    """Return the variants that a compiler for this architecture supports."""
     return tuple(variant for variant in VARIANTS if _is_x86() or not variant.needs)
 
 
@@ -94,10 +94,10 @@ def _processor_flags() -> frozenset[str]:
 
 
 def ensure_library(variant: Variant | None = None) -> Path:
-    """Return the compiled library for this processor (or the variant named), compiling it where it is missing.
+    """Return the compiled library for `variant`, by default this processor's, compiling it if missing.
 
     Raises:
-        NoKernelsError: there is no compiler, or it fails.
+        NoKernelsError: no compiler was found, or it failed.
     """
     variant = variant or variant_for_this_processor()
     name = f"{variant.name}-{_fingerprint(variant)}.so"
@@ -113,7 +113,7 @@ def ensure_library(variant: Variant | None = None) -> Path:
 
 
 def sources_fingerprint() -> str:
-    """Identify the kernels' sources, whatever processor they are compiled for."""
+    """Return a fingerprint of the kernels' sources, the same for all variants."""
     digest = hashlib.sha256()
     for source in sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -142,7 +142,7 @@ def _writable_folder() -> Path:
 
 
 def _compile(variant: Variant, library: Path) -> None:
-    # CXX may hold arguments, as in make: "ccache g++"
+    # CXX may include arguments, as in make: "ccache g++"
     compiler = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "")
     if not compiler:
         raise NoKernelsError("there is no C++ compiler; on Debian and Ubuntu: apt-get install g++")
@@ -168,7 +168,7 @@ def _remove_older(folder: Path, variant: Variant, name: str) -> None:
 
 
 def main() -> int:
-    """Compile for this processor, or for all kinds."""
+    """Compile the variant for this processor, or all variants of this architecture."""
     parser = argparse.ArgumentParser(
         prog="python -m spotwise.engine.native.build", description=__doc__.partition("\n")[0]
     )

@@ -18,18 +18,18 @@ from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 _log = structlog.get_logger(__name__)
 
-#: Number formats that the kernels know, by torch's types.
+#: The kernels' code of each dtype that they support.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-#: Values of the contracted dimension that are read together, by format.
+#: Consecutive values of the contracted dimension that are read together, by dtype.
 PAIR = {torch.float32: 1, torch.bfloat16: 2}
 #: Output columns of a panel of packed weights.
 PANEL = 32
-#: Lanes of a vector: widths that the kernels take are multiples of it.
+#: Lanes of a vector; widths must be multiples of it.
 LANES = 16
 
 
 class LayerFields(ctypes.Structure):
-    """`LayerFields` of kernels.cpp."""
+    """Mirrors `LayerFields` of kernels.cpp."""
 
     _fields_ = (
         *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window", "hidden")),
@@ -45,7 +45,7 @@ class LayerFields(ctypes.Structure):
 
 
 class AttentionFields(ctypes.Structure):
-    """`AttentionFields` of kernels.cpp."""
+    """Mirrors `AttentionFields` of kernels.cpp."""
 
     _fields_ = (
         *((name, c_int32) for name in ("format", "heads", "kv_heads", "key_dim", "value_dim", "window")),
@@ -56,7 +56,7 @@ class AttentionFields(ctypes.Structure):
 
 
 class RowFields(ctypes.Structure):
-    """`RowFields` of kernels.cpp."""
+    """Mirrors `RowFields` of kernels.cpp."""
 
     _fields_ = (
         ("rows", c_int32),
@@ -65,12 +65,12 @@ class RowFields(ctypes.Structure):
     )
 
 
-#: `Draw` of sampling.h.
+#: Mirrors `Draw` of sampling.h.
 DRAW = np.dtype([*((name, np.float64) for name in ("temperature", "top_p", "min_p", "uniform")), ("top_k", np.int64)])
 
 
 class Kernels:
-    """The loaded library."""
+    """The C functions of the loaded library."""
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
@@ -92,7 +92,7 @@ def _function(function: ctypes._NamedFuncPointer, *argument_types: type) -> ctyp
 
 @cache
 def load_kernels() -> Kernels | None:
-    """Return the kernels, or `None` where they cannot be had; the log says why."""
+    """Return the kernels, or log the reason and return `None` where they cannot be compiled or loaded."""
     try:
         return Kernels(str(ensure_library()))
     except (NoKernelsError, OSError) as error:
