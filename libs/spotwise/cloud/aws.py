@@ -16,15 +16,15 @@ REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
 
-#: The longest that the service gives.
+#: The longest token lifetime that the service grants.
 TOKEN_TTL_S = 21_600
-#: A token is renewed after this share of its time.
+#: A token is renewed after this share of its lifetime.
 _RENEWED_AFTER = 0.8
 _LONGEST_TTL_DIGITS = 9
 
 
 class Aws:
-    """One instance's dialogues, and the token that they share."""
+    """Dialogues with one instance's metadata service, and the session token that they share."""
 
     name = "aws"
     poll_s = 2.0
@@ -34,11 +34,11 @@ class Aws:
         self._renew_at_s = 0.0
 
     def detect(self) -> Dialogue[bool]:
-        """Request a session token, which no other cloud offers."""
+        """Detect AWS by requesting a session token, which no other cloud offers."""
         return (yield from self._renew(0.0)) is None
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
-        """Ask for the instance action and the rebalance recommendation."""
+        """Read the instance action and the rebalance recommendation."""
         signs: list[Sign] = []
         problems: list[str] = []
         for path, read in ((INSTANCE_ACTION, _action), (REBALANCE, _rebalance)):
@@ -55,11 +55,11 @@ class Aws:
         return MetadataAnswered(tuple(signs), "; ".join(dict.fromkeys(problems)) or None)
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:
-        """AWS takes no answer."""
+        """Report that AWS accepts no acknowledgements."""
         return nothing_to_acknowledge(self.name)
 
     def _get(self, path: str, now: float) -> Dialogue[tuple[HttpRequest, HttpAnswer]]:
-        """Return the last request and its answer: of a token, where that could not be had."""
+        """Return the last request and its answer; both are the token's where no token was granted."""
         if self._token is None or now >= self._renew_at_s:
             refused = yield from self._renew(now)
             if refused is not None:
@@ -75,13 +75,13 @@ class Aws:
         return request, answer
 
     def _renew(self, now: float) -> Dialogue[tuple[HttpRequest, HttpAnswer] | None]:
-        """Take a new token; returns what was answered instead, where none was given."""
+        """Request a new token; return the request and its failed answer where none was granted."""
         self._token = None
         request = HttpRequest("PUT", TOKEN, {TTL_HEADER: str(TOKEN_TTL_S)})
         answer = yield request
         token = answer.text() if answer.status == 200 else None
         if token is None:
-            # Never a 404 of its own: the caller would take it for "no sign".
+            # The status is dropped, since the caller would read a 404 as "no sign".
             what = "no token" if answer.status == 200 else answer.outcome
             return request, HttpAnswer(None, failure=what)
         self._token = token
@@ -101,7 +101,7 @@ def _action(answer: HttpAnswer) -> Sign | None:
     action = None if document is None else document.get("action")
     if document is None or not isinstance(action, str):
         return None
-    # What is to be done with the instance is sure, though its time may not be readable: then the shortest notice counts.
+    # The action is certain even if its time cannot be read: then the shortest notice applies.
     return Sign("aws-instance-action", f"aws: {action}", unix_s(document.get("time")))
 
 

@@ -22,15 +22,15 @@ HEADERS = {"Metadata": "true"}
 GRACE_S = 30.0
 _LEAVING = ("Preempt", "Terminate")
 _STARTED = "Started"
-#: What Azure lets a machine be called: an error's page is no name, and would be kept.
+#: Valid machine names: an error page must not be cached as a name.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
 class Azure:
-    """One machine's dialogues.
+    """Dialogues with one virtual machine's metadata service.
 
     Args:
-        vm_name: its name, as events' resources have it; `None` asks the instance metadata.
+        vm_name: the machine's name in the resources of events; `None`: read it from the instance metadata.
     """
 
     name = "azure"
@@ -40,12 +40,12 @@ class Azure:
         self._vm_name = vm_name
 
     def detect(self) -> Dialogue[bool]:
-        """Request the machine's name, which no other cloud offers at this path."""
+        """Detect Azure by requesting the machine's name, which no other cloud offers at this path."""
         answer = yield HttpRequest("GET", VM_NAME, HEADERS)
         return _name(answer) is not None
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
-        """Ask for the events that concern this machine."""
+        """Read the scheduled events that concern this machine."""
         if self._vm_name is None:
             request = HttpRequest("GET", VM_NAME, HEADERS)
             answer = yield request
@@ -71,7 +71,7 @@ class Azure:
         return MetadataAnswered(signs, problem)
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:
-        """Let an event begin."""
+        """Acknowledge an event, which starts it."""
         body = orjson.dumps({"StartRequests": [{"EventId": event_id}]})
         request = HttpRequest("POST", EVENTS, {**HEADERS, "Content-Type": "application/json"}, body)
         answer = yield request
@@ -97,7 +97,7 @@ def _names(event: dict[str, Any], vm_name: str) -> bool:
 
 
 def _is_same(resource: Any, vm_name: str) -> bool:
-    """Names of machines are the same in any case."""
+    """Compare machine names, which are case-insensitive."""
     return isinstance(resource, str) and resource.casefold() == vm_name.casefold()
 
 

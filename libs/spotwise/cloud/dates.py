@@ -16,5 +16,5 @@ def unix_s(text: Any) -> float | None:
             at = parse(text.strip())
             return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
         except (ValueError, TypeError, IndexError, OverflowError):
-            continue  # of the other form, or of none
+            continue  # the date has the other format, or neither
     return None

@@ -10,6 +10,6 @@ from spotwise.cloud.http_client import HttpClient
 
 
 async def detect(clouds: Sequence[tuple[Cloud, HttpClient]]) -> tuple[Cloud, HttpClient] | None:
-    """Return the cloud of this machine; `None` where none of these knows it."""
+    """Return the first cloud that detects this machine, with its client; `None` if no cloud does."""
     found = await asyncio.gather(*(client.converse(cloud.detect()) for cloud, client in clouds))
     return next((each for each, is_here in zip(clouds, found, strict=True) if is_here), None)

@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request.
+    """One HTTP request of a dialogue.
 
     Attributes:
-        path: with its query, from the service's root.
-        held_s: how long the service may hold the answer back until there is news.
+        path: with its query, relative to the service's root.
+        held_s: how long the service may delay the answer (long polling).
     """
 
     method: str
@@ -33,18 +33,18 @@ class HttpRequest:
     held_s: float = 0.0
 
     def problem(self, what: str) -> str:
-        """Return words for what went wrong with it."""
+        """Return a message that names the request and its problem."""
         return f"{self.method} {self.path.partition('?')[0]}: {what}"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What came of a request.
+    """An HTTP answer, or the failure to get one.
 
     Attributes:
-        status: `None` where no whole answer came.
+        status: `None`: no complete answer arrived.
         headers: names in lower case.
-        failure: why none came.
+        failure: why no complete answer arrived.
     """
 
     status: int | None
@@ -54,11 +54,11 @@ class HttpAnswer:
 
     @property
     def outcome(self) -> str:
-        """The status, or why there is none, in words."""
+        """The status or the failure, as text."""
         return self.failure if self.status is None else f"status {self.status}"
 
     def text(self) -> str | None:
-        """Return the body as one line of printable ASCII; `None` where it is none, or empty."""
+        """Return the body as one line of printable ASCII; `None` if it is empty or anything else."""
         try:
             line = self.body.decode("ascii").strip()
         except UnicodeDecodeError:
@@ -66,7 +66,7 @@ class HttpAnswer:
         return line if line and line.isprintable() else None
 
     def json_object(self) -> dict[str, Any] | None:
-        """Return the body as a JSON object; `None` where it is none."""
+        """Return the body as a JSON object; `None` if it is anything else."""
         try:
             value = orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -84,16 +84,16 @@ class Cloud(Protocol):
     poll_s: float
 
     def detect(self) -> Dialogue[bool]:
-        """Find out whether the machine is in this cloud."""
+        """Return whether the machine runs in this cloud."""
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
-        """Find out which signs stand; `now` is Unix time."""
+        """Return the current signs; `now` is Unix time."""
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:
-        """Say that an event may begin; returns why that was not taken, if it was not."""
+        """Acknowledge an event, so that it may start; return the problem if it was not accepted."""
 
 
 def nothing_to_acknowledge(cloud: str) -> Dialogue[str | None]:
-    """The dialogue of a cloud that takes no answer to its signs."""
+    """Return the acknowledging dialogue of a cloud that accepts no acknowledgements."""
     return f"{cloud} takes no acknowledgements"
-    yield  # a generator, as all dialogues are
+    yield  # unreachable: it makes this function a generator, as dialogues are

@@ -35,19 +35,19 @@ _READ_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Ec2Options:
-    """What instances are made from, and where. Credentials are boto3's business: environment, profile or instance role.
+    """Launch configuration of instances. boto3 finds the credentials: environment, profile or instance role.
 
     Attributes:
-        launch_template: its id (`lt-...`) or its name. It has the image, the key, the security groups, the instance profile,
-            and the user data that makes a machine join the mesh.
+        launch_template: its id (`lt-...`) or its name. It defines the image, key, security groups, instance profile, and the
+            user data that makes a machine join the mesh.
         launch_template_version: a number, `$Latest` or `$Default`.
-        subnets: any of these will do; none: as the template says.
+        subnets: alternatives; empty: the template's.
         region: by default boto3's.
         endpoint_url: another address of the API, for instance a VPC endpoint's; by default the region's.
         profile: of the credentials file; by default boto3's.
         spot_strategy: how EC2 chooses among types and subnets for spot instances.
-        use_fleet: order by CreateFleet; otherwise, and where the account may not, by RunInstances, a type and subnet at a time.
-        attempts: calls of one kind at most before an error is told.
+        use_fleet: order by CreateFleet; otherwise, or if it is not allowed, by RunInstances for each type and subnet.
+        attempts: tries of a call before it fails.
     """
 
     launch_template: str
@@ -67,13 +67,13 @@ class Ec2Options:
             raise ValueError(f"attempts {self.attempts}: 1 at least")
 
     def template(self) -> dict[str, str]:
-        """Return the launch template as EC2's calls want it."""
+        """Return the launch template as a parameter of EC2's calls."""
         key = "LaunchTemplateId" if self.launch_template.startswith("lt-") else "LaunchTemplateName"
         return {key: self.launch_template, "Version": self.launch_template_version}
 
 
 class Ec2Client(Protocol):
-    """What is used of boto3's EC2 client; parameters and answers are those of EC2's API reference."""
+    """The part of boto3's EC2 client in use; parameters and answers follow EC2's API reference."""
 
     def create_fleet(self, **parameters: Any) -> dict[str, Any]:
         """CreateFleet."""
@@ -92,7 +92,7 @@ class Ec2Client(Protocol):
 
 
 class Cause(Enum):
-    """What kind of thing stands in the way."""
+    """Class of a failure: no capacity, a temporary fault, or a refusal."""
 
     CAPACITY = auto()
     PATIENCE = auto()
@@ -145,7 +145,7 @@ _STATES = {
     "pending": InstanceState.STARTING,
     "running": InstanceState.RUNNING,
     "shutting-down": InstanceState.LEAVING,
-    # An instance stopped by hand does no work, and its volumes cost until it is released.
+    # A stopped instance does no work, but its volumes are billed until it is released.
     "stopping": InstanceState.LEAVING,
     "stopped": InstanceState.LEAVING,
     "terminated": InstanceState.GONE,
@@ -153,11 +153,11 @@ _STATES = {
 
 
 class Ec2Failure(Exception):  # noqa: N818 - it is no error yet: what it means to a caller depends on the call
-    """EC2 did not do something.
+    """A failed call of EC2.
 
     Attributes:
-        code: EC2's, or the name of boto3's exception.
-        cause: what kind of thing that is.
+        code: EC2's error code, or the name of boto3's exception.
+        cause: class of the failure.
     """
 
     def __init__(self, code: str, message: str, cause: Cause | None = None, advice: str | None = None) -> None:
@@ -167,7 +167,7 @@ class Ec2Failure(Exception):  # noqa: N818 - it is no error yet: what it means t
         self._advice = advice or _ADVICE.get(code, _CHECK)
 
     def as_provider_error(self, request: AcquireRequest | None = None) -> ProviderError:
-        """Return the provider error that it means."""
+        """Return the matching provider error."""
         if self.cause is Cause.CAPACITY and request is not None:
             return NoCapacity(request.instance_types, request.market, str(self))
         if self.cause is Cause.REFUSAL:
@@ -176,16 +176,15 @@ class Ec2Failure(Exception):  # noqa: N818 - it is no error yet: what it means t
 
 
 def worst(failures: Sequence[Ec2Failure]) -> Ec2Failure:
-    """Return the failure that says most of why there is no instance at all.
+    """Return the failure that best explains an order without instances.
 
-    Of many pools, one without capacity means that another may have some later. A refusal counts where nothing else stands in
-    the way.
+    A pool without capacity may have some later, so it precedes temporary faults, and these precede refusals.
     """
     return min(failures, key=lambda failure: list(Cause).index(failure.cause))
 
 
 def instance_of(described: Mapping[str, Any]) -> AcquiredInstance:
-    """Return an instance as EC2 describes it."""
+    """Convert an instance from EC2's description."""
     tags = {tag["Key"]: tag["Value"] for tag in described.get("Tags", ())}
     return AcquiredInstance(
         id=described["InstanceId"],
@@ -201,10 +200,10 @@ def instance_of(described: Mapping[str, Any]) -> AcquiredInstance:
 
 
 class Ec2Connection:
-    """Calls a client from an event loop.
+    """Calls a blocking EC2 client from an event loop.
 
     Args:
-        client: boto3's, or one that stands in for it.
+        client: boto3's, or a fake.
     """
 
     def __init__(self, client: Ec2Client) -> None:
@@ -224,10 +223,10 @@ class Ec2Connection:
         action: Literal["create_fleet", "run_instances", "describe_instances", "terminate_instances"],
         **parameters: Any,
     ) -> dict[str, Any]:
-        """Call an action in a thread, and return its answer.
+        """Call an action in a thread and return its answer.
 
         Raises:
-            Ec2Failure: it was not done, as far as is known.
+            Ec2Failure: the call failed, or its result is unknown.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -275,13 +274,13 @@ def _client_failure(response: dict[str, Any]) -> Ec2Failure:
     error = response.get("Error", {})
     code, message = str(error.get("Code", "Unknown")), str(error.get("Message", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    # An unknown code with a 5xx status.
+    # A server error may pass even if its code is unknown.
     troubled = status >= 500 and _cause_of(code) is Cause.REFUSAL
     return Ec2Failure(code, message, Cause.PATIENCE if troubled else None)
 
 
 def _local_failure(error: Exception) -> Ec2Failure:
-    """What boto3 itself says: a request that it could not make, or an answer that it did not get."""
+    """Convert an error of boto3 itself: it could not send a request, or received no answer."""
     from botocore import exceptions as boto
 
     name = type(error).__name__

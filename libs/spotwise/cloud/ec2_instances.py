@@ -32,16 +32,16 @@ from spotwise.cloud.instances import (
 _log = structlog.get_logger()
 
 _PAGE = 200
-#: EC2 shows an instance some seconds after it was bought; what it has not shown after this long, it never will.
+#: EC2 lists an instance some seconds after it was bought; one not listed after this time never appears.
 _UNSEEN_S = 600.0
-#: Why CreateFleet itself cannot be used while RunInstances may be.
+#: Errors of CreateFleet after which RunInstances may still work.
 _NO_FLEETS = {"UnauthorizedOperation", "UnsupportedOperation", "InvalidAction", "NotImplemented"}
 _NOT_FOUND = "InvalidInstanceID.NotFound"
 
 
 @dataclass(frozen=True, slots=True)
 class _Bought:
-    """What came of an order: instances, and what stood in the way of more."""
+    """Result of an order: instances, and the failures that prevented more."""
 
     instances: list[AcquiredInstance]
     failures: list[Ec2Failure]
@@ -51,8 +51,8 @@ class Ec2Instances:
     """An `InstanceProvider` over EC2.
 
     Args:
-        mesh: whose instances.
-        options: what they are made from, and where.
+        mesh: name of the mesh that owns the instances.
+        options: launch configuration.
         connection: to EC2; `connect` opens one.
         now: seconds since the epoch.
     """
@@ -64,7 +64,7 @@ class Ec2Instances:
         self._options = options
         self._connection = connection
         self._now = now
-        # Bought here, and not yet shown by EC2.
+        # Bought by this provider, and not yet listed by EC2.
         self._unseen: dict[str, AcquiredInstance] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -78,7 +78,7 @@ class Ec2Instances:
         return cls(mesh, options, await Ec2Connection.open(options))
 
     async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
-        """Buy instances, of whichever types and in whichever subnets they are to be had.
+        """Buy instances in any of the requested types and configured subnets that have capacity.
 
         Raises:
             NoCapacity, ProviderRefused, ProviderUnavailable: as in `InstanceProvider`.
@@ -109,7 +109,7 @@ class Ec2Instances:
             return in_order(bought.instances)
 
     async def release(self, instance_ids: Sequence[str]) -> None:
-        """Terminate instances; EC2 takes a minute or so to see them off.
+        """Terminate instances; EC2 takes about a minute to complete it.
 
         Raises:
             ProviderRefused, ProviderUnavailable: as in `InstanceProvider`.
@@ -125,7 +125,7 @@ class Ec2Instances:
             raise failure.as_provider_error() from failure
 
     async def instances(self) -> list[AcquiredInstance]:
-        """Return this mesh's instances, those bought here that EC2 does not show yet included.
+        """Return this mesh's instances, including bought ones that EC2 does not list yet.
 
         Raises:
             ProviderRefused, ProviderUnavailable: as in `InstanceProvider`.
@@ -166,7 +166,7 @@ class Ec2Instances:
                 raise
             _log.warning("fleet_refused", why=str(failure))
             bought = await self._run_instances(request)
-            # Where neither is allowed, both are reported.
+            # If neither call is allowed, both failures are reported.
             return bought if bought.instances else _Bought([], [failure, *bought.failures])
 
     async def _create_fleet(self, request: AcquireRequest) -> _Bought:
@@ -236,7 +236,7 @@ class Ec2Instances:
         return _Bought(instances, failures)
 
     def _client_token(self, request: AcquireRequest, step: str) -> str:
-        """Return a token of this order's step: the same at a retry, and another for each mesh."""
+        """Return EC2's client token for a step of the order: equal in a retry, different for each mesh."""
         return hashlib.sha256(f"{self._mesh}/{request.token}/{step}".encode()).hexdigest()
 
     def _tags(self, request: AcquireRequest) -> list[dict[str, Any]]:
@@ -260,7 +260,7 @@ class Ec2Instances:
         except Ec2Failure as failure:
             if failure.code != _NOT_FOUND:
                 raise
-            if len(instance_ids) > 1:  # one unknown id keeps EC2 from ending the others
+            if len(instance_ids) > 1:  # for one unknown id EC2 terminates none of them
                 for instance_id in instance_ids:
                     await self._terminate([instance_id])
             elif instance_ids[0] in self._unseen:

@@ -16,13 +16,13 @@ INSTANCE_ID = "/computeMetadata/v1/instance/id"
 FLAVOR_HEADER = "Metadata-Flavor"
 FLAVOR = "Google"
 
-#: How long a question is held back at most, where nothing changes.
+#: Longest delay of an answer while the value does not change.
 HELD_S = 30
 GRACE_S = 30.0
 
 
 class Gcp:
-    """One instance's dialogues, and the version of the value that they know."""
+    """Dialogues with one instance's metadata server, and the last ETag of the value."""
 
     name = "gcp"
     poll_s = 1.0
@@ -32,12 +32,12 @@ class Gcp:
         self._etag: str | None = None
 
     def detect(self) -> Dialogue[bool]:
-        """Ask for the instance's id; the service says by a header whose it is."""
+        """Detect Google Cloud by a header in the answer to a request for the instance's id."""
         answer = yield HttpRequest("GET", INSTANCE_ID, {FLAVOR_HEADER: FLAVOR})
         return answer.status == 200 and answer.headers.get(FLAVOR_HEADER.lower()) == FLAVOR
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
-        """Ask whether the instance is preempted, or wait until it is."""
+        """Read whether the instance is preempted, by long polling once the value is known."""
         request = self._question()
         self._etag = None
         answer = yield request
@@ -50,7 +50,7 @@ class Gcp:
         return MetadataAnswered((sign,) if value == "TRUE" else ())
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:
-        """Google Cloud takes no answer."""
+        """Report that Google Cloud accepts no acknowledgements."""
         return nothing_to_acknowledge(self.name)
 
     def _question(self) -> HttpRequest:

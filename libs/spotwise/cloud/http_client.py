@@ -17,24 +17,24 @@ from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
 
 T = TypeVar("T")
 
-#: A node of Kubernetes with many images may have some hundred KiB; whatever is longer is no metadata.
+#: A Kubernetes node with many images may take some hundred KiB; a longer answer is not metadata.
 MAX_BODY_BYTES = 4 << 20
 
 
 class HttpClient:
-    """A client of one metadata service.
+    """HTTP client of one metadata service.
 
     Args:
         base_url: of the service.
-        timeout_s: an answer must be whole by then, besides what its request allows to be held back.
-        tls: whom to trust, where the service is at an `https` address.
+        timeout_s: limit for a complete answer, in addition to the request's `held_s`.
+        tls: trusted certificates of an `https` service.
     """
 
     def __init__(self, base_url: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._timeout_s = timeout_s
         self._client = httpx.AsyncClient(
             base_url=base_url,
-            # Loading default certificates takes long, and plain HTTP needs none.
+            # Loading the default certificates is slow, and plain HTTP needs none.
             verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             trust_env=False,
             follow_redirects=False,
@@ -52,7 +52,7 @@ class HttpClient:
         await self._client.aclose()
 
     async def converse(self, dialogue: Dialogue[T]) -> T:
-        """Carry a dialogue out and return what it learned."""
+        """Carry out a dialogue and return its result."""
         try:
             request = next(dialogue)
             while True:
@@ -71,7 +71,7 @@ class HttpClient:
         except httpx.ConnectError:
             return HttpAnswer(None, failure="no connection")
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
-            # ValueError: a header that cannot be sent.
+            # ValueError: a header cannot be sent.
             return HttpAnswer(None, failure=f"a broken answer ({type(error).__name__})")
 
     async def _send(self, request: HttpRequest) -> HttpAnswer:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-#: Tags that begin so are a provider's own; a caller may not give them.
+#: Prefix of the provider's own tags, which a caller may not set.
 OWN_TAGS = "spotwise:"
-#: Whose an instance is, and which order brought it.
+#: Tags that name an instance's mesh and its order.
 MESH_TAG = "spotwise:mesh"
 TOKEN_TAG = "spotwise:token"
 
@@ -23,16 +23,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Market(StrEnum):
-    """How an instance is paid for: spot (preemptible at short notice) or on-demand."""
+    """Billing of an instance: spot (preemptible at short notice) or on-demand."""
 
     SPOT = "spot"
     ON_DEMAND = "on_demand"
 
 
 class InstanceState(StrEnum):
-    """The state of an instance; it only moves forward.
+    """The state of an instance, which only moves forward.
 
-    STARTING is billed but not ready; LEAVING takes no more work; GONE is final, and listed for an hour at least.
+    STARTING is billed but not ready; LEAVING accepts no more work; GONE is final, and listed for at least an hour.
     """
 
     STARTING = "starting"
@@ -43,14 +43,14 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcquireRequest:
-    """An order.
+    """An order of instances.
 
     Attributes:
-        token: names this order; a new decision needs a new one. Up to 64 letters, digits, `.`, `_` and `-`.
-        instance_types: the provider's names of types that will all do, the preferred one first.
-        market: spot or on-demand. Who wants both gives two orders.
-        count: instances wanted, at least 1.
-        tags: to mark them with, besides the provider's own.
+        token: identifies the order; a new order needs a new one. Up to 64 letters, digits, `.`, `_` and `-`.
+        instance_types: the provider's names of acceptable types, the preferred one first.
+        market: spot or on-demand; instances of both take two orders.
+        count: number of instances, at least 1.
+        tags: added to the provider's own.
     """
 
     token: str
@@ -77,15 +77,15 @@ class AcquiredInstance:
     """A machine of this mesh.
 
     Attributes:
-        id: the provider's name of it; unique for ever.
-        instance_type: which of the types that were asked for.
-        market: how it is paid for.
-        state: when the provider was asked.
-        launched_unix_s: when it was acquired; from then on it costs.
-        token: of the order that brought it.
+        id: the provider's, never reused.
+        instance_type: one of the requested types.
+        market: its billing.
+        state: when the provider listed it.
+        launched_unix_s: when it was acquired; it is billed from then on.
+        token: of its order.
         tags: the caller's.
-        address: under which its neighbours reach it; `None` where the provider gives it none, or not yet.
-        zone: the failure domain, where the provider has such.
+        address: at which other workers reach it; `None`: the provider assigns none, or has not yet.
+        zone: the failure domain, if the provider has zones.
     """
 
     id: str
@@ -100,11 +100,11 @@ class AcquiredInstance:
 
 
 class ProviderError(Exception):
-    """A provider did not do what was requested; the message says what to do."""
+    """A provider's request failed; the message names the cause and a remedy."""
 
 
 class NoCapacity(ProviderError):  # noqa: N818 - what happened, as the port's users name it
-    """No capacity for these types now: try another type, the other market, or later with a new token.
+    """No capacity for these types now; another type or market may have some, or a later order with a new token.
 
     Attributes:
         instance_types: the types requested.
@@ -118,64 +118,64 @@ class NoCapacity(ProviderError):  # noqa: N818 - what happened, as the port's us
 
 
 class ProviderRefused(ProviderError):  # noqa: N818 - as above
-    """The provider refuses until credentials, a limit or a name change. Nothing was bought."""
+    """The provider refuses until credentials, a limit or a name change; nothing was bought."""
 
 
 class ProviderUnavailable(ProviderError):  # noqa: N818 - as above
-    """The provider did not answer or throttles: retry later with the same token, since the order may have been filled."""
+    """The provider did not answer or throttles; retry later with the same token, since the order may have been filled."""
 
 
 class InstanceProvider(Protocol):
     """Acquires and releases the instances of one mesh; tasks may call it concurrently."""
 
     async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
-        """Buy what was ordered, or as much of it as there is.
+        """Buy the ordered instances, or as many as there is capacity for.
 
-        The instances may still be starting. A token that was used before brings what it brought then, in its state of
-        today, and no more: not even what was missing then.
+        The instances may still be starting. A token that was used before returns the instances of the first call in their
+        current state; it does not buy those that were missing then.
 
         Returns:
             1 to `request.count` instances.
 
         Raises:
-            NoCapacity: there is not even one.
-            ProviderRefused: the order cannot be filled as it stands, or its instances are gone and forgotten.
-            ProviderUnavailable: it is not known whether it was filled; order again with the same token.
+            NoCapacity: not even one instance is available.
+            ProviderRefused: the order cannot be filled unchanged, or its instances are gone and no longer listed.
+            ProviderUnavailable: it is unknown whether the order was filled; repeat it with the same token.
         """
 
     async def release(self, instance_ids: Sequence[str]) -> None:
-        """Give instances back; done when the provider has taken them, which `instances` may show as `LEAVING` for a while.
+        """Release instances; returns once the provider has accepted, while `instances` may still list them as `LEAVING`.
 
-        Idempotent. Ids that are unknown, gone, or of another mesh are passed over.
+        Idempotent. Ids that are unknown, gone, or of another mesh are ignored.
 
         Raises:
-            ProviderRefused, ProviderUnavailable: some may not have been given back; `instances` tells, and
-                calling again is safe.
+            ProviderRefused, ProviderUnavailable: some may not have been released; `instances` shows which, and a
+                repeated call is safe.
         """
 
     async def instances(self) -> list[AcquiredInstance]:
-        """Return this mesh's instances, the ones gone lately included: those acquired first come first, then by id.
+        """Return this mesh's instances, recently gone ones included, ordered by launch time and id.
 
         Instances that another process acquired may take a few seconds to appear.
 
         Raises:
-            ProviderRefused, ProviderUnavailable: it cannot tell.
+            ProviderRefused, ProviderUnavailable: the provider cannot list them.
         """
 
     async def close(self) -> None:
-        """Let go of connections; idempotent. Instances stay as they are."""
+        """Close connections; idempotent, and without effect on instances."""
 
 
 def in_order(instances: Sequence[AcquiredInstance]) -> list[AcquiredInstance]:
-    """Return instances in the order in which providers list them."""
+    """Return instances in the order of `InstanceProvider.instances`."""
     return sorted(instances, key=lambda each: (each.launched_unix_s, each.id))
 
 
 def require_mesh_name(mesh: str) -> str:
-    """Return a mesh's name as it was given.
+    """Return a mesh's name unchanged.
 
     Raises:
-        ValueError: it cannot mark instances.
+        ValueError: the name is not valid in a tag.
     """
     if not _NAME.fullmatch(mesh):
         raise ValueError(f"mesh {mesh!r}: use 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first")

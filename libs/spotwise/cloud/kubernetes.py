@@ -13,7 +13,7 @@ from spotwise.cloud.dates import unix_s
 from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
-#: Keys of taints, and whether the node may still stay.
+#: Keys of taints, and whether the taint is only a hint.
 TAINTS = {
     "aws-node-termination-handler/spot-itn": False,
     "aws-node-termination-handler/rebalance-recommendation": True,
@@ -23,12 +23,12 @@ TAINTS = {
 
 
 class Kubernetes:
-    """One node's dialogues.
+    """Dialogues with the Kubernetes API about one node.
 
     Args:
         node_name: the node.
-        grace_s: how long a node lasts from its taint on.
-        read_token: returns the service account's token, which changes from time to time; `None` where it cannot be read.
+        grace_s: time from a taint to the end of the node.
+        read_token: returns the service account's token, which is rotated; `None`: it cannot be read.
     """
 
     name = "kubernetes"
@@ -40,12 +40,12 @@ class Kubernetes:
         self._read_token = read_token
 
     def detect(self) -> Dialogue[bool]:
-        """Ask for the node."""
+        """Detect Kubernetes by reading the node."""
         _, answer = yield from self._get()
         return answer.status == 200 and _taints(answer) is not None
 
     def ask(self, now: float) -> Dialogue[MetadataAnswered]:
-        """Ask for the node's taints."""
+        """Read the node's taints."""
         request, answer = yield from self._get()
         if answer.status != 200:
             return MetadataAnswered(problem=request.problem(answer.outcome))
@@ -56,7 +56,7 @@ class Kubernetes:
         return MetadataAnswered(tuple(signs.values()))
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:
-        """A taint takes no answer."""
+        """Report that Kubernetes accepts no acknowledgements."""
         return nothing_to_acknowledge(self.name)
 
     def _get(self) -> Dialogue[tuple[HttpRequest, HttpAnswer]]:
@@ -74,7 +74,7 @@ class Kubernetes:
 
 
 def _taints(answer: HttpAnswer) -> list[dict[str, Any]] | None:
-    """Return a node's taints; `None` where the answer is no node."""
+    """Return a node's taints; `None` if the answer is not a node."""
     document = answer.json_object()
     spec = None if document is None else document.get("spec", {})
     if document is None or document.get("kind") != "Node" or not isinstance(spec, dict):

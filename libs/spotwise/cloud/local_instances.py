@@ -29,21 +29,21 @@ from spotwise.cloud.local_processes import MachineProcess, StartError, start_mac
 from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
 
 _POLL_S = 0.02
-#: What is killed has this long to go; a process that is stuck in the kernel takes longer, and `instances` shows it.
+#: Time for killed processes to end; one stuck in the kernel takes longer, and `instances` still lists its machine.
 _KILL_PATIENCE_S = 10.0
 _ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """What this computer offers.
+    """Instance types and limits of this computer.
 
     Attributes:
-        folder: what is remembered, and a log for each instance; one for all meshes that share the limit.
+        folder: holds the state and a log for each instance; shared by all meshes under one limit.
         commands: by instance type, program and arguments. `{instance_id}`, `{instance_type}`, `{market}` and `{mesh}` in an
-            argument are replaced. The program stays in the foreground, and leaves at SIGTERM.
-        limit: instances at once, of all types and meshes.
-        grace_s: from SIGTERM to SIGKILL.
+            argument are replaced. The program stays in the foreground, and exits on SIGTERM.
+        limit: concurrent instances of all types and meshes.
+        grace_s: time from SIGTERM to SIGKILL.
     """
 
     folder: Path
@@ -77,8 +77,8 @@ class LocalInstances:
     """An `InstanceProvider` over processes of this computer.
 
     Args:
-        mesh: whose instances.
-        options: what there is.
+        mesh: name of the mesh that owns the instances.
+        options: instance types and limits.
         now: seconds since the epoch.
     """
 
@@ -89,7 +89,7 @@ class LocalInstances:
         self._now = now
 
     async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
-        """Start processes, as many as the limit leaves room for.
+        """Start the ordered processes, or as many as the limit allows.
 
         Raises:
             NoCapacity: the limit is reached.
@@ -98,10 +98,10 @@ class LocalInstances:
         return await asyncio.to_thread(self._acquire, request)
 
     async def release(self, instance_ids: Sequence[str]) -> None:
-        """End processes: SIGTERM, and SIGKILL to what is left of them after the grace; returns when they have gone.
+        """End machines by SIGTERM, and by SIGKILL after the grace period; return when all their processes have ended.
 
         Raises:
-            ProviderUnavailable: some have been killed and are still there.
+            ProviderUnavailable: killed processes still run.
         """
         machines = await asyncio.to_thread(self._let_go, instance_ids)
         departure = _Departure()
@@ -111,13 +111,13 @@ class LocalInstances:
         await asyncio.to_thread(self._own)
 
     async def instances(self) -> list[AcquiredInstance]:
-        """Return this mesh's instances; ends by force those whose grace is over."""
+        """Return this mesh's instances; kills released ones whose grace period is over."""
         return await asyncio.to_thread(self._own)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
-    # --- what runs in a thread ----------------------------------------------------------------------------------------
+    # --- run in a thread ----------------------------------------------------------------------------------------------
 
     def _acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
         with self._folder.locked() as lock_fd:
@@ -132,7 +132,7 @@ class LocalInstances:
                 for machine in waiting:
                     self._start(machine, lock_fd)
             except (StartError, OSError) as error:
-                # What did start stays, known and paid for; what cannot start is no instance.
+                # Machines that started stay in the state; a machine that cannot start is no instance.
                 never = [each for each in waiting if self._folder.process(each) is None]
                 state.machines = [each for each in state.machines if each not in never]
                 ordered = [each for each in ordered if each not in never]
@@ -142,7 +142,7 @@ class LocalInstances:
             return in_order([self._acquired(machine) for machine in ordered])
 
     def _order(self, request: AcquireRequest, state: LocalState) -> list[LocalMachine]:
-        """Return the machines of a new order, as many as there is room for."""
+        """Return the machines of a new order, as many as the limit allows."""
         instance_type = self._runnable(request.instance_types)
         used = sum(machine.gone_unix_s is None for machine in state.machines)
         count = min(request.count, self._options.limit - used)
@@ -178,7 +178,7 @@ class LocalInstances:
         raise ProviderRefused(f"no instance type {' or '.join(instance_types)} here; there is {offered}")
 
     def _name(self, token: str, number: int) -> str:
-        """Return an instance's id: the same for the same place in the same order."""
+        """Return an instance's id, a function of folder, mesh, order and number."""
         place = f"{self._folder.path}/{self._mesh}/{token}/{number}"
         return f"local-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
@@ -207,7 +207,7 @@ class LocalInstances:
         )
 
     def _let_go(self, instance_ids: Sequence[str]) -> list[LocalMachine]:
-        """Ask this mesh's machines of these ids to leave, once; return those that are still there."""
+        """Send SIGTERM once to this mesh's machines with these ids; return those that have not gone."""
         with self._folder.locked():
             now_unix_s = self._now()
             state = self._folder.read(now_unix_s)
@@ -224,7 +224,7 @@ class LocalInstances:
             return leaving
 
     def _see_off(self, machines: list[LocalMachine], departure: _Departure) -> list[LocalMachine]:
-        """Return those of the leaving machines that are still there; end those whose grace is over."""
+        """Return the leaving machines that still run; kill those whose grace period is over."""
         now_unix_s = self._now()
         left = []
         for machine in machines:
@@ -253,7 +253,7 @@ class LocalInstances:
                 if machine.mesh != self._mesh or machine.gone_unix_s is not None or machine.kill_at_unix_s is None:
                     continue
                 process = self._folder.process(machine)
-                # The process that released it may have ended.
+                # The process that released the machine may have ended before killing it.
                 if process is not None and now_unix_s >= machine.kill_at_unix_s:
                     process.kill()
             self._folder.write(state)

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: In a machine's processes: which one they are of. The value is unique on this computer, since it has the folder in it.
+#: Environment variable that marks a machine's processes. Its value includes the folder, so it is unique on this computer.
 MARK = "SPOTWISE_INSTANCE"
 
-# Runs as a program of its own, so that a process with threads is never forked. It tells who the machine is before that one
-# runs anything, and holds the caller's lock meanwhile: whoever has the lock next knows that nothing is about to start.
+# A separate program, so that a process with threads is never forked. It writes the machine's process file before the machine
+# runs anything, and holds the caller's lock meanwhile: the next holder of the lock can rely on the file.
 _LAUNCHER = """
 import os, signal, sys
 path, lock, *argv = sys.argv[1:]
@@ -49,7 +49,7 @@ except OSError as error:
 
 
 class StartError(Exception):
-    """A machine's program cannot be run; the message says why."""
+    """A machine's program cannot be run; the message names the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class MachineProcess:
     """The first process of a machine.
 
     Attributes:
-        pid: its number, which is its session's too.
-        start_ticks: when it started, in clock ticks since boot (field 22 of /proc/PID/stat).
-        boot_id: of the boot in which that was so.
+        pid: process id, also its session's id.
+        start_ticks: start time in clock ticks since boot (field 22 of /proc/PID/stat).
+        boot_id: of the boot in which it started.
         mark: the value of `MARK` in its environment.
     """
 
@@ -70,7 +70,7 @@ class MachineProcess:
 
     @classmethod
     def read(cls, path: Path, mark: str) -> MachineProcess | None:
-        """Return what the launcher wrote; `None` where nothing was started."""
+        """Read the process file that the launcher wrote; `None`: the machine was never started."""
         try:
             pid, ticks, boot_id = path.read_text().split()
         except FileNotFoundError:
@@ -78,35 +78,35 @@ class MachineProcess:
         return cls(int(pid), int(ticks), boot_id, mark)
 
     def is_alive(self) -> bool:
-        """Whether anything of the machine still runs."""
+        """Whether any process of the machine still runs."""
         first = _stat(self.pid)
         if first is not None and first.start_ticks == self.start_ticks and not first.has_ended:
             return _boot_id() == self.boot_id
         return next(self._members(), None) is not None
 
     def terminate(self) -> None:
-        """Ask the first process to leave (SIGTERM), which sees to its own; where it has left, ask those it left behind."""
+        """Send SIGTERM to the first process, which ends its descendants; if it has ended, to all remaining processes."""
         members = list(self._members())
         first = [member for member in members if member == (self.pid, self.start_ticks)]
         for pid, ticks in first or members:
             _send(pid, ticks, signal.SIGTERM)
 
     def left_behind(self) -> bool:
-        """Whether processes run on though the first one has left."""
+        """Whether processes still run although the first one has ended."""
         members = list(self._members())
         return bool(members) and (self.pid, self.start_ticks) not in members
 
     def kill(self) -> None:
-        """End everything at once (SIGKILL)."""
+        """Send SIGKILL to all processes of the machine."""
         for pid, ticks in self._members():
             _send(pid, ticks, signal.SIGKILL)
 
     def _members(self) -> Iterator[tuple[int, int]]:
-        """Pid and start of every living process of the machine."""
+        """Yield pid and start time of every living process of the machine."""
         if _boot_id() != self.boot_id:
             return
         first = _stat(self.pid)
-        # While its first process is there, a zombie included, the session's number can mean no other session.
+        # While the first process exists, even as a zombie, no other session can have its id.
         own_session = first is not None and first.start_ticks == self.start_ticks
         mark = f"{MARK}={self.mark}".encode()
         for entry in Path("/proc").iterdir():
@@ -123,16 +123,16 @@ class MachineProcess:
 def start_machine(
     argv: Sequence[str], *, known_at: Path, log: Path, folder: Path, env: Mapping[str, str], mark: str, lock_fd: int
 ) -> MachineProcess:
-    """Start a machine in a session of its own.
+    """Start a machine in its own session.
 
     Args:
         argv: program and arguments.
-        known_at: the file that will say who it is.
+        known_at: path of the process file.
         log: stdout and stderr are appended to it.
         folder: working folder.
-        env: the whole environment; the mark is added.
+        env: the complete environment; the mark is added.
         mark: unique on this computer.
-        lock_fd: a descriptor that the launcher keeps open until the machine is known.
+        lock_fd: a descriptor that the launcher keeps open until the process file is written.
 
     Raises:
         StartError: its program cannot be run.
@@ -166,7 +166,7 @@ def _stat(pid: int) -> _Stat | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the program's name in parentheses and may hold anything, blanks and parentheses included.
+    # The second field is the program's name in parentheses, which may include blanks and parentheses.
     fields = text[text.rindex(b")") + 2 :].split()
     return _Stat(int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"))
 
@@ -174,7 +174,7 @@ def _stat(pid: int) -> _Stat | None:
 def _environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has just ended, or is another user's, and then not ours
+    except OSError:  # it has just ended, or belongs to another user and thus to no machine of ours
         return []
 
 
@@ -186,7 +186,7 @@ def _send(pid: int, start_ticks: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
         try:
-            # From here on the descriptor, unlike the pid, cannot come to mean another process.
+            # Unlike the pid, the descriptor always refers to the same process.
             stat = _stat(pid)
             if stat is not None and stat.start_ticks == start_ticks:
                 signal.pidfd_send_signal(descriptor, number)

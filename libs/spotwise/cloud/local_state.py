@@ -16,19 +16,19 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from spotwise.cloud.instances import InstanceState, Market, ProviderRefused
 from spotwise.cloud.local_processes import MachineProcess
 
-#: How long a machine that has gone is told of, and its log is kept.
+#: How long a machine that has gone is listed, and its log is kept.
 KEEP_GONE_S = 86_400.0
 
 
 class LocalMachine(BaseModel):
-    """One machine that was ordered.
+    """State of one ordered machine.
 
     Attributes:
         id: of the instance.
         mesh, token, instance_type, market, tags: of the order.
-        launched_unix_s: when.
-        kill_at_unix_s: when it is ended by force; `None` until released.
-        gone_unix_s: when it was first seen to have gone.
+        launched_unix_s: time of the order.
+        kill_at_unix_s: end of its grace period; `None` until released.
+        gone_unix_s: when it was first found to have gone.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -45,7 +45,7 @@ class LocalMachine(BaseModel):
 
 
 class LocalState(BaseModel):
-    """All machines of a folder, whichever mesh they are of, in order of time."""
+    """All machines of a folder, of all meshes, ordered by time."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,33 +53,33 @@ class LocalState(BaseModel):
 
 
 class LocalFolder:
-    """The files of this computer's machines.
+    """The state folder: machines, their process files and logs.
 
     Args:
-        path: made where it is missing.
+        path: created if missing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
 
     def log(self, machine: LocalMachine) -> Path:
-        """Return where a machine's output goes."""
+        """Return the path of a machine's log."""
         return self.path / f"{machine.id}.log"
 
     def known_at(self, machine: LocalMachine) -> Path:
-        """Return where a machine's first process is named."""
+        """Return the path of a machine's process file."""
         return self.path / f"{machine.id}.process"
 
     def mark(self, machine: LocalMachine) -> str:
-        """Return what tells a machine's processes from all others of this computer."""
+        """Return the value of `MARK` in the environment of a machine's processes, unique on this computer."""
         return str(self.path / machine.id)
 
     def process(self, machine: LocalMachine) -> MachineProcess | None:
-        """Return a machine's first process; `None` where it was never started."""
+        """Return a machine's first process; `None`: it was never started."""
         return MachineProcess.read(self.known_at(machine), self.mark(machine))
 
     def state_of(self, machine: LocalMachine) -> InstanceState:
-        """Return where a machine is in its life, as last noted."""
+        """Return a machine's state as last recorded."""
         if machine.gone_unix_s is not None:
             return InstanceState.GONE
         if machine.kill_at_unix_s is not None:
@@ -88,9 +88,9 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the folder's lock for the length of a block, and yield its descriptor.
+        """Hold the folder's lock inside the block, and yield its descriptor.
 
-        The kernel lets go of it when every process that has the descriptor has closed it, however it ended.
+        The kernel releases the lock when every process with the descriptor has closed it or ended.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("ab") as lock:
@@ -98,10 +98,10 @@ class LocalFolder:
             yield lock.fileno()
 
     def read(self, now_unix_s: float) -> LocalState:
-        """Return what is known, with those noted as gone that have gone since; forget those that went long ago.
+        """Read the state, mark machines that have gone since, and remove machines that went long ago.
 
         Raises:
-            ProviderRefused: the file cannot be read.
+            ProviderRefused: the file is damaged.
         """
         path = self.path / "instances.json"
         try:
@@ -109,7 +109,7 @@ class LocalFolder:
         except FileNotFoundError:
             return LocalState()
         except ValidationError:
-            # To begin anew would lose machines that run, and buy again what was bought.
+            # An empty state would lose running machines and buy orders again.
             raise ProviderRefused(
                 f"{path} is damaged: end the processes that the *.process files beside it name, then delete the folder"
             ) from None
@@ -125,7 +125,7 @@ class LocalFolder:
         return LocalState(machines=kept)
 
     def write(self, state: LocalState) -> None:
-        """Replace what is known."""
+        """Replace the state atomically."""
         draft = self.path / "instances.json.draft"
         draft.write_text(state.model_dump_json(indent=1))
         draft.replace(self.path / "instances.json")
