@@ -1,8 +1,8 @@
 // Attention over paged keys and values.
 //
-// Law: a block keeps 16 positions in the order in which tiles read them: keys [dim / kPair][16][kPair], so that the scores of 16
+// A block keeps 16 positions in the order in which tiles read them: keys [dim / kPair][16][kPair], so that the scores of 16
 // positions are one vector, and values [16 / kPair][dim][kPair]. The queries of all heads that share a KV head are rows of
-// one matrix. Prefill and decode are the same code: a tile of queries walks the blocks of its context in chunks and keeps a
+// one matrix. Prefill and decode share the code: a tile of queries iterates over its context in chunks of blocks and keeps a
 // running maximum and sum (FlashAttention: Dao et al., 2022; online softmax: Milakov and Gimelshein, 2018).
 
 #pragma once
@@ -16,25 +16,25 @@
 namespace spotwise {
 
 constexpr int kBlock = 16;          // positions of a KV block
-constexpr int kChunkBlocks = 16;    // blocks whose scores are held at once
+constexpr int kChunkBlocks = 16;    // blocks whose scores are kept at once
 constexpr int kChunk = kBlock * kChunkBlocks;
-// Between rows of scores and weights: a power of two would put all rows in one set of the cache.
+// Stride between rows of scores and weights: a power of two would map all rows to one cache set.
 constexpr int kStride = kChunk + 2 * kBlock;
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile
 
-// How a layer attends.
+// Attention parameters of a layer.
 struct AttentionShape {
   int heads, kv_heads, key_dim, value_dim;
   float scale;
-  int window;          // a query sees the last `window` positions, itself included; 0: all
-  float softcap;       // scores s become softcap * tanh(s / softcap); 0: they stay
-  const float* slopes;  // [heads]: slope * (key position - query position) is added (ALiBi); null: nothing is
-  const float* sinks;   // [heads]: exp(sink) joins the sum that weights are divided by; null: nothing does
+  int window;          // a query attends to the last `window` positions, its own included; 0: all
+  float softcap;       // scores s become softcap * tanh(s / softcap); 0: unchanged
+  const float* slopes;  // [heads]: slope * (key position - query position) is added to scores (ALiBi); null: no ALiBi
+  const float* sinks;   // [heads]: exp(sink) is added to the softmax divisor; null: no sinks
 };
 
-// The rows of an iteration: row r computes tokens [first_token[r], first_token[r + 1]) of the flat batch, at positions
-// first_position[r] and up, in the blocks tables[table_start[r]...].
+// The rows of an iteration: row r computes tokens [first_token[r], first_token[r + 1]) of the flat batch, at positions from
+// first_position[r], in blocks tables[table_start[r]...].
 struct Rows {
   int rows, tokens;
   const int32_t* first_token;
@@ -51,7 +51,7 @@ struct KvLayer {
   long head_stride_keys, head_stride_values;  // values from one KV head to the next
 };
 
-// A [tokens, heads, dim] operand anywhere in memory.
+// A strided operand [tokens, heads, dim].
 template <class Format>
 struct Heads {
   const typename Format::Value* data;
@@ -80,7 +80,7 @@ inline void write_kv(const AttentionShape& shape, const Rows& rows, const KvLaye
   }
 }
 
-// One thread's working memory.
+// Working memory of one thread.
 template <class Format>
 struct AttentionScratch {
   std::vector<typename Format::Value> queries, weights;
@@ -104,7 +104,7 @@ class AttentionTile {
   AttentionTile(const AttentionShape& shape, const KvLayer<Format>& layer, const Rows& rows, AttentionScratch<Format>& scratch)
       : shape_(shape), layer_(layer), rows_(rows), s_(scratch), group_(shape.heads / shape.kv_heads) {}
 
-  // Queries [first, last) of a row, counted from its first token, and one KV head; `out` is [tokens, heads, value_dim].
+  // Computes queries [first, last) of a row, relative to its first token, for one KV head; `out` is [tokens, heads, value_dim].
   void compute(int batch_row, int kv_head, int first, int last, const Heads<Format>& queries, Value* out) {
     const int token = rows_.first_token[batch_row] + first;
     const int count = (last - first) * group_;
@@ -120,11 +120,11 @@ class AttentionTile {
     }
     std::fill_n(s_.sums.begin(), count * shape_.value_dim, 0.0f);
     const int end = first_position_ + last - first;
-    // Chunks begin at multiples of their length: a token's sums are added up in one order, whatever tile it is in.
+    // Chunks begin at multiples of their length, so that a token's sums are added in the same order in any tile.
     const int begin = shape_.window ? std::max(0, first_position_ - shape_.window + 1) / kChunk * kChunk : 0;
     for (int chunk = begin; chunk < end; chunk += kChunk) {
       const int blocks = (std::min(chunk + kChunk, end) - chunk + kBlock - 1) / kBlock;
-      for (int row = 0; row < count; row += kTileRows) {  // few enough for their scores to stay in the first-level cache
+      for (int row = 0; row < count; row += kTileRows) {  // few enough for their scores to stay in the L1 cache
         const int height = std::min(kTileRows, count - row);
         score(row, height, chunk, blocks, count <= kTileRows);
         for (int r = 0; r < height; r++) weigh(row + r, r, chunk, blocks);
@@ -152,7 +152,7 @@ class AttentionTile {
     for (int i = 0; i < values; i += 64 / sizeof(Value)) __builtin_prefetch(from + i);
   }
 
-  // The rows' scores of a chunk: times log2(e), so that weights are powers of two. In a decode blocks come from memory, scattered.
+  // Computes scores of a chunk, times log2(e), so that weights are powers of two. Prefetches in decodes: blocks are scattered.
   void score(int row, int height, int chunk, int blocks, bool from_memory) {
     const int steps = shape_.key_dim / Format::kPair;
     const float unit = shape_.softcap != 0 ? shape_.scale : shape_.scale * kLog2E;
@@ -179,7 +179,7 @@ class AttentionTile {
     }
   }
 
-  // Softmax over the chunk: scores become weights, what was summed so far is scaled to the new maximum.
+  // Turns the chunk's scores into softmax weights and rescales earlier sums to the new maximum.
   void weigh(int row, int r, int chunk, int blocks) {
     float* scores = &s_.scores[r * kStride];
     const int width = blocks * kBlock;
@@ -187,7 +187,7 @@ class AttentionTile {
     const float before = s_.largest_score[row];
     const float now = std::max(before, largest(most));
     Value* weights = &s_.weights[r * kStride];
-    if (now == -std::numeric_limits<float>::infinity()) {  // a window that begins beyond this chunk
+    if (now == -std::numeric_limits<float>::infinity()) {  // the window begins beyond this chunk
       std::memset(weights, 0, width * sizeof(Value));
       return;
     }
@@ -206,7 +206,7 @@ class AttentionTile {
     }
   }
 
-  // Caps, biases and hides the scores of a row as the layer says; returns the largest of each lane.
+  // Applies soft cap, ALiBi and mask to the scores of a row; returns the largest score of each lane.
   Floats adjust(int row, float* scores, int chunk, int width) const {
     const int position = first_position_ + row / group_;
     const int first_seen = shape_.window ? position - shape_.window + 1 : 0;
@@ -272,7 +272,7 @@ class AttentionTile {
   const int32_t* tables_ = nullptr;
 };
 
-// All rows, or only the last token of each. Pieces are numbered by row, tile and head, a row's last tile first: it sees most.
+// Attends for all rows, or only the last token of each. Pieces are ordered by row, then tile, a row's last (longest) first.
 template <class Format>
 void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvLayer<Format>& layer,
             const Heads<Format>& queries, typename Format::Value* out, std::vector<AttentionScratch<Format>>& scratch,
@@ -284,7 +284,7 @@ void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvL
     const int tokens = rows.first_token[row + 1] - rows.first_token[row];
     return last_only ? 1 : (tokens + per_tile - 1) / per_tile;
   };
-  std::vector<int> ends(rows.rows);  // of the pieces of each row
+  std::vector<int> ends(rows.rows);  // one past the last piece of each row
   for (int row = 0, pieces = 0; row < rows.rows; row++) ends[row] = pieces += tiles_of(row) * shape.kv_heads;
   team.each(ends.empty() ? 0 : ends.back(), [&](int piece, int thread) {
     const int row = int(std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin());

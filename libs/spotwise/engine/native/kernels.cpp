@@ -1,5 +1,5 @@
-// The C interface: what the engine calls through ctypes. Every function takes the format of its numbers (0: float32, 1:
-// bfloat16), contiguous arrays and sizes; the caller has checked shapes. One thread calls at a time.
+// The C interface, which the engine calls through ctypes. Functions take a number format (0: float32, 1: bfloat16), arrays and
+// sizes. The caller has checked shapes; one thread calls at a time.
 
 #include <memory>
 
@@ -31,7 +31,7 @@ void with_format(int format, const Body& body) {
 
 extern "C" {
 
-// The fields of a decoder layer; pointers are to values of its format.
+// A fused decoder layer; untyped pointers refer to values of its format.
 struct LayerFields {
   int32_t format, heads, kv_heads, key_dim, value_dim, window, hidden, intermediate, rotary_dim, activation;
   float scale, softcap, epsilon;
@@ -42,7 +42,7 @@ struct LayerFields {
   int64_t kv_blocks;                          // blocks of a KV head
 };
 
-// How to attend where the layer is not fused.
+// The attention of a layer that is not fused.
 struct AttentionFields {
   int32_t format, heads, kv_heads, key_dim, value_dim, window;
   float scale, softcap;
@@ -58,12 +58,12 @@ struct RowFields {
   const int32_t *tables, *row_of_token;
 };
 
-// Sets the number of threads that compute; to be called before anything else, and again only while nothing runs.
+// Sets the number of threads; must be called before any other function, and again only while nothing runs.
 void sw_set_threads(int threads) {
   if (!team || team->size() != threads) team = std::make_unique<Team>(threads);
 }
 
-// Packs [outputs, inputs]; `rows[column]` is the row that becomes an output column.
+// Packs weights [outputs, inputs]; `rows[column]` is the source row of an output column.
 void sw_pack(int format, const void* weights, int outputs, int inputs, const int32_t* rows, void* packed) {
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
@@ -72,7 +72,7 @@ void sw_pack(int format, const void* weights, int outputs, int inputs, const int
   });
 }
 
-// out [rows, outputs] = a [rows, inputs] * packed (+ bias); `as_floats`: `out` is float32 whatever the format, without bias.
+// out [rows, outputs] = a [rows, inputs] * packed (+ bias); with `as_floats`, `out` is float32 in any format, without bias.
 void sw_linear(int format, const void* a, int64_t row_stride, int rows, const void* packed, int outputs, int inputs,
                const void* bias, void* out, int as_floats) {
   with_format(format, [&](auto f) {
@@ -88,7 +88,7 @@ void sw_linear(int format, const void* a, int64_t row_stride, int rows, const vo
   });
 }
 
-// One decoder layer in place on x [tokens, hidden].
+// Computes one decoder layer in place on x [tokens, hidden].
 void sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
               int last_only) {
   with_format(fields->format, [&](auto f) {
@@ -124,7 +124,7 @@ void sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, c
   });
 }
 
-// Writes new keys and values, then attends; strides in values, by token and by head; out is [tokens, heads, value_dim].
+// Writes new keys and values, then attends. Strides count values, between tokens and heads; out is [tokens, heads, value_dim].
 void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const void* queries, int64_t query_token_stride,
                int64_t query_head_stride, const void* keys, int64_t key_token_stride, int64_t key_head_stride,
                const void* values, int64_t value_token_stride, int64_t value_head_stride, void* out) {
@@ -148,7 +148,7 @@ void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const
   });
 }
 
-// A token for each row of float32 logits [rows, vocabulary]: the likeliest where the temperature is 0, else drawn.
+// Picks a token for each row of float32 logits [rows, vocabulary]: the most likely one at temperature 0, else a drawn one.
 void sw_pick(const float* logits, int rows, int vocabulary, const Draw* draws, int64_t* tokens) {
   team->each(rows, [&](int row, int) {
     thread_local DrawScratch scratch;

@@ -1,7 +1,7 @@
-// A decoder layer of the common kind in one piece: norm, attention with rotary positions, norm, gated MLP, two residuals.
+// A fused decoder layer of the common form: norm, attention with rotary positions, norm, gated MLP, two residuals.
 //
-// Law: one call computes a layer for all tokens of an iteration; its steps are operations of the team. What a step writes lives
-// in the workspace, which grows to the largest iteration and stays.
+// One call computes the layer for all tokens of an iteration; its steps are operations of the team. Intermediate results are
+// kept in the workspace, which grows to the largest iteration and is reused.
 
 #pragma once
 
@@ -42,7 +42,7 @@ struct Workspace {
   }
 };
 
-// Rotates the first `rotary_dim` values of a head in place; halves are apart (the layout of transformers' Llama).
+// Rotates the first `rotary_dim` values of a head in place, paired by halves (the layout of transformers' Llama).
 template <class Format>
 inline void rotate(typename Format::Value* head, const typename Format::Value* cosine, const typename Format::Value* sine,
                    int rotary_dim) {
@@ -60,8 +60,8 @@ inline void rotate(typename Format::Value* head, const typename Format::Value* c
   }
 }
 
-// Computes the layer in place on `x` [tokens, hidden]; `cosine` and `sine` are [tokens, rotary_dim]. With `last_only` only the
-// last token of each row is computed beyond its keys and values; the others of `x` are left as they are.
+// Computes the layer in place on `x` [tokens, hidden]; `cosine` and `sine` are [tokens, rotary_dim]. With `last_only` only keys
+// and values are computed for tokens other than each row's last; these tokens stay unchanged in `x`.
 template <class Format>
 void compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& layer, const Rows& rows,
                    typename Format::Value* x, const typename Format::Value* cosine, const typename Format::Value* sine,
@@ -97,11 +97,11 @@ void compute_layer(Team& team, Workspace<Format>& work, const Layer<Format>& lay
   });
   attend<Format>(team, shape, rows, layer.kv, queries, attended, work.scratch, last_only);
 
-  // From here on a token is its own affair: what is wanted is gathered to the front of the buffers.
+  // From here on tokens are independent: those to compute are moved to the front of the buffers.
   const int wanted = last_only ? rows.rows : tokens;
   Value* residual = x;
   if (last_only) {
-    residual = qkv;  // [rows, hidden]: read for the last time above
+    residual = qkv;  // [rows, hidden]: attention has finished reading it
     for (int row = 0; row < rows.rows; row++) {
       const long token = rows.first_token[row + 1] - 1;
       std::memmove(attended + row * long(attended_width), attended + token * attended_width, attended_width * sizeof(Value));

@@ -1,8 +1,8 @@
 // Products of activations with packed weights.
 //
-// Law: weights are packed once into panels of 32 output columns, each a contiguous run of [inputs / kPair][32][kPair], which is
-// the order in which a tile reads them; activations stay as they are, [rows, inputs]. A panel passes through the cache once
-// for a block of rows. What becomes of a sum (bias, residual, activation, narrowing) is decided while it is in a register.
+// Weights are packed once into panels of 32 output columns, each a contiguous array [inputs / kPair][32][kPair], the order in
+// which a tile reads them; activations stay row-major, [rows, inputs]. A panel is loaded into the cache once per block of rows.
+// Epilogues (bias, residual, activation, narrowing) run while a sum is in a register.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace spotwise {
 
 constexpr int kPanel = 2 * kLanes;
-constexpr long kBlockBytes = 384 * 1024;  // of activations that stay in the second-level cache
-constexpr long kFetchBytes = 64 * 1024;   // of a panel that is fetched ahead of its turn
+constexpr long kBlockBytes = 384 * 1024;  // activations of a block, which stay in the L2 cache
+constexpr long kFetchBytes = 64 * 1024;   // largest panel that is prefetched
 
 template <class Format>
 struct Packed {
@@ -27,8 +27,8 @@ struct Packed {
   const typename Format::Value* panel(int index) const { return data + long(index) * kPanel * inputs; }
 };
 
-// Packs row-major weights [outputs, inputs]; columns beyond `outputs` are zero. `source_row(column)` names the row that
-// becomes an output column, which is how gate and up rows are interleaved.
+// Packs row-major weights [outputs, inputs]; columns beyond `outputs` are zero. `source_row(column)` returns the source row of
+// an output column, which interleaves gate and up rows.
 template <class Format, class SourceRow>
 void pack(const typename Format::Value* weights, int outputs, int inputs, typename Format::Value* packed,
           const SourceRow& source_row) {
@@ -49,8 +49,8 @@ void pack(const typename Format::Value* weights, int outputs, int inputs, typena
 // The sums of a tile of rows and a panel.
 typedef float PanelSums[kTileRows][kPanel];
 
-// Rows [0, height) of `a` times a panel; `next` is a panel that comes from memory meanwhile, or null. (Once for all that may
-// become of the sums: this is what takes the compiler its time.)
+// Multiplies rows [0, height) of `a` by a panel; `next` is a panel to prefetch meanwhile, or null. Compiled once for all
+// epilogues, since its tiles take most of the compile time.
 template <class Format>
 __attribute__((noinline)) void multiply_panel(const typename Format::Value* a, long row_stride, int height,
                                               const typename Format::Value* panel, int steps,
@@ -72,7 +72,7 @@ __attribute__((noinline)) void multiply_panel(const typename Format::Value* a, l
   });
 }
 
-// Rows [0, rows) of `a` times all panels. `finish(row, panel, low, high)` gets the 32 sums of a row and a panel.
+// Multiplies rows [0, rows) of `a` by all panels. `finish(row, panel, low, high)` receives the 32 sums of a row and a panel.
 template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
               const Finish& finish) {
@@ -82,11 +82,11 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   const int most = std::max(1, int(kBlockBytes / row_bytes / kTileRows)) * kTileRows;
   const int blocks = (rows + most - 1) / most;
   const int block_rows = ((rows + blocks - 1) / blocks + kTileRows - 1) / kTileRows * kTileRows;
-  // Few rows: the weights stream from memory, and a piece should be long enough to stream well.
+  // With few rows the weights stream from memory, and longer pieces stream better.
   const int group = rows <= kTileRows ? std::max(1, std::min(4, weights.panels() / (4 * team.size()))) : 1;
   const int groups = (weights.panels() + group - 1) / group;
-  // Threads take panels in turn: while a panel's last tile is computed, the thread's next panel comes from memory. A panel that
-  // fills the cache would push out what is in use.
+  // Threads take panels in turn: while a panel's last tile is computed, the thread's next panel is prefetched, unless it is so
+  // large that it would evict data in use.
   const bool fetch = group == 1 && row_bytes * kPanel <= kFetchBytes;
   team.each(blocks * groups, [&](int piece, int) {
     const int first_row = piece / groups * block_rows;
@@ -109,7 +109,7 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   });
 }
 
-// Writes sums as a row of `out`, `width` columns wide in all.
+// An epilogue that writes sums, with bias and residual, to rows of `out` of `width` columns.
 template <class Format>
 struct StoreRows {
   typename Format::Value* out;
@@ -144,7 +144,7 @@ struct StoreRows {
   }
 };
 
-// The same, in float whatever the format: logits.
+// An epilogue that writes sums as float32 in any format, for logits.
 struct StoreFloats {
   float* out;
   long row_stride;
@@ -167,12 +167,12 @@ enum class Activation { kSilu = 0, kGeluTanh = 1 };
 
 inline Floats activate(Activation activation, Floats x) {
   if (activation == Activation::kSilu) return x / (splat(1.0f) + exponential(-x));
-  // gelu(x) ~ x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)), which is the tanh form rewritten
+  // gelu(x) ~ x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)), equal to the tanh form
   const Floats inner = splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x);
   return x / (splat(1.0f) + exponential(-inner));
 }
 
-// Gated activation: a panel holds 16 gate columns and the 16 up columns that belong to them.
+// An epilogue for the gated activation: a panel holds 16 gate columns and the matching 16 up columns.
 template <class Format>
 struct StoreGated {
   typename Format::Value* out;

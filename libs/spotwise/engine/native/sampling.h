@@ -1,10 +1,9 @@
-// The next token of a row of logits.
+// Samples the next token of a row of logits.
 //
-// Law: a draw is by inverse CDF of weights exp((logit - largest) / temperature). Where nothing is left out it goes over the
-// vocabulary in its own order; sums are kept by stretches of it, in float within one and in double over them. Where min_p, top_k
-// or top_p leave tokens out it goes over the tokens from the likeliest on, equal ones in the vocabulary's order, in double:
-// what `sampler.py` computes with torch. All three keep the likeliest, so no more of them are sorted than decide. A row's token
-// depends on nothing but the row.
+// A draw is by inverse CDF of weights exp((logit - largest) / temperature). Without filters it follows vocabulary order, with
+// sums by stretches of tokens, in float within a stretch and in double over stretches. With min_p, top_k or top_p it follows
+// descending probability, ties in vocabulary order, in double, as `sampler.py` computes it with torch. All three filters keep
+// the most likely tokens, so only as many are sorted as decide. A row's token depends on the row alone.
 
 #pragma once
 
@@ -16,24 +15,24 @@
 
 namespace spotwise {
 
-constexpr int kStretch = 512;
-constexpr int kBuckets = 256;      // of logits by their distance from the largest; the last one has no end
+constexpr int kStretch = 512;      // tokens
+constexpr int kBuckets = 256;      // of logits by their distance from the largest; the last one is unbounded
 constexpr float kPerNat = 8;       // buckets
-constexpr int kFirstSorted = 256;  // tokens; eight times as many where they do not decide
+constexpr int kFirstSorted = 256;  // tokens; eight times as many if they do not decide
 
-// What a row leaves out, and where it draws; one that leaves nothing out has top_k = 0, top_p = 1, min_p = 0.
+// Sampling parameters of a row and its uniform number; top_k = 0, top_p = 1 and min_p = 0 exclude no token.
 struct Draw {
   double temperature, top_p, min_p, uniform;
   int64_t top_k;
 };
 
 struct DrawScratch {
-  std::vector<double> sums;  // of stretches, or over the sorted tokens
+  std::vector<double> sums;  // by stretch, or cumulative over the sorted tokens
   std::vector<uint8_t> buckets;
   std::vector<uint64_t> sorted;
 };
 
-// The first of the largest.
+// Returns the first token of the largest logit.
 inline int likeliest(const float* logits, int count) {
   Floats most = splat(-std::numeric_limits<float>::infinity());
   int i = 0;
@@ -45,7 +44,7 @@ inline int likeliest(const float* logits, int count) {
   return 0;
 }
 
-// The token whose stretch of the cumulative weights holds `uniform` (in [0, 1)) of their sum.
+// Draws from the whole vocabulary: returns the token at which cumulative weights pass `uniform` (in [0, 1)) of their sum.
 inline int draw_from_all(const float* logits, int count, float temperature, double uniform, std::vector<double>& sums) {
   const float top = logits[likeliest(logits, count)];
   const float scale = 1.0f / temperature;
@@ -67,7 +66,7 @@ inline int draw_from_all(const float* logits, int count, float temperature, doub
   double left = uniform * total;
   int stretch = 0;
   while (stretch + 1 < stretches && left >= sums[stretch]) left -= sums[stretch++];
-  // Within the stretch one by one; rounding may leave a crumb, which belongs to its last token that has any weight.
+  // A linear scan within the stretch; if rounding leaves a rest, the last token with a positive weight is chosen.
   int chosen = stretch * kStretch;
   for (int i = chosen; i < std::min(count, (stretch + 1) * kStretch); i++) {
     const float own = weight(i);
@@ -78,7 +77,7 @@ inline int draw_from_all(const float* logits, int count, float temperature, doub
   return chosen;
 }
 
-// The sum of the weights of all, in double: top_p is a share of it.
+// Returns the sum of all weights in double, to which top_p is relative.
 inline double total_weight(const float* logits, int count, float top, double temperature) {
   double total = 0;
   int i = 0;
@@ -90,7 +89,7 @@ inline double total_weight(const float* logits, int count, float top, double tem
   return total;
 }
 
-// Sorts ascending: the largest logit first, of equal ones the first token.
+// Returns a key whose ascending order is by descending logit, then by token.
 inline uint64_t sort_key(float logit, int token) {
   const float one_zero = logit + 0.0f;
   uint32_t bits;
@@ -99,11 +98,11 @@ inline uint64_t sort_key(float logit, int token) {
   return uint64_t(~ascending) << 32 | uint32_t(token);
 }
 
-// Notes each logit's bucket, and counts.
+// Stores each logit's bucket and returns the bucket sizes.
 inline std::array<int, kBuckets> fill_buckets(const float* logits, int count, float top, double temperature,
                                               std::vector<uint8_t>& buckets) {
   const Floats last = splat(kBuckets - 1);
-  const float scale = float(std::min(kPerNat / temperature, 1e30));  // 0 times it is 0
+  const float scale = float(std::min(kPerNat / temperature, 1e30));  // finite, so that 0 times it is 0
   buckets.resize(count);
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -116,7 +115,7 @@ inline std::array<int, kBuckets> fill_buckets(const float* logits, int count, fl
     const float distance = (top - logits[i]) * scale;
     buckets[i] = uint8_t(distance < kBuckets - 1 ? distance : kBuckets - 1);
   }
-  // Most are in the last one: four counts of each, so that one addition need not wait for the one before.
+  // Most logits are in the last bucket: four counters for each bucket avoid dependent additions.
   std::array<std::array<int, kBuckets>, 4> counts{};
   for (i = 0; i + 4 <= count; i += 4)
     for (int j = 0; j < 4; j++) counts[j][buckets[i + j]]++;
@@ -126,7 +125,7 @@ inline std::array<int, kBuckets> fill_buckets(const float* logits, int count, fl
   return counts[0];
 }
 
-// Appends the tokens of buckets [first, last] in order.
+// Appends the tokens of buckets [first, last] in sorted order.
 inline void sort_buckets(const float* logits, int count, int first, int last, DrawScratch& scratch) {
   const size_t before = scratch.sorted.size();
   const uint8_t width = uint8_t(last - first);
@@ -142,7 +141,7 @@ inline void sort_buckets(const float* logits, int count, int first, int last, Dr
   std::sort(scratch.sorted.begin() + before, scratch.sorted.end());
 }
 
-// The token where `uniform` of the weight of those that are kept falls, from the likeliest on.
+// Draws from the tokens that the filters keep, by descending probability.
 inline int draw_from_kept(const float* logits, int count, const Draw& draw, DrawScratch& scratch) {
   const int most_likely = likeliest(logits, count);
   const float top = logits[most_likely];
@@ -150,7 +149,7 @@ inline int draw_from_kept(const float* logits, int count, const Draw& draw, Draw
   const int64_t most = draw.top_k ? std::min<int64_t>(draw.top_k, count) : count;
   const bool leaves_all = draw.min_p == 0 && most == count;
   const double total = leaves_all ? total_weight(logits, count, top, draw.temperature) : 0;
-  const double least = std::max(draw.min_p, std::numeric_limits<double>::denorm_min());  // what cannot be drawn is out
+  const double least = std::max(draw.min_p, std::numeric_limits<double>::denorm_min());  // tokens of weight 0 are excluded
   auto& sorted = scratch.sorted;
   auto& sums = scratch.sums;
   sorted.clear();
@@ -184,7 +183,7 @@ inline int draw_from_kept(const float* logits, int count, const Draw& draw, Draw
     const size_t choice = upto(draw.uniform * sums[last - 1], true);
     return int(uint32_t(sorted[std::min(choice, last - 1)]));
   }
-  return most_likely;  // only where logits are no numbers
+  return most_likely;  // reached only if logits are NaN
 }
 
 inline int pick(const float* logits, int count, const Draw& draw, DrawScratch& scratch) {

@@ -1,8 +1,8 @@
-// Sixteen lanes of float, and the two number formats that a model is computed in.
+// Vectors of sixteen floats, and the two number formats of models.
 //
-// Law: a matrix operand is read in steps of kPair consecutive values of the contracted dimension: one float, or two bfloat16,
-// which is what the processor's bfloat16 dot product takes. Sums are always kept in float. Without AVX-512 the same code is
-// lowered by the compiler to whatever vectors there are.
+// A matrix operand is read in steps of kPair consecutive values of the contracted dimension: one float, or two bfloat16, the
+// operand of the processor's bfloat16 dot product. Sums are always float. Without AVX-512 the compiler lowers the same code to
+// the vectors that the processor has.
 
 #pragma once
 
@@ -45,7 +45,7 @@ inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof valu
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
 #if defined(__AVX512F__)
-// Folds halves, quarters, pairs and neighbours. (The plain intrinsics leave lanes undefined, of which gcc 12 warns.)
+// Reduces halves, quarters, pairs and neighbours. (The unmasked intrinsics leave lanes undefined, about which gcc 12 warns.)
 template <class Combine>
 inline float fold(Floats v, const Combine& combine) {
   constexpr __mmask16 kAll = 0xffff;
@@ -79,7 +79,7 @@ inline float widen(uint16_t value) {
   return out;
 }
 
-// Round to nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline uint16_t narrow(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -87,7 +87,7 @@ inline uint16_t narrow(float value) {
   return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-// 2^x for arguments up to 0: relative error below 2e-7 down to -125, and nothing at all below -150.
+// 2^x for arguments up to 0: relative error below 2e-7 down to -125, and 0 below -150.
 // 2^x = 2^n * 2^r, |r| <= 1/2, and 2^r by the polynomial with the least largest relative error.
 inline Floats power_of_two(Floats x) {
   x = maximum(x, splat(-200.0f));
@@ -111,7 +111,7 @@ inline Floats power_of_two(Floats x) {
 #endif
 }
 
-// exp, clamped, for activations and for what is drawn: relative error below 3e-7.
+// exp, clamped, for activations and sampling weights: relative error below 3e-7.
 // Cephes' reduction: exp(x) = 2^n * exp(r), |r| <= ln(2) / 2.
 inline Floats exponential(Floats x) {
   x = maximum(x, splat(-87.0f));
@@ -137,7 +137,7 @@ inline Doubles load_doubles(const float* from) {
   return __builtin_convertvector(floats, Doubles);
 }
 
-// exp for arguments up to 0, in double: the same reduction, and exp(r) by its series, |r| <= ln(2) / 2: relative error below 1e-15.
+// exp for arguments up to 0, in double: the same reduction, and exp(r) by its series: relative error below 1e-15.
 inline Doubles exponential(Doubles x) {
   const Doubles zero = {};
   const Doubles lowest = zero - 708.0;
@@ -210,7 +210,7 @@ struct BFloat16 {
 #endif
 };
 
-// Without it the compiler loads the weights anew for every row of a tile.
+// Otherwise the compiler reloads the weights for every row of a tile.
 template <class Vector>
 inline void keep_in_register(Vector& value) {
 #if defined(__AVX512F__)
@@ -222,8 +222,8 @@ inline void keep_in_register(Vector& value) {
 
 #define SPOTWISE_INLINE __attribute__((always_inline))
 
-// Calls `body` with the constants 0..kCount-1. Arrays that are indexed by nothing else, by code that is inlined for certain, are
-// kept in registers; in a loop gcc gives them memory, which costs a tile of 32 steps a quarter of its time.
+// Calls `body` with the constants 0..kCount-1. Arrays indexed only by constants in always-inlined code stay in registers; in a
+// loop gcc keeps them in memory, which costs a tile of 32 steps a quarter of its time.
 template <int kCount, class Body>
 SPOTWISE_INLINE inline void unrolled(const Body& body) {
   [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) SPOTWISE_INLINE {
@@ -241,7 +241,7 @@ SPOTWISE_INLINE inline void clear(Sums<kRows>& sums) {
 }
 
 // sums[r] += the dot products of row r of `a` with 2 x 16 columns: `steps` pairs of values, `b0` and `b1` the two vectors of
-// a step, `stride` values from one step to the next. With kFetch as many lines at `next` are fetched as are read at `b0` and `b1`.
+// a step, `stride` values between steps. With kFetch as many cache lines are prefetched at `next` as are read at `b0` and `b1`.
 template <class Format, int kRows, bool kFetch = false>
 SPOTWISE_INLINE inline void multiply_tile(const typename Format::Value* a, long row_stride, const typename Format::Value* b0,
                                           const typename Format::Value* b1, long stride, int steps, Sums<kRows>& sums,
@@ -263,7 +263,7 @@ SPOTWISE_INLINE inline void multiply_tile(const typename Format::Value* a, long 
   }
 }
 
-// Calls `body` with a constant: the number of rows of a tile, 1 to kTileRows.
+// Calls `body` with `rows`, the rows of a tile (1 to kRows), as a constant.
 template <int kRows, class Body>
 inline void with_rows(int rows, const Body& body) {
   if constexpr (kRows == 1) {

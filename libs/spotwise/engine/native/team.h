@@ -1,12 +1,12 @@
-// The threads that compute one operation together.
+// A thread pool whose threads compute one operation together.
 //
-// Law: a leader (whoever calls) offers pieces of work and takes part; helpers take pieces where they get a core. An operation is
-// over when its pieces are done, not when all threads have come by: a helper without a core holds up nobody, which is what lets
-// several workers share cores (OpenMP's barriers make all wait for the slowest, and spin for milliseconds meanwhile). Helpers
-// spin for some microseconds, because the next operation of a forward comes at once, and then sleep.
+// The leader (the calling thread) offers pieces of work and takes part; helpers take pieces as they get a core. An operation
+// ends when its pieces are done, without a barrier: a helper without a core delays no thread, so several workers can share
+// cores (OpenMP's barriers wait for the slowest thread, and spin for milliseconds meanwhile). Helpers spin for some
+// microseconds, since the next operation of a forward follows at once, and then sleep.
 //
-// Invariant: a piece is done by one thread; a helper acts on nothing but a piece that it has got, and an operation cannot end
-// before that piece is done.
+// Invariant: one thread computes a piece; a helper reads an operation only while it holds a piece of it, and the operation
+// cannot end before that piece is done.
 
 #pragma once
 
@@ -39,7 +39,7 @@ class Team {
 
   int size() const { return size_; }
 
-  // Does pieces 0..count-1 by `body(piece, thread)`, and returns when all are done.
+  // Computes pieces 0..count-1 by `body(piece, thread)`, and returns when all are done.
   template <class Body>
   void each(int count, const Body& body) {
     if (size_ == 1 || count <= 1) {
@@ -61,7 +61,7 @@ class Team {
   }
 
  private:
-  // One word says it all, so that no helper mixes two operations up: number, count of pieces, next piece.
+  // One atomic word holds number, count of pieces and next piece, so that no helper mixes two operations.
   static constexpr int kBits = 20;
   static constexpr uint64_t kMask = (uint64_t(1) << kBits) - 1;
   static uint32_t number(uint64_t word) { return uint32_t(word >> (2 * kBits)); }
@@ -93,7 +93,7 @@ class Team {
     }
   }
 
-  // Waits for another operation than `seen`; false where it woke up for nothing.
+  // Waits for another operation than `seen`; returns false after a wakeup without one.
   bool wait_for_other_than(uint32_t seen) {
     for (int i = 0; i < kSpins; i++) {
       if (number(offer_.load(std::memory_order_acquire)) != seen) return true;
