@@ -10,7 +10,7 @@ from torch import nn
 from transformers import Cache
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 
-from spotwise.engine.attention import attention_function
+from spotwise.engine.attention_interface import attention_function
 
 #: Positions that BLOOM was trained on (the hyperparameters in its paper); ALiBi sets no bound, and its configs often name none.
 TRAINED_CONTEXT_LENGTH = 2048

@@ -15,7 +15,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from spotwise.engine import bloom
-from spotwise.engine.attention import AttentionCall, causal_attention, set_attention_context
+from spotwise.engine.attention import causal_attention
+from spotwise.engine.attention_interface import AttentionCall, set_attention_context
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import KvGeometry
 from spotwise.engine.layer_attention import LayerAttention

@@ -16,7 +16,8 @@ import structlog
 import torch
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import AttentionCall, PagedAttention
+from spotwise.engine.attention import PagedAttention
+from spotwise.engine.attention_interface import AttentionCall
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.flashinfer_attention import FlashInferAttention, FlashInferLayout, refusal
 from spotwise.engine.iteration import BatchLayout, SequenceRow

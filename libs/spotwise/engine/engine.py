@@ -16,7 +16,7 @@ import torch
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.record import RequestRecord
 from spotwise.core.sampling import SampledToken
-from spotwise.engine.attention import set_attention_context
+from spotwise.engine.attention_interface import set_attention_context
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
 from spotwise.engine.cuda_capture import CudaCapture
@@ -29,15 +29,12 @@ from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
 from spotwise.engine.rewriting import rewrite
-from spotwise.engine.sampler import SamplingRow, logprobs_where_asked, sample
+from spotwise.engine.sampler import sample_sequences
 from spotwise.engine.sequences import EngineSequence, require_valid
 from spotwise.engine.shared_weights import open_memory
 from spotwise.engine.weight_memory import PRIVATE, WeightMemory, give_back_freed_memory
 
 __all__ = ["Engine", "EngineConfig"]
-
-# Prompt length of the probe for native layers: more than one block, less than two.
-_PROBE_TOKENS = 24
 
 
 class Engine:
@@ -82,23 +79,13 @@ class Engine:
         if kernels is not None:
             self._attention, self._layout = NativeAttention(kernels, cache, facts.layers), NativeLayout(cache)
             set_attention_context(model, self._attention)
-            self._rewrite(kernels, self._attention, self._layout, memory)
+            self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
             return
         chosen = backend or torch_attention(cache, facts)
         self._attention, self._layout, self.attention_name = chosen.attention, chosen.layout, chosen.name
         set_attention_context(model, self._attention)
         if capture is not None:
             self.graphs = DecodeGraphs(cache, chosen.attention, self._compute, capture, facts.context_length)
-
-    @torch.inference_mode()
-    def _rewrite(
-        self, kernels: Kernels, attention: NativeAttention, layout: NativeLayout, memory: WeightMemory
-    ) -> None:
-        """Replace layers by native ones, checked on a short prompt in the cache's first blocks, which are still free."""
-        length = min(_PROBE_TOKENS, self.context_length, self.num_blocks * self.block_size)
-        probe = EngineSequence.of_tokens([index % self.vocab_size for index in range(length)])
-        row = BatchRow("probe", 0, length, tuple(range(-(-length // self.block_size))))
-        self.fused_layers = rewrite(self._model, self._facts.layers, kernels, attention, layout, (row, probe), memory)
 
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
@@ -245,23 +232,9 @@ class Engine:
             self._wait_for_device()
             return ()
         sequences = [rows[index][1] for index in sampled]
-        token_ids = sample(
-            logits,
-            [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences],
-            self._kernels,
-        )
-        logprobs = logprobs_where_asked(logits, [seq.sampling for seq in sequences], token_ids)
-        results = tuple(
-            SampledToken(
-                sequence.sequence_id,
-                token_id,
-                logprob,
-                None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
-            )
-            for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True)
-        )
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            sequence.append(token_id)
+        results = sample_sequences(logits, sequences, self._kernels)
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.append(result.token_id)
         return results
 
     def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spotwise.engine.attention import AttentionCall, PlannedAttention
+from spotwise.engine.attention_interface import AttentionCall, PlannedAttention
 from spotwise.engine.decode_graphs import MAX_ROWS
 from spotwise.engine.decode_inputs import Bucket, DecodeInputs, DecodeTables
 from spotwise.engine.iteration import FlatBatch, SequenceRow

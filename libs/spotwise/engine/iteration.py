@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import AttentionPlan, DecodeGroup, Plan, PrefillSpan
+from spotwise.engine.attention import AttentionPlan, DecodeGroup, PrefillSpan
+from spotwise.engine.attention_interface import Plan
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache
 from spotwise.engine.sequences import EngineSequence
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from spotwise.engine.attention import AttentionContext
+from spotwise.engine.attention_interface import AttentionContext
 from spotwise.engine.kv_cache import PagedKvCache
 
 #: Called with the number of layers, from the first on, that have written their KV.

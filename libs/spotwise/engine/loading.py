@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spotwise.engine.attention import ATTENTION_NAME, register_attention
+from spotwise.engine.attention_interface import ATTENTION_NAME, register_attention
 from spotwise.engine.bloom import adapt_bloom
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.compatibility import ModelFacts, inspect_model

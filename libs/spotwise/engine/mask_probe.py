@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AttentionMaskInterface, PreTrainedModel
 
-from spotwise.engine.attention import ATTENTION_NAME, PROBE_NAME
+from spotwise.engine.attention_interface import ATTENTION_NAME, PROBE_NAME
 from spotwise.engine.errors import UnsupportedModelError
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

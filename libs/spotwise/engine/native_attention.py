@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spotwise.engine.attention import AttentionCall, PlannedAttention
+from spotwise.engine.attention_interface import AttentionCall, PlannedAttention
 from spotwise.engine.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv_cache import KvOrder, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention

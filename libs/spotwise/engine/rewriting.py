@@ -12,41 +12,46 @@ import structlog
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from spotwise.core.batching import BatchRow
+from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.fused_layer import FusedDecoderLayer, find_parts
 from spotwise.engine.iteration import SequenceRow
+from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native_attention import NativeAttention, NativeLayout
 from spotwise.engine.packed import PackedLinear, can_pack
+from spotwise.engine.sequences import EngineSequence
 from spotwise.engine.weight_memory import WeightMemory
 
 _log = structlog.get_logger(__name__)
 
 # Largest distance of a fused layer's output from the original's, relative to what the layer adds to its input.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+# Prompt length of the probe: more than one block, less than two.
+_PROBE_TOKENS = 24
 
 
+@torch.inference_mode()
 def rewrite(
     model: Any,
-    layers: tuple[LayerAttention, ...],
+    facts: ModelFacts,
     kernels: Kernels,
     context: NativeAttention,
     layout: NativeLayout,
-    probe: SequenceRow,
     memory: WeightMemory,
 ) -> int:
     """Replace decoder layers and linear layers in place; return the number of fused decoder layers.
 
     Args:
         model: its attention context is `context`.
-        layers: attention parameters by layer.
+        facts: of the model.
         kernels: compute the replacements.
-        context: the serving context.
+        context: the serving context, whose cache is still free: the probe overwrites its first blocks.
         layout: lays out the probe.
-        probe: a short prompt, and blocks of the cache that it may overwrite.
         memory: holds the weights.
     """
-    fused = _fuse_layers(model, layers, kernels, context, layout, probe, memory)
+    fused = _fuse_layers(model, facts.layers, kernels, context, layout, _probe(facts, context.cache), memory)
     head = model.get_output_embeddings()
     for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
@@ -62,6 +67,13 @@ def rewrite(
         for name, parameter in model.named_parameters():
             parameter.data = memory.share(name, parameter.data)
     return fused
+
+
+def _probe(facts: ModelFacts, cache: PagedKvCache) -> SequenceRow:
+    """Return a short prompt in the cache's first blocks."""
+    length = min(_PROBE_TOKENS, facts.context_length, cache.num_blocks * cache.block_size)
+    sequence = EngineSequence.of_tokens([index % facts.vocab_size for index in range(length)])
+    return BatchRow("probe", 0, length, tuple(range(-(-length // cache.block_size)))), sequence
 
 
 def _linear_weight(module: Any) -> torch.Tensor | None:

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams, TokenLogprobs, counter_uniform
+from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs, counter_uniform
 from spotwise.engine.native.library import DRAW, Kernels
+from spotwise.engine.sequences import EngineSequence
 
 # Most likely tokens to try before the whole vocabulary is sorted.
 _TOP_TOKENS = 256
@@ -64,6 +65,24 @@ class SamplingRow:
     def changes_logits(self) -> bool:
         """Whether the model's logits are adjusted before sampling."""
         return self.sampling.has_penalties or bool(self.sampling.logit_bias) or self.masks_stop_tokens
+
+
+def sample_sequences(
+    logits: torch.Tensor, sequences: Rows[EngineSequence], kernels: Kernels | None
+) -> tuple[SampledToken, ...]:
+    """Return the next token of each sequence, with the log-probabilities that it requests; `logits` as in `sample`."""
+    rows = [SamplingRow(seq.sampling, seq.stop, seq.tokens, seq.prompt_length) for seq in sequences]
+    token_ids = sample(logits, rows, kernels)
+    logprobs = _requested_logprobs(logits, [seq.sampling for seq in sequences], token_ids)
+    return tuple(
+        SampledToken(
+            sequence.sequence_id,
+            token_id,
+            logprob,
+            None if sequence.prompt_logprobs is None else tuple(sequence.prompt_logprobs),
+        )
+        for sequence, token_id, logprob in zip(sequences, token_ids, logprobs, strict=True)
+    )
 
 
 def sample(logits: torch.Tensor, rows: Rows[SamplingRow], kernels: Kernels | None = None) -> list[int]:
@@ -140,16 +159,16 @@ def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int
     ]
 
 
-def logprobs_where_asked(
+def _requested_logprobs(
     logits: torch.Tensor, sampling: Rows[SamplingParams], token_ids: Rows[int]
 ) -> list[TokenLogprobs | None]:
     """Return log-probabilities for the rows whose parameters request them."""
     found: list[TokenLogprobs | None] = [None] * len(sampling)
-    asking = [index for index, parameters in enumerate(sampling) if parameters.logprobs is not None]
-    if asking:
-        num_top = [sampling[index].logprobs or 0 for index in asking]
-        computed = token_logprobs(logits[asking], [token_ids[index] for index in asking], num_top)
-        for index, logprobs in zip(asking, computed, strict=True):
+    requesting = [index for index, parameters in enumerate(sampling) if parameters.logprobs is not None]
+    if requesting:
+        num_top = [sampling[index].logprobs or 0 for index in requesting]
+        computed = token_logprobs(logits[requesting], [token_ids[index] for index in requesting], num_top)
+        for index, logprobs in zip(requesting, computed, strict=True):
             found[index] = logprobs
     return found
 

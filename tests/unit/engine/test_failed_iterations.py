@@ -8,7 +8,6 @@ import pytest
 
 from spotwise.core.batching import Batch, BatchRow
 from spotwise.core.sampling import SampledToken, SamplingParams
-from spotwise.engine import engine as engine_module
 from spotwise.engine.engine import Engine
 from tests.unit.engine.tiny_models import record
 
@@ -32,7 +31,7 @@ def told(sampled: tuple[SampledToken, ...]) -> list[Any]:
     return [(token.token_id, token.logprobs, token.prompt_logprobs) for token in sampled]
 
 
-@pytest.mark.parametrize("place", ["sample", "logprobs_where_asked", "note_prompt_logprobs"])
+@pytest.mark.parametrize("place", ["sampler.sample", "sampler._requested_logprobs", "engine.note_prompt_logprobs"])
 def test_the_same_rows_bring_the_same_tokens_afterwards(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -44,7 +43,7 @@ def test_the_same_rows_bring_the_same_tokens_afterwards(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as failing:
-        failing.setattr(engine_module, place, fail)
+        failing.setattr(f"spotwise.engine.{place}", fail)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.run_iteration(batch)

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.batching import BatchRow
-from spotwise.engine.attention import AttentionCall, PagedAttention
+from spotwise.engine.attention import PagedAttention
+from spotwise.engine.attention_interface import AttentionCall
 from spotwise.engine.iteration import BatchLayout, SequenceRow
 from spotwise.engine.kv_cache import KvGeometry, KvPlaces, PagedKvCache
 from spotwise.engine.layer_attention import LayerAttention
