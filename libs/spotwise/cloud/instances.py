@@ -104,12 +104,7 @@ class ProviderError(Exception):
 
 
 class NoCapacity(ProviderError):  # noqa: N818 - what happened, as the port's users name it
-    """No capacity for these types now; another type or market may have some, or a later order with a new token.
-
-    Attributes:
-        instance_types: the types requested.
-        market: the market requested.
-    """
+    """No capacity for these types now; another type or market may have some, or a later order with a new token."""
 
     def __init__(self, instance_types: Sequence[str], market: Market, why: str) -> None:
         super().__init__(f"no {market} capacity for {' or '.join(instance_types)}: {why}")
@@ -132,7 +127,7 @@ class InstanceProvider(Protocol):
         """Buy the ordered instances, or as many as there is capacity for.
 
         The instances may still be starting. A token that was used before returns the instances of the first call in their
-        current state; it does not buy those that were missing then.
+        current state; it does not buy the instances that were missing then.
 
         Returns:
             1 to `request.count` instances.

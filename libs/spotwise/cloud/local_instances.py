@@ -207,7 +207,7 @@ class LocalInstances:
         )
 
     def _let_go(self, instance_ids: Sequence[str]) -> list[LocalMachine]:
-        """Send SIGTERM once to this mesh's machines with these ids; return those that have not gone."""
+        """Send SIGTERM once to this mesh's machines with these ids; return the ones still running."""
         with self._folder.locked():
             now_unix_s = self._now()
             state = self._folder.read(now_unix_s)

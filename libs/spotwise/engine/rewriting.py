@@ -47,8 +47,8 @@ def rewrite(
         model: its attention context is `context`.
         facts: of the model.
         kernels: compute the replacements.
-        context: the serving context, whose cache is still free: the probe overwrites its first blocks.
-        layout: lays out the probe.
+        context: its cache is still free, since the probe overwrites the first blocks.
+        layout: of batches for `context`.
         memory: holds the weights.
     """
     fused = _fuse_layers(model, facts.layers, kernels, context, layout, _probe(facts, context.cache), memory)

@@ -46,11 +46,6 @@ class EngineSequence:
         return self._length
 
     @property
-    def output_index(self) -> int:
-        """Index of the next output token."""
-        return self._length - self.prompt_length
-
-    @property
     def tokens(self) -> NDArray[np.int64]:
         """Known tokens, a view."""
         return self._tokens[: self._length]
