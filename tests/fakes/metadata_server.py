@@ -1,4 +1,4 @@
-"""One machine's metadata on loopback, as AWS, Google Cloud, Azure and a Kubernetes API server say it, with faults to order.
+"""One machine's metadata on loopback, as AWS, Google Cloud, Azure and a Kubernetes API server serve it, with faults to order~is announced in all four languages at once~is served in the formats of all four at once~.
 
 Paths, headers, status codes and forms of dates are those that the clouds document; a question that breaks a rule of theirs gets
 their refusal. What is announced is announced in all four languages at once.

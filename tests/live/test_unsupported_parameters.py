@@ -35,7 +35,7 @@ REQUESTS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), REQUESTS, ids=lambda part: part if isinstance(part, str) else "")
 def test_both_endpoints_refuse_by_name(mesh: LiveMesh, name: str, value: Any) -> None:
-    """The client raises BadRequestError, which says which parameter it was; a raw post gets the same."""
+    """The client raises BadRequestError with the parameter's name; a raw post gets the same."""
     bodies: list[tuple[str, dict[str, Any]]] = [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "Paris is"})]
     for path, asked in bodies:
         response = mesh.post(path, {"model": MODEL, "max_tokens": 2, **asked, name: value})

@@ -1,4 +1,4 @@
-"""Whatever a metadata service answers, a dialogue ends, and says either what it read or why it could not."""
+"""Whatever a metadata service answers, a dialogue ends, with a reading or with a problem."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ HEADERS = st.dictionaries(
     st.text(max_size=6) | st.sampled_from(["Google", "0", "21600", "9" * 400, "²", "-1"]),
 )
 HTTP_ANSWERS = st.builds(HttpAnswer, STATUSES, BODIES, HEADERS, st.just("no connection"))
-#: Of a service that says them in turn.
+#: #: Of a service that serves them in turn.
 SERVICES = st.lists(HTTP_ANSWERS, min_size=1, max_size=4)
-#: Far more than any dialogue asks.
+#: #: Far more than any dialogue requests.
 MOST_QUESTIONS = 12
 
 
@@ -116,7 +116,10 @@ def check_request(request: HttpRequest) -> None:
 @given(answers=st.lists(SERVICES, min_size=1, max_size=2))
 @settings(max_examples=60, deadline=None)
 def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnswer]]) -> None:
-    """Dialogues end whatever they hear, one after the other; a whole answer has finite deadlines and ids of its own."""
+    """Dialogues end whatever the service answers, one after the other.
+
+    A complete answer has finite deadlines and unique ids.
+    """
     cloud: Cloud = CLOUDS[name]()
     queue_state = ActiveSigns()
     for each in answers:
