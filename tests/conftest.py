@@ -1,8 +1,6 @@
-"""What tests of every kind share~Whatever asks for~A test that uses~.
+"""What tests of every kind share: a real broker and a real store, brought along or in containers.
 
-A real broker and a real store, brought along or in containers.
-
-Whatever asks for `nats_url` or `redis_url` runs twice: against the embedded programs, and against containers where a Docker
+A test that uses `nats_url` or `redis_url` runs twice: against the embedded programs, and against containers where a Docker
 engine answers and has the images, or can pull them. `NATS_IMAGE` and `REDIS_IMAGE` name the images, as they do for
 docker-compose.yml.
 """

@@ -24,11 +24,11 @@ ENDED = (InstanceState.LEAVING, InstanceState.GONE)
 
 
 class Site(Protocol):
-    """Where a provider's instances are, and what exists~room:~capacity:~that can be had at once~that run at once at most~.
+    """Where a provider's instances are, and what exists.
 
     Attributes:
-        instance_type: one that exists~room:~capacity:~that can be had at once~that run at once at most~.
-        room: instances that can be had at once, all meshes together.
+        instance_type: one that exists.
+        capacity: instances that run at once at most, all meshes together.
     """
 
     instance_type: str

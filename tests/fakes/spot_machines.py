@@ -13,8 +13,8 @@ class SpotMachines:
     """The metadata of every machine of a trace, under a clock that the test moves.
 
     Args:
-        trace: when each machine starts and ends~how long before it goes a machine hears of it~how long before its end a machine is given notice~.
-        notice_s: how long before it goes a machine hears of it; 0 is no notice at all.
+        trace: when each machine starts and ends.
+        notice_s: how long before its end a machine is given notice; 0 is no notice at all.
         start_s: Unix time of the trace's start.
     """
 
@@ -27,7 +27,7 @@ class SpotMachines:
         self.now = start_s
         #: Of the machines that are there, by node.
         self.here: dict[str, MetadataServer] = {}
-        #: Unix time at which a machine ends, of machines with a notice~.
+        #: Unix time at which a machine ends, of machines with a notice.
         self.deadlines: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""An iteration that fails, on real processes: the others of its batch resume, and the request that fails it gets the error.~raises where the test says so~raises where the test configures it~
+"""An iteration that fails, on real processes: the others of its batch resume, and the request that fails it gets the error.
 
-The workers are processes of the test's own, whose engine raises where the test says so.
+The workers are processes of the test's own, whose engine raises where the test configures it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Processes that pause for three seconds under running streams: no token is computed again because of it.~A worker that stands still is another matter: who waits for its tokens is served by another, and gets the same ones.~A paused worker is another matter: its streams are served by another worker, with the same tokens.~
+"""Processes that pause for three seconds under running streams: no token is computed again because of it.
 
-A worker that stands still is another matter: who waits for its tokens is served by another, and gets the same ones.
+A paused worker is another matter: its streams are served by another worker, with the same tokens.
 """
 
 from __future__ import annotations

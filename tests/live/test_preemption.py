@@ -140,8 +140,8 @@ def test_tokens_are_the_same_from_kv_that_was_away(
 ) -> None:
     """Requests are swapped out and in, most of them many times; nothing is computed again, and nothing held afterwards.
 
-    Clients that left while their KV was away have left nothing behind for those. Each worker's events and commands are~decided again~replayed~
-    decided again from its journal.
+    Clients that left while their KV was away have left nothing behind for those. Each worker's events and commands are
+    replayed from its journal.
     """
     journals = tmp_path / "journals"
     env = {"SPOTWISE_WHEN_FULL": when_full, "SPOTWISE_JOURNAL": str(journals)}

@@ -1,17 +1,17 @@
-"""A whole mesh in one process: the real roles, a fake network, engines that only remember the contents of each block~what comes~messages~to them waits~to them wait~its requests are nobody's then~no process owns its requests then~What says that a request is over may be lost, late or said twice~The message that a request is over may be lost, late or sent twice~Who ends so comes back.~Workers that end so are started again.~.
+"""A whole mesh in one process: the real roles, a fake network, engines that only remember the contents of each block.
 
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
 order. What workers do is in `worker_processes.py`.
 
 Messages between scheduler and workers, tokens, and heartbeats, may be lost. A worker may stall: nothing happens on it for a
-while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: what comes
-to them waits, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
-knows the registrations, old or new, and nothing else. The gateway may be replaced: its requests are nobody's then, and its
-successor numbers its streams from 1, as it did. What says that a request is over may be lost, late or said twice, and a
+while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: messages
+to them wait, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
+knows the registrations, old or new, and nothing else. The gateway may be replaced: no process owns its requests then, and its
+successor numbers its streams from 1, as it did. The message that a request is over may be lost, late or sent twice, and a
 submission may come after it.
 
 Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
-worker. Hand-offs between pairs of `bad_pairs` fail. Who ends so comes back.
+worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
 """
 
 from __future__ import annotations
