@@ -79,7 +79,7 @@ def events(logs: Iterable[Mapping[str, object]]) -> list[object]:
 async def test_an_engine_is_measured_once_and_computes_as_before(
     engine: EngineThread, settings: WorkerSettings
 ) -> None:
-    """A measured profile is reused by the next start, by simulations and by `status`; measured anew, it is written again."""
+    """A measured profile is reused by the next start, by simulations and by readers; measured anew, it is written again."""
     before = answers(engine)
     with capture_logs() as logs:
         profile = await own_profile(engine, settings)

@@ -91,7 +91,7 @@ class Home:
         return process.pid
 
     def left(self) -> list[str]:
-        """Every process that was given this SPOTWISE_HOME~ in its environment, or works in it (Redis overwrites its environment)."""
+        """Every process with this SPOTWISE_HOME in its environment, or working in it (Redis overwrites its environment)."""
         found = []
         for process in psutil.process_iter():
             try:

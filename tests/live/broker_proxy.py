@@ -13,7 +13,7 @@ _NAME = re.compile(rb"CONNECT (\{.*?\})\r\n")
 
 
 class BrokerProxy:
-    """Relays NATS connections; clients send their member's name when they connect~.
+    """Relays NATS connections; clients send their member's name when they connect.
 
     Attributes:
         url: for `--nats-url`.

@@ -119,7 +119,7 @@ def test_a_full_mesh_says_so_and_when_to_come_back(keyed: LiveMesh) -> None:
 
 
 def test_no_workers_and_no_scheduler(keyed: LiveMesh) -> None:
-    """Without workers, and without a scheduler, the answer is a 503 that names the cause~.
+    """Without workers, and without a scheduler, the answer is a 503 that names the cause.
 
     Both with `Retry-After`, neither hangs.
 

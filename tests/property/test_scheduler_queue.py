@@ -62,7 +62,7 @@ class Queue:
 def test_after_a_report_the_first_in_the_queue_has_room_nowhere(seed: int) -> None:
     """Requests, refusals, clients that leave, and reports in any order, from workers of any pool that drain and come back.
 
-    A request offered to a worker is the first in the queue~, by priority, then by arrival.
+    A request offered to a worker is the first in the queue, by priority, then by arrival.
     """
     rng, queue = random.Random(seed), Queue()
     demands: dict[int, tuple[int, int]] = {}

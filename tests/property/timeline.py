@@ -1,6 +1,6 @@
 """One worker role on a timeline of whole ticks: an engine that counts iterations, a store and a mesh that answer after a while.
 
-The role's events follow from its commands~ and from the script, never from how many iterations an order was, so that two
+The role's events follow from its commands and from the script, never from how many iterations an order was, so that two
 timelines of one script may be compared.
 """
 
@@ -33,7 +33,7 @@ HERE = KvTarget("w", 1, "w:2", ())
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request and the events of its life.~
+    """A request and the events of its life.
 
     Attributes:
         kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one)
@@ -87,7 +87,7 @@ class Timeline:
     Attributes:
         iterations: rows of each, in order: sequence, first position, tokens.
         tables: of those iterations that began an order: the block tables of their rows.
-        said: (tick, command) pairs, without the engine's orders~.
+        said: (tick, command) pairs, without the engine's orders.
         free: (tick, free blocks) after each event that is no iteration.
         order_at: by tick, the iteration with which the order of that tick began.
         orders: how many there were.

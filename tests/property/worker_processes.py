@@ -1,7 +1,7 @@
 """What a worker's process does in the mesh of one process: engine, windows and transfers, as its role commands.
 
 An engine's writes take effect when its iteration ends. A move between device and host reads when it begins and when it ends,
-and then writes; one in twenty fails. A push reads and writes now and then, as far as was reported~, and once more when it ends,
+and then writes; one in twenty fails. A push reads and writes now and then, as far as was reported, and once more when it ends,
 however it ends: a block given away too early would show.
 """
 

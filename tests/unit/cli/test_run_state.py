@@ -82,7 +82,7 @@ def test_processes_are_those_that_run(tmp_path: Path) -> None:
 
 
 def test_no_record_and_an_unreadable_one_are_no_mesh(tmp_path: Path) -> None:
-    """A half-written or foreign file is not acted upon."""
+    """A half-written file, or another program's, is not acted upon."""
     path = tmp_path / "state.json"
     assert read_state(path) is None
     path.write_text('{"supervisor": {"pid": 1')

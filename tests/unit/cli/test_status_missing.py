@@ -1,4 +1,4 @@
-"""What `spotwise status` says of members that are not there."""
+"""Missing members in `spotwise status`."""
 
 from __future__ import annotations
 

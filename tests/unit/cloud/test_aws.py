@@ -90,7 +90,7 @@ def test_a_service_that_refuses_its_own_token_is_a_problem_and_no_loop() -> None
     ],
 )
 def test_without_a_token_nothing_is_known(refusal: HttpAnswer) -> None:
-    """A missing token door is not taken for a missing action: that would withdraw a sign."""
+    """A missing token endpoint is not taken for a missing action, which would withdraw a sign."""
     found, asked = answered(Aws().ask(NOW), [refusal, refusal])
     assert found.signs == ()
     assert found.problem is not None

@@ -35,7 +35,7 @@ def told(*events: Any) -> MetadataAnswered:
 
 
 async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
-    """The machine's name is asked for once."""
+    """A preemption is reported with its deadline, and the machine's name is requested once."""
     async with MetadataServer("Spot-7") as server:
         azure = Azure()
         assert await carried_out(azure.ask(NOW), server) == MetadataAnswered()
@@ -68,14 +68,14 @@ def test_an_empty_time_is_the_shortest_notice() -> None:
 
 
 def test_only_events_of_this_machine_count() -> None:
-    """Azure tells each machine of a set of all of them; names are the same in any case."""
+    """Azure reports each machine's events to the whole set; names are compared without case."""
     found = told(event(EventId="1", Resources=["other"]), event(EventId="2", Resources=["VM"]))
     assert [sign.event_id for sign in found.signs] == ["2"]
     assert found.problem is None
 
 
 def test_an_event_of_several_machines_is_not_acknowledged() -> None:
-    """Nobody here knows what the others do."""
+    """The other machines of the event may not be ready, so it is not acknowledged."""
     (sign,) = told(event(Resources=["vm", "other"])).signs
     assert not sign.acknowledgeable
 
@@ -103,7 +103,7 @@ def test_a_document_without_events_is_a_problem(body: bytes) -> None:
 
 
 def test_without_the_machines_name_nobodys_events_are_taken() -> None:
-    """It is asked for again the next time."""
+    """Without the machine's name no event is taken, and the name is requested again the next time."""
     azure = Azure()
     found, _ = answered(azure.ask(NOW), [HttpAnswer(500)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: status 500")
@@ -122,7 +122,7 @@ def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
 
 
 async def test_other_clouds_are_not_taken_for_it() -> None:
-    """Only Azure has that door."""
+    """Only Azure has that endpoint, so another cloud's service is not taken for it."""
     async with MetadataServer(clouds=("azure",)) as server:
         assert await carried_out(Azure().detect(), server)
     async with MetadataServer(clouds=("aws", "gcp", "kubernetes")) as server:

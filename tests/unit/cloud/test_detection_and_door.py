@@ -1,4 +1,4 @@
-"""Which cloud it is, and what a door makes of a service that does not behave."""
+"""Detection of the cloud, and how requests handle a metadata service that misbehaves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monk
 
 
 async def test_redirects_are_not_followed() -> None:
-    """A service that sends elsewhere is none of ours."""
+    """A service that redirects is not a metadata service."""
     async with MetadataServer() as server:
         server.faults.append(Fault(raw=b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n"))
         assert (await asked(server, HttpRequest("GET", "/a"))).status == 302

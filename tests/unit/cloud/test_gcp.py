@@ -50,7 +50,7 @@ async def test_a_change_between_two_questions_is_not_missed() -> None:
 
 
 async def test_a_question_held_back_ends_when_nothing_happens() -> None:
-    """With the value as it was; the service ends it, and not the door."""
+    """A long poll without a change returns the same value when the service ends it, before the client's time-out."""
     async with MetadataServer() as server:
         gcp = Gcp(held_s=1)
         await carried_out(gcp.ask(NOW), server)

@@ -77,7 +77,7 @@ async def test_who_may_not_read_the_node_hears_so() -> None:
 
 
 def test_a_token_that_cannot_be_read_is_a_problem() -> None:
-    """Nothing is asked then; it may be there the next time."""
+    """An unreadable token is a problem, and no request is sent; the next attempt reads it again."""
     tokens = iter((None, NODE_TOKEN))
     kubernetes = Kubernetes("node-0", 25.0, lambda: next(tokens))
     found, asked = answered(kubernetes.ask(NOW), [])
@@ -88,7 +88,7 @@ def test_a_token_that_cannot_be_read_is_a_problem() -> None:
 
 
 async def test_a_node_is_found_by_its_name() -> None:
-    """Elsewhere it is not."""
+    """A node is found by its name, and not on another machine."""
     async with MetadataServer(clouds=("kubernetes",)) as server:
         assert await carried_out(cloud().detect(), server)
         assert not await carried_out(cloud("other").detect(), server)

@@ -1,4 +1,4 @@
-"""What a scheduler may be told of pools."""
+"""The scheduler's settings of pools."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TestGroups:
     """One place a worker, and it follows what the worker holds."""
 
     def test_everybody_stands_where_home_and_work_put_it(self) -> None:
-        """Home first, then whether it is there."""
+        """A worker's pool follows from its home pool and its off-pool work."""
         pools = pools_of(
             worker_member("p", Pool.PROMPT),
             worker_member("pd", Pool.PROMPT, decoding=1),
@@ -71,7 +71,7 @@ class TestGroups:
         assert (pools.group_of("t"), pools.ready) == (None, 0)
 
     def test_a_lost_worker_is_forgotten(self) -> None:
-        """What was intended for it concerns nobody any more."""
+        """Work that was intended for a lost worker is no longer counted."""
         pools = pools_of(worker_member("t"))
         pools.intend("t", "r", 10)
         pools.lose("t")
@@ -87,10 +87,10 @@ class TestGroups:
 
 
 class TestQuestions:
-    """What a choice asks."""
+    """The queries of a placement."""
 
     def test_the_first_of_each_group(self) -> None:
-        """By the queue asked for; groups without anybody are left out."""
+        """Each group's worker with the shortest queue of the given kind; empty groups are left out."""
         pools = pools_of(
             worker_member("t1", owed=9), worker_member("t2", owed=8, pending=5), worker_member("m", Pool.MIXED)
         )

@@ -1,4 +1,4 @@
-"""When a worker changes its home."""
+"""When a worker's home pool changes."""
 
 from __future__ import annotations
 

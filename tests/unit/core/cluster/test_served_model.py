@@ -1,4 +1,4 @@
-"""Which weights a mesh serves, and what becomes of workers with others."""
+"""Which weights a mesh serves, and that workers with others get no requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def worker(name: str, digest: str | None, since: int = 1, pool: Pool = Pool.MIXE
 
 
 def test_the_longest_running_worker_decides() -> None:
-    """In whatever order they are heard of, and by id where two started at once; one that still loads has no say."""
+    """The longest-running worker decides, in any order of heartbeats, by id if two started at once.
+
+    Loading ones do not count.
+    """
     loading = replace(worker("a", None, since=0), state=MemberState.STARTING)
     for workers in ([loading, worker("b", "B", 5), worker("c", "C", 4)], [worker("c", "C", 4), worker("b", "B", 5)]):
         served = ServedModel()
