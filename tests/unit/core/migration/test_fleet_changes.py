@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spotwise.core.migration.fleet import events as e
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 
-#: Nobody waits for others.
+#: #: A fleet in which no change waits for others.
 AT_ONCE = FleetLimits(gather_s=0.0)
 
 
@@ -22,7 +22,7 @@ def begun(commands: list[e.FleetCommand]) -> e.BeginChange | None:
 
 
 def said(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
-    """What is said, but for orders to be woken."""
+    """The commands, without orders of wake-ups."""
     return [command for command in commands if not isinstance(command, e.WakeAt)]
 
 
@@ -165,7 +165,7 @@ class TestEarlyDeaths:
     """An instance that goes before its deadline costs its KV, never a request."""
 
     def test_one_that_is_leaving_costs_its_kv_and_the_change_goes_on(self) -> None:
-        """Once, however often it is said."""
+        """A leaving instance that is lost costs its KV once, however often the loss is reported, and the change continues."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert said(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
@@ -193,7 +193,7 @@ class TestEarlyDeaths:
         )
 
     def test_a_deadline_that_comes_is_a_loss(self) -> None:
-        """Nobody needs to say so."""
+        """At the deadline an instance counts as lost, without a report."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert said(fleet.handle(e.FleetTick(), 129.9)) == []
@@ -300,7 +300,7 @@ class TestWithdrawal:
         assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
 
     def test_of_one_that_is_gone_it_means_nothing(self) -> None:
-        """Nobody comes back."""
+        """A withdrawn notice of a lost instance does not bring it back."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceLost("a"), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 101.0)

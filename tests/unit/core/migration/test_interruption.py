@@ -1,4 +1,4 @@
-"""What becomes of each request on an instance that goes."""
+"""The decision for each request on an instance that ends."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestChoice:
         assert fates(arrange(NOW, notice, [running("waits", 0)])) == {"waits": Disposition.RECOMPUTE}
 
     def test_an_unknown_end_is_not_counted_on(self) -> None:
-        """`remaining` 0 is nobody's knowledge."""
+        """`remaining` 0 means unknown, and no request is expected to finish by it."""
         assert fates(arrange(NOW, NOTICE, [running("unknown", 500, remaining=0)])) == {"unknown": Disposition.MOVE}
 
     def test_without_notice_all_are_computed_elsewhere(self) -> None:
@@ -143,7 +143,7 @@ class TestJustInTime:
         assert found == {"one": Disposition.RECOMPUTE, "two": Disposition.MOVE, "three": Disposition.MOVE}
 
     def test_what_saves_most_per_second_is_not_all(self) -> None:
-        """The greedy choice takes the one worth most per second, and then has no room for the other two."""
+        """The greedy choice takes the request worth most per second, and then has no time for the other two."""
         remote = RemoteHolder(lambda tokens: {16_000: 200.0, 14_500: 160.0}[tokens])
         notice = replace(NOTICE, remote=remote)
         requests = [running("dense", 16_000), running("two", 14_500), running("three", 14_500)]
@@ -162,7 +162,7 @@ class TestJustInTime:
         assert [each.disposition for each in busy] == [Disposition.RECOMPUTE, Disposition.MOVE]
 
     def test_who_is_recomputed_decodes_until_somebody_takes_it(self) -> None:
-        """Decoding here meanwhile costs nobody anything."""
+        """A request to be recomputed decodes until another instance takes it: decoding here delays no other."""
         notice = replace(SLOW, remote=RemoteHolder(prompt_s, ready_s=NOW + 10.1))
         (found,) = arrange(NOW, notice, [running("long", 500)])
         assert (found.steps, found.stop_s) == (40, NOW + 10.0)
@@ -220,7 +220,7 @@ class TestAgain:
         assert after[0].wait_s == pytest.approx(now - small.stop_s + prompt_s(4_000))
 
     def test_who_is_computed_elsewhere_stays_there(self) -> None:
-        """A longer notice does not call anybody back."""
+        """A longer notice does not call back a request that is computed on another instance already."""
         before = arrange(NOW, replace(NOTICE, deadline_s=NOW + 1.0), self.REQUESTS)
         assert {each.disposition for each in before} == {Disposition.RECOMPUTE}
         assert rearrange(NOW + 0.5, NOTICE, before, self.REQUESTS) == before

@@ -30,7 +30,7 @@ class TestPorts:
         assert not {*ports.of(0, 1)} & {*ports.of(1, 0)}
 
     def test_an_instance_receives_over_its_downlink_its_storage_and_its_devices_entries(self) -> None:
-        """Whoever waits for its memory waits there."""
+        """A receiver's storage and device transfers share its downlink, and wait for it there."""
         ports = Ports(LINKS, [0, 0, 1])
         assert {*ports.into(0)} == {ports.of(2, 0)[1], ports.of(None, 0)[1], ports.of(0, 1)[1], ports.of(1, 0)[1]}
         assert len({port for instance in (0, 1) for port in ports.into(instance)}) == 7

@@ -58,7 +58,7 @@ class TestFlat:
             assert all(gains[idle, column] != gains[row, column] for column, row in enumerate(rows) if row > idle)
 
     def test_too_few_rows_are_refused(self) -> None:
-        """It says what to do."""
+        """The error contains what to do."""
         with pytest.raises(ValueError, match="give fewer columns"):
             fill_columns(table([1, 2]))
 
@@ -131,5 +131,5 @@ class TestBundles:
         assert bundle(gains, [[0, 1], [2, 3]], [[0], [1], [2], [3]]) == ((0, 2), (1, 3))
 
     def test_there_must_be_room_for_whole_ones(self) -> None:
-        """Three devices have no room for two bundles of two."""
+        """Three devices cannot hold two bundles of two."""
         assert bundle(np.ones((5, 4), dtype=np.int64), [[0, 1, 2], [3], [4]], [[0, 1], [2, 3]]) is None

@@ -70,7 +70,7 @@ class TestReplacement:
         assert planned(mapped, progressive=False, stage_s=5.0).longest_pause_s == 12.0
 
     def test_without_progress_every_stage_waits_for_the_last_byte(self) -> None:
-        """Stage 0 has all it needs, and stands all the same."""
+        """Stage 0 has all it needs, and is stopped all the same."""
         plan = planned(change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES), progressive=False)
         assert plan.stage_start_s == {(0, 0): 8.0, (0, 1): 8.0}
 
@@ -194,7 +194,7 @@ class TestShapes:
         assert sorted(layer) == [(0, "0", "1/3", 0), (1, "1/2", "2/3", 1), (1, "1/3", "1/2", 0), (2, "2/3", "1", 1)]
 
     def test_pipelines_that_run_on_never_stop(self) -> None:
-        """One more pipeline is added: the one that serves goes on, whatever the links do."""
+        """When a pipeline is added, the serving one continues, whatever the links' speed."""
         instances = tuple(Instance(name, 1) for name in "abcd")
         mapped = change("1,2,1,1", "2,2,1,1", instances, {0: (RunningRequest("r", 10),)})
         for progressive in (True, False):
@@ -205,7 +205,7 @@ class TestShapes:
             assert plan.pause_s[1 - runs_on] > 9.0
 
     def test_prompt_pipelines_get_weights_and_no_kv(self) -> None:
-        """Phases apart: who decodes goes on where decoding is."""
+        """With phases apart, prompt pipelines get weights only; KV goes to the pipelines that decode."""
         instances = tuple(Instance(name, 1) for name in "abc")
         mapped = change("1,1,1,1", "1+1,1,1,1", instances[:2], {0: (RunningRequest("r", 10),)})
         plan = planned(mapped)
@@ -222,7 +222,7 @@ class TestShapes:
         assert planned(mapped).kept_bytes == mapped.kept_weight_bytes + mapped.kept_kv_bytes
 
     def test_where_nothing_changes_nothing_moves(self) -> None:
-        """And nobody waits."""
+        """An unchanged deployment moves nothing, and no stage waits."""
         plan = planned(change("1,2,1,1", "1,2,1,1", (Instance("a", 2),)))
         assert plan.transfers == () and plan.done_s == plan.longest_pause_s == 0.0
 

@@ -1,4 +1,4 @@
-"""The watcher's role: who is told what, when the cloud is asked, and when it may have its machine."""
+"""The watcher's role: who receives which notice, when the cloud is polled, and when it may take its machine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def watching() -> Watching:
     return Watching()
 
 
-# --- who is told ------------------------------------------------------------------------------------------------------
+# # --- who receives notices ----------------------------------------------------------------------------------------------
 
 
 def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching) -> None:
-    """Those of other machines are not; whoever plans hears it once, with all of them."""
+    """All workers of the machine, and none of another, receive the deadline; the planner receives it once, with all of them."""
     watching.start(worker("b"), worker("a"), worker("far", "machine-1"), replace(worker("s"), kind=MemberKind.GATEWAY))
     commands = watching.answer(notice(DEADLINE_S))
     assert told(commands) == [("a", DEADLINE_S), ("b", DEADLINE_S)]
@@ -49,14 +49,14 @@ def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching)
 
 
 def test_named_workers_are_beside_it_wherever_they_are() -> None:
-    """And nobody else, on the same machine neither."""
+    """Named workers count as beside the watcher, and no other worker does, even on the same machine."""
     watching = Watching(workers=("far",))
     watching.start(worker("a"), worker("far", "machine-1"))
     assert told(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
 
 
 def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
-    """However often the cloud says it."""
+    """A sign in force produces one notice, however often the cloud repeats it."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     for _ in range(5):
@@ -98,7 +98,7 @@ def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watc
 
 
 def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None:
-    """It may come to nothing; the notice after it is told."""
+    """A hint may come to nothing: workers receive only the notice after it."""
     watching.start(worker("a"))
     hint = notice(None, "h", is_hint=True)
     commands = watching.answer(hint)
@@ -110,7 +110,7 @@ def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None
 
 
 def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching: Watching) -> None:
-    """With a later deadline, too; who comes between is told nothing."""
+    """After a withdrawn sign the next is a new one, with a later deadline, too; workers joining in between receive nothing."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     commands = watching.answer()
@@ -120,7 +120,7 @@ def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching
 
 
 def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None:
-    """The worker was told of an earlier deadline than it has, and is told nothing."""
+    """The worker's earlier deadline is kept, and it receives nothing more."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S), notice(DEADLINE_S - 10, "f"))
     watching.feed(draining(worker("a")))
@@ -167,7 +167,7 @@ def test_a_thousand_failures_are_no_overflow() -> None:
 
 
 def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
-    """Another one is said, too."""
+    """A problem is logged once, and so are its end and another problem."""
     watching.start()
     for problem in (None, "a", "a", "b", "b", None, None):
         watching.answer(problem=problem)
@@ -213,7 +213,7 @@ def test_a_worker_that_fell_silent_may_be_at_work(watching: Watching) -> None:
 
 
 def test_a_machine_on_which_nobody_was_told_is_not_given_back(watching: Watching) -> None:
-    """Heartbeats may not have come yet; one that starts is somebody."""
+    """A machine without notified workers is not released: heartbeats may not have come yet; one that starts is somebody."""
     watching.start()
     watching.answer(WAITING)
     a, b = worker("a"), worker("b", state=MemberState.STARTING)
@@ -260,13 +260,13 @@ def test_who_does_not_want_it_keeps_the_machine_to_its_deadline(acknowledge: boo
 
 
 def lost(watching: Watching) -> list[tuple[tuple[str, ...], float | None, str]]:
-    """Who was said to be lost without a word."""
+    """Workers reported lost without a goodbye."""
     found = [each for each in reports(watching.given) if each.kind is InterruptionKind.LOST]
     return [(each.worker_ids, each.deadline_s, each.event_id) for each in found]
 
 
 def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watching: Watching) -> None:
-    """Of any machine: its own watcher is gone with it. One that says goodbye is not."""
+    """A worker of any machine, whose own watcher is gone with it; a worker that sends a goodbye is not reported."""
     watching.feed(worker("a", "machine-1", incarnation=7))
     watching.feed(worker("b", "machine-1"))
     watching.feed(left(worker("b", "machine-1")))
@@ -287,7 +287,7 @@ def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
 
 
 def test_one_watcher_speaks_for_all() -> None:
-    """The first by id of those that are there."""
+    """The first of the live watchers by id reports for all."""
     first, second = Watching("watcher-0"), Watching("watcher-1")
     for watching in (first, second):
         for other in ("watcher-0", "watcher-1"):
@@ -301,7 +301,7 @@ def test_one_watcher_speaks_for_all() -> None:
 
 
 def test_a_watcher_that_hears_nobody_reports_nobody(watching: Watching) -> None:
-    """Then it is the one who is away."""
+    """A watcher that receives no heartbeats is the one cut off, and reports no loss."""
     watching.beat_itself()
     watching.feed(worker("a"))
     watching.feed(Tick(), TIMEOUT_S + 0.1)
@@ -309,7 +309,7 @@ def test_a_watcher_that_hears_nobody_reports_nobody(watching: Watching) -> None:
 
 
 def test_members_that_are_no_workers_are_not_reported(watching: Watching) -> None:
-    """Nobody plans with a gateway."""
+    """Only workers are reported lost: the planner has no use for gateways."""
     watching.feed(replace(worker("g"), kind=MemberKind.GATEWAY))
     watching.now += TIMEOUT_S + 0.1
     watching.beat_itself()
@@ -328,7 +328,7 @@ def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> No
 
 
 def test_an_unknown_worker_is_said_to_be_unknown(watching: Watching) -> None:
-    """With those that there are."""
+    """The error for an unknown worker lists the known ones."""
     assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker w; there are: none"))]
     watching.feed(worker("b"))
     watching.feed(worker("a"))
@@ -347,7 +347,7 @@ class TestEndedProcesses:
     """A process of the machine that ends without a word is lost at once, and not after its silence."""
 
     def test_its_members_loss_is_announced_and_reported(self) -> None:
-        """In its place, as it was; whoever plans hears of it when the announcement comes back."""
+        """The watcher announces its member's loss in its place; the planner is notified when the announcement returns."""
         watching = Watching()
         watching.beat_itself()
         watching.start(worker("a"))
