@@ -105,7 +105,7 @@ async def test_an_engine_is_measured_once_and_computes_as_before(
 
 
 async def test_two_starts_at_once_measure_once(engine: EngineThread, settings: WorkerSettings) -> None:
-    """Of two concurrent starts one measures, and the other waits and reads its file; in separate folders both measure."""
+    """Of two concurrent starts one measures, and the other waits and reads its file; each keeps its own KV size."""
     smaller = await loaded(settings.model_copy(update={"kv_cache_bytes": KV_BYTES // 2}))
     try:
         with capture_logs() as logs:

@@ -59,7 +59,7 @@ class TestSenders:
             assert submitted(bench.feed(worker_member("t", state=m.MemberState.LEFT))) == [(2, 2, (50, 51))]
 
     def test_the_schedulers_word_may_come_after_the_tokens(self) -> None:
-        """From then on nobody else counts, and the prompt worker's fate still does not matter."""
+        """From the scheduler's late message on only the named sender counts; losing the prompt worker does not matter."""
         bench = GatewayBench()
         bench.open(workers=None)
         bench.feed(batch(1, (1, 0, 50), worker="p"))

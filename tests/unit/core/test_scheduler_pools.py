@@ -27,7 +27,7 @@ class TestSpill:
         assert ledger(commands, "assigned")[0]["placed_by"] == "conversion"
 
     def test_a_converted_worker_takes_the_next_ones_too(self) -> None:
-        """From the moment of the choice on, before anybody has answered: one is disturbed rather than two."""
+        """From the choice on, the converted worker takes the next requests too, so that one is disturbed, not two."""
         policy = replace(TIGHT, max_pending_prompt_tokens=60)
         full = worker_member("p", Pool.PROMPT, pending=40)
         bench = SchedulerBench(full, TOKEN, worker_member("t2"), policy=policy)
