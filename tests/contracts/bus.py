@@ -127,7 +127,7 @@ class BusContract:
         assert heard == [f"{subject}.one", f"{subject}.last"]
 
     async def test_each_request_gets_its_own_answer(self, connect: Connect, subject: str) -> None:
-        """Twenty at once, over two connections."""
+        """Of twenty concurrent requests over two connections each gets its own answer."""
         server = await connect()
         await server.subscribe(subject, echo)
         clients = [await connect(), await connect()]
@@ -190,7 +190,7 @@ class BusContract:
         assert await bus.request(subject, largest, 10.0) == largest
 
     async def test_a_handler_that_raises_loses_one_message(self, connect: Connect, subject: str) -> None:
-        """The next one comes."""
+        """A handler's exception loses that message only, and the next one is handled."""
         bus = await connect()
 
         async def handler(message: BusMessage) -> None:

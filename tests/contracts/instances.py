@@ -67,7 +67,7 @@ class InstanceProviderContract:
         return ids([each for each in await provider.instances() if each.state in HERE])
 
     async def test_a_mesh_begins_with_nothing(self, provider: InstanceProvider) -> None:
-        """No instances, and nothing to release."""
+        """A new mesh has no instances, and nothing to release."""
         assert await provider.instances() == []
         await provider.release([])
 
@@ -91,7 +91,7 @@ class InstanceProviderContract:
             assert each.tags == {"role": "token"}
 
     async def test_the_first_acquired_is_shown_first(self, site: Site, provider: InstanceProvider) -> None:
-        """Then by id."""
+        """Instances are listed by time of acquisition, then by id."""
         for token in ("one", "two"):
             await provider.acquire(self.order(site, token, 2))
         shown = await provider.instances()
@@ -106,7 +106,7 @@ class InstanceProviderContract:
         assert ids(await again.instances()) == ids(first)
 
     async def test_a_new_token_is_a_new_order(self, site: Site, provider: InstanceProvider) -> None:
-        """Though all else is the same."""
+        """An order with a new token starts new instances, though all else is the same."""
         first = await provider.acquire(self.order(site, "one"))
         second = await provider.acquire(self.order(site, "two"))
         assert not set(ids(first)) & set(ids(second))
@@ -115,7 +115,7 @@ class InstanceProviderContract:
     async def test_the_same_token_of_another_mesh_is_another_order(
         self, site: Site, provider: InstanceProvider
     ) -> None:
-        """Meshes need not agree on tokens."""
+        """Tokens are per mesh: the same one orders anew in another mesh."""
         other = await site.open("mesh-b")
         mine, theirs = await provider.acquire(self.order(site, "one")), await other.acquire(self.order(site, "one"))
         assert not set(ids(mine)) & set(ids(theirs))

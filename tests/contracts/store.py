@@ -58,7 +58,7 @@ class StoreContract:
         assert await store.get_record("cmpl-1#1") is None
 
     async def test_a_newer_attempt_replaces_the_older(self, store: MeshStore) -> None:
-        """With the tokens committed in between."""
+        """A newer attempt's record replaces the older, with the tokens committed in between."""
         newer = replace(RECORD, epoch=2, attempt_id=8, output_token_ids=(11, 12))
         await store.put_record(RECORD)
         await store.put_record(newer)
@@ -114,7 +114,7 @@ class StoreContract:
         assert await store.members() == [PLAIN, MEMBER, replace(MEMBER, id="token-2")]
 
     async def test_a_registration_replaces_the_one_before(self, store: MeshStore) -> None:
-        """Of one id there is one."""
+        """A registration replaces the previous one of the same id."""
         await store.register(replace(MEMBER, state=MemberState.STARTING), LONG_S)
         await store.register(MEMBER, LONG_S)
         assert await store.members() == [MEMBER]
@@ -149,6 +149,6 @@ class StoreContract:
         assert await store.next_incarnation("other", 5) == 5
 
     async def test_closing_twice_is_closing(self, store: MeshStore) -> None:
-        """Idempotent."""
+        """Closing is idempotent."""
         await store.close()
         await store.close()

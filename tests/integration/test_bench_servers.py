@@ -52,7 +52,7 @@ def test_the_peer_ends_with_every_process_it_started(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
-    """And the log stays."""
+    """The error contains the peer's log, and the log file is kept."""
     broken = program(tmp_path, "#!/bin/sh\necho no such device >&2\nexit 3\n")
     with (
         pytest.raises(CommandError, match=r"vLLM did not come up(.|\n)*no such device"),
@@ -63,7 +63,7 @@ def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_a_mesh_that_does_not_start_shows_its_output(tmp_path: Path) -> None:
-    """In the words of `spotwise up`."""
+    """The error contains the output of `spotwise up`."""
     nowhere = str(tmp_path / "nowhere")
     with (
         pytest.raises(CommandError, match=r"the mesh did not come up(.|\n)*nowhere"),

@@ -83,7 +83,7 @@ def test_a_huge_top_k_keeps_the_whole_vocabulary(mesh: LiveMesh, value: int) -> 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-39, 5e-324, -0.0])
 def test_a_temperature_of_almost_nothing_is_greedy(mesh: LiveMesh, temperature: float) -> None:
-    """Whatever the seed."""
+    """With almost no temperature the tokens are the greedy ones, for any seed."""
     asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
     greedy = mesh.post(CHAT, asked | {"temperature": 0}).json()["choices"][0]["message"]["content"]
     for seed in (1, 2):

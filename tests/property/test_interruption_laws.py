@@ -98,7 +98,7 @@ class TestShare:
         windows(60),
     )
     def test_a_thinned_frontier_saves_no_less_than_the_greedy_choice(self, copies: list[Copy], window: Window) -> None:
-        """And what it chooses fits."""
+        """Thinning the frontier saves no less than the greedy choice, and its choice fits."""
         chosen = choose(copies, window)
         assert list(chosen) == sorted(set(chosen))
         assert saved_s(copies, chosen) >= saved_s(copies, greedily(copies, window))

@@ -170,7 +170,7 @@ def test_links_carry_one_transfer_at_a_time_and_kv_before_weights(case: Case, li
 @FEW
 @given(cases(), LIMITS)
 def test_the_order_of_a_mapping_changes_nothing(case: Case, limit_bytes: int | None) -> None:
-    """Same arguments, same plan."""
+    """A mapping in another order gives the same plan."""
     before = replace(case.map.before, positions=reordered(case.map.before.positions))
     same = replace(case, map=replace(case.map, before=before, positions=reordered(case.map.positions)))
     assert plan_of(case, limit_bytes) == plan_of(same, limit_bytes)

@@ -165,7 +165,7 @@ def test_kv_that_moves_is_left_on_neither_side(
 def test_the_same_world_is_the_same_run(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
-    """To the last bit."""
+    """Two runs of the same world are equal to the last bit."""
     first, second = (run(worlds.machines(*counts, kind=SMALL), chosen, arrivals) for _ in range(2))
     assert first[0] == second[0]
     assert first[1].completed == second[1].completed

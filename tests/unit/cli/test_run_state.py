@@ -48,7 +48,7 @@ def test_only_its_owner_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no half of it."""
+    """A record that cannot be written leaves the whole old one."""
     path = tmp_path / "state.json"
     write_state(path, make_state())
 

@@ -46,7 +46,7 @@ async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
 
 
 async def test_an_acknowledgement_lets_the_event_begin() -> None:
-    """It is offered no more then."""
+    """An acknowledged event begins, and is listed no more."""
     async with MetadataServer() as server:
         azure = Azure()
         server.announce(NOW + 30)
@@ -82,7 +82,7 @@ def test_an_event_of_several_machines_is_not_acknowledged() -> None:
 
 @pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Anything"])
 def test_events_after_which_the_machine_is_there_are_no_signs(kind: str) -> None:
-    """They are no problem either."""
+    """Events that leave the machine running are neither signs nor problems."""
     assert told(event(EventType=kind)) == MetadataAnswered()
     assert told(event(EventType="Terminate")).signs
 

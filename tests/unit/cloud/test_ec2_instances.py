@@ -358,7 +358,7 @@ async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, s
 async def test_each_error_is_told_for_what_it_is(
     empty: Ec2StandIn, action: str, failure: Exception, expected: type[Exception], says: str
 ) -> None:
-    """And what to do about it."""
+    """Each EC2 error is raised with its cause and what to do about it."""
     if action == "run_instances":
         empty.failing.append(("run_instances", failure))
     # # Without permission for fleets RunInstances is called, and without permission for that either, an error is raised.
@@ -480,7 +480,7 @@ async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) 
 
 
 async def test_nobody_at_the_address_is_told(account: None) -> None:
-    """With the address."""
+    """The error of an unreachable endpoint contains its address."""
     options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match=r"127\.0\.0\.1:1"):

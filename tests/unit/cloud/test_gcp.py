@@ -79,7 +79,7 @@ def test_without_a_version_questions_stay_plain() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"MAYBE", b"\xff", b"TRUE FALSE", b"<html>"])
 def test_what_is_neither_true_nor_false_is_a_problem(body: bytes) -> None:
-    """And no sign."""
+    """A value that is neither TRUE nor FALSE is a problem, and no sign."""
     found, _ = answered(Gcp().ask(NOW), [HttpAnswer(200, body, {"etag": "1"})])
     assert (found.signs, found.problem) == ((), f"GET {PREEMPTED}: neither TRUE nor FALSE")
 

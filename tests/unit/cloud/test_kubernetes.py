@@ -62,7 +62,7 @@ def test_a_node_without_taints_has_no_sign(spec: Any) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"kind": "Pod"}', b'{"kind": "Node", "spec": 1}'])
 def test_what_is_no_node_is_a_problem(body: bytes) -> None:
-    """And withdraws nothing."""
+    """A malformed node is a problem, and withdraws no sign."""
     found, _ = answered(cloud().ask(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /api/v1/nodes/node-0: no node")
 

@@ -173,7 +173,7 @@ async def test_a_program_that_ends_is_gone(provider: LocalInstances) -> None:
 
 
 async def test_the_first_type_that_can_run_is_taken(provider: LocalInstances) -> None:
-    """Of several that will do."""
+    """Of several suitable types the first in the list is used."""
     request = AcquireRequest("one", ("no-such.type", "missing", "sleeps", "says"), Market.ON_DEMAND, 1)
     assert [each.instance_type for each in await provider.acquire(request)] == ["sleeps"]
 
@@ -406,7 +406,7 @@ async def test_the_gone_are_forgotten_after_a_day(options: LocalOptions) -> None
 
 
 async def test_a_damaged_memory_is_not_taken_for_an_empty_one(options: LocalOptions, provider: LocalInstances) -> None:
-    """That would buy again what runs."""
+    """A damaged state file is an error: taken for an empty one, running instances would be bought again."""
     await provider.acquire(order("sleeps"))
     (options.folder / "instances.json").write_text("{")
     for call in (provider.instances(), provider.acquire(order("sleeps")), provider.release(["local-1"])):
@@ -415,14 +415,14 @@ async def test_a_damaged_memory_is_not_taken_for_an_empty_one(options: LocalOpti
 
 
 async def test_meshes_share_the_limit(options: LocalOptions, provider: LocalInstances) -> None:
-    """It is this computer's."""
+    """All meshes of this computer share one limit."""
     await provider.acquire(order("sleeps", 3))
     other = LocalInstances("mesh-b", options)
     assert len(await other.acquire(order("sleeps", 3))) == 1
 
 
 async def test_a_limit_that_was_lowered_ends_nothing(options: LocalOptions, provider: LocalInstances) -> None:
-    """It only keeps newcomers out."""
+    """A lowered limit refuses new instances, and ends no running one."""
     await provider.acquire(order("sleeps", 3))
     lower = LocalInstances("mesh-a", replace(options, limit=1))
     with pytest.raises(NoCapacity, match="3 of 1"):

@@ -156,7 +156,7 @@ async def test_one_failing_choice_fails_the_answer(client: httpx.AsyncClient, me
 
 
 async def test_chat_logprobs(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """One entry a counted token, with exact bytes; as many alternatives as asked for."""
+    """One entry a counted token, with exact bytes and the requested number of alternatives."""
     body = CHAT | {"logprobs": True, "top_logprobs": 2}
     content = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"]["content"]
     assert len(content) == len(mesh.reply)

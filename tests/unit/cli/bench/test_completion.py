@@ -37,7 +37,7 @@ async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
 
 
 async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
-    """So is a stream without any."""
+    """A stream with fewer tokens than requested, or with none, is an error."""
     with pytest.raises(CommandError, match="brought 2 tokens where 3"):
         await ask(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
     with pytest.raises(CommandError, match="brought 0 tokens where 3"):
@@ -54,7 +54,7 @@ async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
 
 
 async def test_an_error_in_the_stream_is_told() -> None:
-    """In the server's words."""
+    """An error in the stream is raised with the server's message."""
     with pytest.raises(CommandError, match="a stream failed: worker lost"):
         await ask(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
 

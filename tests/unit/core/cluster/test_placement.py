@@ -53,7 +53,7 @@ class TestPrefixes:
         )
 
     def test_ties_go_to_the_smaller_id_whoever_holds_what(self) -> None:
-        """A queue is a queue."""
+        """Equal queues are decided by the smaller id, without regard to cached prefixes."""
         workers = [prompt_worker("p1"), prompt_worker("p2", pending=10), worker_member("t")]
         assert choice(*workers, held={"p2": 10}) == ("p1", "t")
 
@@ -192,7 +192,7 @@ class TestBreakEven:
         assert self.by(figures, {"decoding": 3}, held={"t": 15}) is PlacedBy.BREAK_EVEN
 
     def test_without_both_figures_phases_are_split(self) -> None:
-        """Nothing is guessed."""
+        """Without both measured costs the phases are split."""
         assert self.by({"prompt_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
         assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
 
@@ -207,7 +207,7 @@ class TestBreakEven:
         assert self.by(figures, {"pending": 85}) is PlacedBy.HOME_POOL
 
     def test_it_is_looked_at_in_the_mixed_pool_too(self) -> None:
-        """Wherever a request would be split."""
+        """The break-even applies in the mixed pool too, wherever a request would be split."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
         away = worker_member("t", prompts_in_place=1)
         assert chosen(prompt_worker("p", **figures), away) == ("t", "t", PlacedBy.BREAK_EVEN)
@@ -229,7 +229,7 @@ class TestShortPools:
         assert self.short(prompt_worker("p"), worker_member("t", prompts_in_place=1)) == ()
 
     def test_the_one_that_sent_work_to_others(self) -> None:
-        """Either, or both."""
+        """The short pool is the one that sent work to others, or both are."""
         full_p, full_t = prompt_worker("p", pending=90), worker_member("t", free=1)
         assert self.short(full_p, worker_member("t")) == (Pool.PROMPT,)
         assert self.short(prompt_worker("p"), full_t) == (Pool.TOKEN,)

@@ -23,7 +23,7 @@ class TestPromptsSpillOver:
         )
 
     def test_the_threshold_itself_is_within(self) -> None:
-        """84 and 16 are 100."""
+        """A queue exactly at the threshold is within it: 84 and 16 are 100."""
         workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
         assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
 

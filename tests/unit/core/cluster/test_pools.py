@@ -55,7 +55,7 @@ class TestGroups:
         assert pools.group_of("t") == TOKEN_ON_POOL
 
     def test_a_new_home_is_what_the_worker_says(self) -> None:
-        """Nothing else changes it."""
+        """A home pool changes only by the worker's report."""
         pools = pools_of(worker_member("w"))
         pools.reported(worker_member("w", Pool.PROMPT), "s", 1000.0)
         assert pools.group_of("w") == PROMPT_ON_POOL
@@ -99,14 +99,14 @@ class TestQuestions:
         assert [view.id for view in pools.first_of(Queue.BOTH, groups, ANY)] == ["t1", "m"]
 
     def test_room_anywhere(self) -> None:
-        """In any group."""
+        """Free memory in any group counts."""
         for pool in Pool:
             pools = pools_of(worker_member("w", pool, free=1))
             assert pools.have_room(Need(15, 1, reserves=True))
             assert not pools.have_room(Need(16, 1, reserves=True))
 
     def test_the_largest_cache(self) -> None:
-        """Of ready workers, free or not."""
+        """The largest cache is that of any ready worker, free or not."""
         draining = worker_member("t3", blocks=900, state=MemberState.DRAINING)
         pools = pools_of(worker_member("t1", blocks=5), worker_member("t2", Pool.PROMPT, blocks=7, free=0), draining)
         assert pools.most_kv_tokens() == 7 * 16

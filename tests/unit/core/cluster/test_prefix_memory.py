@@ -23,7 +23,7 @@ def test_the_longest_beginning_in_common_is_told() -> None:
 
 
 def test_each_holder_is_named_with_its_most() -> None:
-    """The most first."""
+    """Each holder is listed with its longest prefix, the longest first."""
     memory = PrefixMemory(100)
     memory.sent((1,), "a", 1)
     memory.sent((1, 2), "b", 1)
@@ -58,7 +58,7 @@ def test_another_incarnation_holds_nothing_of_it() -> None:
 
 
 def test_without_capacity_nothing_is_remembered() -> None:
-    """The way to switch it off."""
+    """A capacity of 0 switches the prefix memory off."""
     memory = PrefixMemory(0)
     memory.sent((1,), "p", 1)
     assert memory.held((1,), first_incarnation) == {}

@@ -91,7 +91,7 @@ class TestMerging:
         ]
 
     def test_a_short_notice_waits_a_tenth_of_it(self) -> None:
-        """Its time is dear."""
+        """A short notice waits only a tenth of its time."""
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("a", 102.0), 100.0) == [e.WakeAt(100.2)]
 
@@ -184,7 +184,7 @@ class TestEarlyDeaths:
         ]
 
     def test_an_abandoned_change_that_ended_all_the_same_has_settled_what_it_was_for(self) -> None:
-        """Only the loss is left."""
+        """An abandoned change that ended all the same has settled what it was for, so only the loss is left."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceLost("b"), 105.0)
@@ -201,7 +201,7 @@ class TestEarlyDeaths:
         assert said(fleet.handle(e.InstanceLost("a"), 130.5)) == []
 
     def test_a_notice_of_no_time_is_a_loss(self) -> None:
-        """Its deadline is now."""
+        """A notice whose deadline is now is a loss."""
         fleet = FleetChanges(AT_ONCE)
         assert said(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
             e.DropKv("a"),
@@ -250,7 +250,7 @@ class TestNestedNotices:
         assert said(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
 
     def test_another_deadline_of_who_is_leaving_is_told_to_the_change(self) -> None:
-        """Its requests are arranged again."""
+        """Another deadline of a leaving instance is passed to the change, which arranges its requests again."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.InstanceNoticed("a", 115.0), 101.0) == [
@@ -292,7 +292,7 @@ class TestWithdrawal:
         assert begun(fleet.handle(e.FleetTick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
 
     def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self) -> None:
-        """And is no newcomer."""
+        """An instance lost after its withdrawal costs its KV, and is no newcomer."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)

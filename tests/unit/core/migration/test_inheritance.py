@@ -127,13 +127,13 @@ class TestRunningOn:
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
     def test_one_that_loses_a_device_does_not(self) -> None:
-        """The others do."""
+        """A pipeline that loses a device does not run on, and the others do."""
         inheritance = after(stands("3,2,1,2", [1], [2], [3], leaves=(2,)), "3,2,1,2")
         assert inheritance.running_on == {0: 0, 2: 2}
         assert inheritance.predecessors[1] == 1
 
     def test_another_degree_stops_all(self) -> None:
-        """Of either kind."""
+        """Another tensor or pipeline degree stops all pipelines."""
         before = stands("2,2,2,2", [1], [2])
         assert after(before, "2,2,1,2").running_on == {}
         assert after(before, "2,4,2,2").running_on == {}
@@ -159,7 +159,7 @@ class TestRunningOn:
         assert inheritance.running_on == {1: 1}
 
     def test_a_pipeline_that_gives_a_request_up_does_not(self) -> None:
-        """Its batch changes."""
+        """A pipeline that gives a request up does not run on, for its batch changes."""
         inheritance = after(stands("2,1,1,2", [5, 4], [3]), "2,1,1,1")
         assert ids(inheritance) == {0: "0a", 1: "0b"}
         assert inheritance.running_on == {}

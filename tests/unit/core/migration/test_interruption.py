@@ -103,7 +103,7 @@ class TestChoice:
         assert (cut.disposition, cut.stop_s) == (Disposition.RECOMPUTE, NOTICE.deadline_s - 0.4)
 
     def test_a_request_given_twice_is_refused(self) -> None:
-        """It would get two fates."""
+        """A request given twice is refused, for it would get two decisions."""
         with pytest.raises(ValueError, match="same id"):
             arrange(NOW, NOTICE, [running("a", 1), running("a", 2)])
 
@@ -193,7 +193,7 @@ class TestAgain:
         assert all(each.copy_end_s is not None and each.copy_end_s <= earlier.deadline_s for each in after)
 
     def test_what_has_no_room_any_more_is_computed(self) -> None:
-        """The link's time is shared anew."""
+        """A request whose copy no longer fits is recomputed, and the link's time is shared anew."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, replace(NOTICE, deadline_s=NOW + 12.0), before, self.REQUESTS)
         assert fates(after) == {"small": Disposition.RECOMPUTE, "large": Disposition.MOVE}
@@ -226,7 +226,7 @@ class TestAgain:
         assert rearrange(NOW + 0.5, NOTICE, before, self.REQUESTS) == before
 
     def test_who_has_ended_leaves_the_link_to_others(self) -> None:
-        """And is not named any more."""
+        """A finished request leaves the link to others, and is not listed any more."""
         notice = replace(NOTICE, deadline_s=NOW + 12.0)
         before = arrange(NOW, notice, self.REQUESTS)
         assert fates(before)["small"] is Disposition.RECOMPUTE
@@ -236,7 +236,7 @@ class TestAgain:
         assert fates(rearrange(NOW + 1.0, waiting, before, self.REQUESTS[:1])) == {"small": Disposition.MOVE}
 
     def test_who_comes_meanwhile_is_arranged_as_well(self) -> None:
-        """Like all others."""
+        """A request that arrives meanwhile is arranged like all others."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, NOTICE, before, [running("new", 100), *self.REQUESTS])
         assert [each.choice_id for each in after] == ["new", "small", "large"]

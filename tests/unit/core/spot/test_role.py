@@ -213,7 +213,7 @@ def test_a_worker_that_fell_silent_may_be_at_work(watching: Watching) -> None:
 
 
 def test_a_machine_on_which_nobody_was_told_is_not_given_back(watching: Watching) -> None:
-    """A machine without notified workers is not released: heartbeats may not have come yet; one that starts is somebody."""
+    """Heartbeats may not have come yet, and a starting worker counts, so the machine is not released."""
     watching.start()
     watching.answer(WAITING)
     a, b = worker("a"), worker("b", state=MemberState.STARTING)
