@@ -65,7 +65,7 @@ def test_only_the_gateway_is_told_where_to_listen() -> None:
 
 
 def test_only_planner_and_watcher_are_dispensable() -> None:
-    """No request waits for them."""
+    """Only planner and watcher are dispensable, for no request waits for them."""
     services = plan(prompt_workers=2)
     assert {service_id for service_id, service in services.items() if not service.is_essential} == {
         "planner-0",
@@ -226,7 +226,7 @@ def test_options_reach_simulated_workers() -> None:
 
 
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
-    """Alone in its process."""
+    """A worker that joins a simulated mesh is simulated, alone in its process."""
     mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
     joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), GIB, False))
     assert joining.argv[-1] == "spotwise.worker.simulated"
@@ -242,14 +242,14 @@ def test_other_services_are_their_only_member() -> None:
 
 @pytest.mark.parametrize("workers", [(0, 1, 0), (1, 0, 0), (0, 0, 0)])
 def test_a_mesh_without_a_worker_for_a_phase_is_refused(workers: tuple[int, int, int]) -> None:
-    """Its requests could never be answered."""
+    """A mesh without a worker for a phase is refused, for its requests could never be answered."""
     prompt_workers, token_workers, mixed_workers = workers
     with pytest.raises(ValidationError, match="--prompt-workers"):
         plan(prompt_workers=prompt_workers, token_workers=token_workers, mixed_workers=mixed_workers)
 
 
 def test_a_mixed_worker_alone_is_a_mesh() -> None:
-    """It does both phases."""
+    """A mixed worker alone makes a mesh, for it does both phases."""
     assert "mixed-0" in plan(prompt_workers=0, token_workers=0, mixed_workers=1)
 
 

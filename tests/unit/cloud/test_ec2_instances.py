@@ -408,7 +408,7 @@ async def test_looking_and_releasing_tell_errors_too(ec2: Ec2StandIn, action: st
 
 
 async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
-    """While EC2 thinks, other tasks run."""
+    """While a call to EC2 waits, other tasks run."""
     asked, answer = threading.Event(), threading.Event()
     described = empty.describe_instances
 
@@ -510,7 +510,7 @@ async def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 async def test_wrong_settings_are_refused_at_once(
     account: None, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
 ) -> None:
-    """Before any call is made."""
+    """Wrong settings are refused before any call is made."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     options = replace(Ec2Options("worker", region=REGION), **wrong)
     with pytest.raises(ProviderRefused, match="check region, profile and endpoint_url"):

@@ -63,7 +63,7 @@ class TestOrder:
     """Front to back, as long as memory suffices."""
 
     def test_without_a_limit_they_go_from_the_front(self) -> None:
-        """The buffer is what it is."""
+        """Without a limit loads go front to back, whatever buffer that takes."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), None)
         assert order == [Cut(0), Cut(1), Cut(2), Cut(3)]
         assert peak_of(order, SWAP) == 20
@@ -184,7 +184,7 @@ class TestGates:
         assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 40) == [{}, {}, {}, {}]
 
     def test_an_order_that_cannot_keep_the_limit_is_refused(self) -> None:
-        """Gates delay; they do not reorder."""
+        """An order over the limit is refused: gates delay loads, and do not reorder them."""
         moves = [Flow({0: 10}, {}), Flow({}, {0: 10})]
         with pytest.raises(ValueError, match="order the moves first"):
             gates(moves, MemoryRegions.at_start({0: 0}, moves, {}, {}), 5)

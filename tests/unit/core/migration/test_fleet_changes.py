@@ -128,7 +128,7 @@ class TestNewcomers:
         assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [e.BeginChange(2, (), (e.Joining("new", 105.0),))]
 
     def test_it_waits_even_where_the_interruption_has_not_begun(self) -> None:
-        """What came first comes first."""
+        """A newcomer waits for the noticed change, which came first, though that has not begun."""
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceAcquired("new", 100.0), 100.5)
@@ -209,7 +209,7 @@ class TestEarlyDeaths:
         ]
 
     def test_one_whose_interruption_is_settled_costs_nothing(self) -> None:
-        """Nothing is on it any more."""
+        """An instance whose interruption is settled holds nothing, so its loss costs nothing."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeEnded(1, True), 110.0)
@@ -263,7 +263,7 @@ class TestWithdrawal:
     """A notice that is taken back."""
 
     def test_before_the_change_there_is_none(self) -> None:
-        """Nothing has happened yet."""
+        """A notice withdrawn before its change begins leaves no change to make."""
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 100.5)
@@ -271,7 +271,7 @@ class TestWithdrawal:
 
     @pytest.mark.parametrize("during", [True, False])
     def test_during_or_after_the_change_it_is_a_newcomer(self, during: bool) -> None:
-        """Its place has been taken away."""
+        """An instance withdrawn during or after the change is a newcomer, for its place has been taken away."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         if during:
@@ -283,7 +283,7 @@ class TestWithdrawal:
         assert begun(commands) == e.BeginChange(2, (), (e.Joining("a", 105.0),))
 
     def test_withdrawn_and_given_again_during_the_change_it_is_what_it_was(self) -> None:
-        """Also if that change then fails."""
+        """An instance withdrawn and noticed again during the change counts as leaving, also if that change fails."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)

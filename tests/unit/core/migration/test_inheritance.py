@@ -52,7 +52,7 @@ class TestKept:
         assert waiting(inheritance) == "0c 1b 0a"
 
     def test_of_equals_the_earlier_goes_on(self) -> None:
-        """Earlier pipelines first, there earlier requests."""
+        """Earlier pipelines come first, and within them earlier requests."""
         inheritance = after(stands("2,2,1,2", [5, 5], [5, 5]), "1,2,1,3")
         assert ids(inheritance) == {0: "0a 0b 1a"}
         assert waiting(inheritance) == "1b"
@@ -82,7 +82,7 @@ class TestTogether:
     """Requests of a pipeline stay together."""
 
     def test_each_pipeline_goes_on_under_its_number(self) -> None:
-        """Where the new configuration has it."""
+        """Each pipeline keeps its number where the new configuration has it."""
         inheritance = after(stands("3,2,1,2", [1], [2, 3], [4]), "4,1,2,2")
         assert ids(inheritance) == {0: "0a", 1: "1a 1b", 2: "2a"}
         assert inheritance.predecessors == {0: 0, 1: 1, 2: 2}
@@ -122,7 +122,7 @@ class TestRunningOn:
     """Who need not stop."""
 
     def test_all_run_on_where_pipelines_are_added(self) -> None:
-        """Those without requests, too."""
+        """Where pipelines are added all old ones run on, those without requests included."""
         inheritance = after(stands("3,2,2,2", [1, 2], [], [3]), "5,2,2,2")
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
@@ -171,7 +171,7 @@ class TestRunningOn:
         assert inheritance.running_on == {}
 
     def test_idle_ones_run_on_where_pipelines_are_left(self) -> None:
-        """After those with requests have theirs."""
+        """Idle pipelines run on in places left over by those with requests."""
         inheritance = after(stands("3,1,1,2", [], [], [4]), "2,1,1,2")
         assert inheritance.running_on == {0: 2, 1: 1}
 

@@ -127,7 +127,7 @@ class TestJustInTime:
         assert found.copy_end_s <= NOTICE.deadline_s - 10.0
 
     def test_copies_run_one_after_another_the_smallest_first(self) -> None:
-        """In whatever order requests are given."""
+        """Copies run one after another, the smallest first, whatever the order of the requests."""
         found = arrange(NOW, NOTICE, [running("large", 3_000), running("small", 1_000), running("middle", 2_000)])
         by_start = sorted(found, key=lambda each: each.copy_start_s or 0.0)
         assert [each.choice_id for each in by_start] == ["small", "middle", "large"]
@@ -154,7 +154,7 @@ class TestJustInTime:
         }
 
     def test_a_link_that_is_busy_is_waited_for(self) -> None:
-        """No copy begins before."""
+        """No copy begins before the busy link is free."""
         requests = [running("a", 14_000), running("b", 14_500)]
         free = arrange(NOW, NOTICE, requests)
         assert [each.disposition for each in free] == [Disposition.MOVE, Disposition.MOVE]
@@ -169,7 +169,7 @@ class TestJustInTime:
         assert found.wait_s == pytest.approx(0.1 + 5.4)
 
     def test_who_is_ready_too_late_makes_all_wait(self) -> None:
-        """Until then, whatever the copy takes."""
+        """No copy begins before a late remote holder is ready, however short the copy."""
         notice = replace(NOTICE, remote=RemoteHolder(prompt_s, ready_s=NOW + 40.0))
         (moved,) = arrange(NOW, notice, [running("long", 500)])
         assert moved.steps == 117

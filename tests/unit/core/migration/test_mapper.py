@@ -116,7 +116,7 @@ class TestWhoGoesWhere:
         assert of_instance(mapped, "new0") == [(0, 0, 0), (0, 0, 1)]
 
     def test_instances_of_all_sizes_serve_together(self) -> None:
-        """With 1 to 8 devices each."""
+        """Instances of 1 to 8 devices serve together."""
         before = stands("6,3,2", 1, 2, 3, 4, 5, 6, 7, 8)
         mapped = after(before, "3,6,2")
         assert sorted(mapped.positions.values()) == list(ParallelConfig(3, 6, 2).positions())
@@ -170,7 +170,7 @@ class TestIdle:
     """More devices than positions."""
 
     def test_those_with_least_to_use_again_are_idle(self) -> None:
-        """Though they came first."""
+        """Devices with the least to reuse are idle, though they came first."""
         before = replace(stands("1,2,1", 1, 1), instances=(Instance("first", 1), *fleet(1, 1)))
         mapped = after(before, "1,2,1")
         assert sorted(device.instance for device in mapped.positions) == ["i0", "i1"]
@@ -188,14 +188,14 @@ class TestLeaving:
     """Who has had notice."""
 
     def test_leaving_instances_get_nothing(self) -> None:
-        """Though they hold everything."""
+        """Leaving instances get no position, though they hold everything."""
         mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,)), "1,1,2")
         assert of_instance(mapped, "i0") == []
         assert mapped.kept_weight_bytes == 0
         assert mapped.running_on == {}
 
     def test_requests_go_on_though_none_of_their_kv_stays(self) -> None:
-        """It moves while there is time."""
+        """A request continues though no device of its KV stays: the KV moves while there is time."""
         running = {0: [RunningRequest("a", 50, 1)]}
         mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,), running=running), "1,1,2")
         assert mapped.running == {0: tuple(running[0])}

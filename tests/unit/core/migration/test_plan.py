@@ -111,7 +111,7 @@ class TestNotice:
         assert plan.kv_done_s == 6.0
 
     def test_one_whose_deadline_is_over_holds_nothing(self) -> None:
-        """As if it had been lost."""
+        """An instance past its deadline holds nothing, as if it had been lost."""
         mapped = change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES, {0: (RunningRequest("r", 10),)})
         plan = planned(mapped, now_s=60.0)
         assert {each.source for each in plan.transfers} == {None}
@@ -215,7 +215,7 @@ class TestShapes:
 
     @pytest.mark.parametrize(("old", "new"), [("2,2,2,2", "1,3,2,2"), ("1,4,2,2", "2,2,1,2"), ("2,1,4,2", "1,3,2,4")])
     def test_what_is_kept_is_what_the_mapper_kept(self, old: str, new: str) -> None:
-        """Two ways to count it."""
+        """The plan's kept bytes equal the mapper's."""
         instances = (*(Instance(f"i{number}", 4) for number in range(3)), Instance("z", 2, deadline_s=1e6))
         running = {0: (RunningRequest("r", 10, 3), RunningRequest("s", 7, 5))}
         mapped = change(old, new, instances, running)
@@ -265,7 +265,7 @@ class TestBuffers:
 
 
 def test_a_device_of_no_listed_instance_is_refused() -> None:
-    """With what to do."""
+    """A device without a listed instance is refused with what to do."""
     mapped = change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES)
     positions = {**mapped.positions, Device("stranger", 0): next(iter(mapped.positions.values()))}
     with pytest.raises(ValueError, match=r"stranger.*before\.instances"):
