@@ -21,7 +21,7 @@ def begun(commands: list[e.FleetCommand]) -> e.BeginChange | None:
     return next((command for command in commands if isinstance(command, e.BeginChange)), None)
 
 
-def said(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
+def without_wakeups(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
     """The commands, without orders of wake-ups."""
     return [command for command in commands if not isinstance(command, e.WakeAt)]
 
@@ -41,9 +41,9 @@ class TestOneAtATime:
         """With all that came meanwhile, by deadline."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
-        assert said(fleet.handle(e.InstanceNoticed("c", 210.0), 102.0)) == []
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("c", 210.0), 102.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
             e.BeginChange(2, (e.Leaving("c", 210.0), e.Leaving("b", 220.0)))
         ]
 
@@ -68,7 +68,7 @@ class TestOneAtATime:
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.ChangeEnded(1, False), 105.0) == [e.WakeAt(107.0)]
-        assert said(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
+        assert without_wakeups(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
 
     def test_a_change_for_the_load_that_failed_is_made_again_too(self) -> None:
         """What the load wanted, it still wants."""
@@ -86,7 +86,7 @@ class TestMerging:
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("b", 130.0), 100.0) == [e.WakeAt(100.5)]
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.25) == []
-        assert said(fleet.handle(e.FleetTick(), 100.5)) == [
+        assert without_wakeups(fleet.handle(e.FleetTick(), 100.5)) == [
             e.BeginChange(1, (e.Leaving("b", 130.0), e.Leaving("a", 130.0)))
         ]
 
@@ -98,8 +98,8 @@ class TestMerging:
     def test_losses_without_notice_merge_too(self) -> None:
         """The KV of each is dropped at once, and there is one change for both."""
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
-        assert said(fleet.handle(e.InstanceLost("a"), 100.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.InstanceLost("b"), 100.25)) == [e.DropKv("b")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 100.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("b"), 100.25)) == [e.DropKv("b")]
         assert fleet.handle(e.FleetTick(), 100.5) == [
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
         ]
@@ -110,7 +110,7 @@ class TestMerging:
         first = e.InstanceNoticed("a", 130.0)
         fleet.handle(first, 100.0)
         assert fleet.handle(first, 101.0) == []
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
         assert fleet.handle(first, 111.0) == []
         assert fleet.handle(e.InstanceLost("a"), 130.0) == []
         assert fleet.handle(e.InstanceLost("a"), 131.0) == []
@@ -124,8 +124,10 @@ class TestNewcomers:
         """Then it has a change of its own."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [e.BeginChange(2, (), (e.Joining("new", 105.0),))]
+        assert without_wakeups(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
+            e.BeginChange(2, (), (e.Joining("new", 105.0),))
+        ]
 
     def test_it_waits_even_where_the_interruption_has_not_begun(self) -> None:
         """A newcomer waits for the noticed change, which came first, though that has not begun."""
@@ -155,8 +157,8 @@ class TestNewcomers:
         """It has a position in what comes."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
-        assert said(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
-        assert said(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
             e.BeginChange(2, (e.Leaving("new", 105.0, lost=True),))
         ]
 
@@ -168,18 +170,18 @@ class TestEarlyDeaths:
         """A leaving instance that is lost costs its KV once, however often the loss is reported, and the change continues."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.InstanceLost("a"), 111.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 111.0)) == []
         assert fleet.under_way is not None
-        assert said(fleet.handle(e.ChangeEnded(1, True), 112.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 112.0)) == []
         assert fleet.unsettled == ()
 
     def test_one_that_was_to_stay_stops_the_change(self) -> None:
         """The new configuration counts on it. What the change was for is decided again, with the loss."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceLost("b"), 105.0)) == [e.DropKv("b"), e.AbandonChange(1)]
-        assert said(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceLost("b"), 105.0)) == [e.DropKv("b"), e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
             e.BeginChange(2, (e.Leaving("b", 105.0, lost=True), e.Leaving("a", 130.0)))
         ]
 
@@ -196,14 +198,14 @@ class TestEarlyDeaths:
         """At the deadline an instance counts as lost, without a report."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.FleetTick(), 129.9)) == []
-        assert said(fleet.handle(e.FleetTick(), 130.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.InstanceLost("a"), 130.5)) == []
+        assert without_wakeups(fleet.handle(e.FleetTick(), 129.9)) == []
+        assert without_wakeups(fleet.handle(e.FleetTick(), 130.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 130.5)) == []
 
     def test_a_notice_of_no_time_is_a_loss(self) -> None:
         """A notice whose deadline is now is a loss."""
         fleet = FleetChanges(AT_ONCE)
-        assert said(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
             e.DropKv("a"),
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True),)),
         ]
@@ -224,15 +226,15 @@ class TestNestedNotices:
         fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
-        assert said(fleet.handle(e.InstanceNoticed("b", 125.0), 102.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 125.0), 102.0)) == []
 
     def test_one_without_abandons_the_change_and_both_are_decided_together(self) -> None:
         """Waiting for the end would cost its KV."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
-        assert said(fleet.handle(e.InstanceNoticed("b", 124.0), 102.0)) == [e.AbandonChange(1)]
-        assert said(fleet.handle(e.InstanceNoticed("c", 123.0), 102.5)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 124.0), 102.0)) == [e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("c", 123.0), 102.5)) == []
         assert begun(fleet.handle(e.ChangeEnded(1, False), 103.0)) == e.BeginChange(
             2, (e.Leaving("c", 123.0), e.Leaving("b", 124.0), e.Leaving("a", 130.0))
         )
@@ -242,12 +244,12 @@ class TestNestedNotices:
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceNoticed("b", 115.0), 100.5)
-        assert said(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == [e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == [e.AbandonChange(1)]
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceNoticed("b", 125.0), 100.5)
-        assert said(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
-        assert said(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
 
     def test_another_deadline_of_who_is_leaving_is_told_to_the_change(self) -> None:
         """Another deadline of a leaving instance is passed to the change, which arranges its requests again."""
@@ -287,7 +289,7 @@ class TestWithdrawal:
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
-        assert said(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
         fleet.handle(e.ChangeEnded(1, False), 107.0)
         assert begun(fleet.handle(e.FleetTick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
 
@@ -296,8 +298,8 @@ class TestWithdrawal:
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
-        assert said(fleet.handle(e.InstanceLost("a"), 106.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 106.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
 
     def test_of_one_that_is_gone_it_means_nothing(self) -> None:
         """A withdrawn notice of a lost instance does not bring it back."""
