@@ -88,7 +88,7 @@ def _container(image: str, command: str, port: int) -> DockerContainer:
 
 def _engine() -> docker.DockerClient | None:
     with warnings.catch_warnings():
-        # # Without a server the client leaves its socket to the garbage collector.
+        # Without a server the client leaves its socket to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             return docker.from_env(timeout=60)

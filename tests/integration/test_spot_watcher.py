@@ -149,7 +149,7 @@ async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: 
             assert server.acknowledged == []
         await until_said(lambda: server.acknowledged, "the acknowledgement")
         for worker_id in WORKER_IDS:
-            # # The watcher may have received the last goodbye a moment before this test.
+            # The watcher may have received the last goodbye a moment before this test.
             await until_said(partial(has_left, mesh, worker_id), f"{worker_id} to leave")
             assert mesh.states(worker_id)[-2] is MemberState.DRAINING
         assert {(each.worker_id, each.deadline_s) for each in mesh.notices} == {

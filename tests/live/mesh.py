@@ -23,7 +23,7 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore
 
 MODEL = "smollm2-135m-instruct"
-#: #: Tests are about hand-offs unless configured otherwise: a mesh as idle as theirs would soon convert to serving in place.
+#: Tests are about hand-offs unless configured otherwise: a mesh as idle as theirs would soon convert to serving in place.
 SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
 #: Options of a mesh with one worker, which computes both phases.
 ONE_MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")

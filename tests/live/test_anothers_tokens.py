@@ -62,7 +62,7 @@ async def _begin_and_restart(mesh: SimulatedMesh) -> None:
         await asyncio.to_thread(wait_for, lambda: replaced(mesh, first) and serves(mesh), lambda: "the new scheduler")
         kill(mesh, "gateway-0")
         for stream in streams:
-            with contextlib.suppress(Exception):  # # however a client finds out: its gateway is dead
+            with contextlib.suppress(Exception):  # however a client finds out: its gateway is dead
                 await stream
 
 

@@ -140,7 +140,7 @@ def answers(mesh: LiveMesh) -> bool:
 def test_broker_or_store_is_killed(mesh: LiveMesh, server: str) -> None:
     """Streams continue over the broker's restart, and do not notice the store's; afterwards the mesh is as before."""
     retries = stream_through(mesh, STREAMS * 5, lambda: kill(mesh, server))
-    assert server == "nats-server" or retries == 0  # # of the broker, a stream that lost no token continues
+    assert server == "nats-server" or retries == 0  # of the broker, a stream that lost no token continues
     wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
     answer = mesh.client().completions.create(model=MODEL, prompt="Still there?", max_tokens=3)
     assert answer.usage is not None

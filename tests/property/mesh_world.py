@@ -41,12 +41,12 @@ from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
 CONFIRM_EVERY_S = 2.0
-#: #: What a lossy mesh may lose: each receiver of these messages has a time-out.
+#: What a lossy mesh may lose: each receiver of these messages has a time-out.
 LOSABLE = (
     *(m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member),
     *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
 )
-#: #: Messages that a request, or an attempt, is over.
+#: Messages that a request, or an attempt, is over.
 ENDINGS = (m.CloseRequest, m.CancelRequest)
 #: A member whose own heartbeats do not come back for so long takes the broker for away.
 DEAF_AFTER_S = 0.75

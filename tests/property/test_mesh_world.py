@@ -69,7 +69,7 @@ SWAPPING = st.builds(
 MAX_PROMPT, MAX_NEW = 20, 24
 #: Two questions to a gateway, what settles before the first, and three of the longest iterations in flight.
 OVER_HELD_S = 10.0
-#: #: Pools that spill over at once, soon and never; home pools that never change, and ones that change at every chance.
+#: Pools that spill over at once, soon and never; home pools that never change, and ones that change at every chance.
 POOL_POLICIES = st.builds(
     PoolPolicy,
     st.sampled_from([0, 15, 8192]),

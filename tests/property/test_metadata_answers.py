@@ -82,9 +82,9 @@ HEADERS = st.dictionaries(
     st.text(max_size=6) | st.sampled_from(["Google", "0", "21600", "9" * 400, "²", "-1"]),
 )
 HTTP_ANSWERS = st.builds(HttpAnswer, STATUSES, BODIES, HEADERS, st.just("no connection"))
-#: #: Of a service that serves them in turn.
+#: Of a service that serves them in turn.
 SERVICES = st.lists(HTTP_ANSWERS, min_size=1, max_size=4)
-#: #: Far more than any dialogue requests.
+#: Far more than any dialogue requests.
 MOST_QUESTIONS = 12
 
 

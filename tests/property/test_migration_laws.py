@@ -111,7 +111,7 @@ def test_what_is_freed_is_what_nobody_needs_there(case: Case, limit_bytes: int |
     plan = plan_of(case, limit_bytes)
     for device in case.devices():
         if case.deadline_s(device) is None:
-            # # KV of requests that come too late is dropped with the rest, or stays for the pipeline that recomputes them
+            # KV of requests that come too late is dropped with the rest, or stays for the pipeline that recomputes them
             late = {each.id for each in plan.recomputed}
             goes = {byte for byte in case.held(device) - case.needed(device, set()) if byte[0].request is None}
             freed = sum(each.byte_count for each in plan.freed if each.device == device and not each.is_kv)

@@ -68,7 +68,7 @@ SETTINGS = st.builds(
 CLUSTERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)).filter(
     lambda counts: counts[1] + counts[2] > 0
 )
-#: #: Memory for the largest request and little more.
+#: Memory for the largest request and little more.
 SMALL = worlds.machine_type(kv_tokens=256, link_bytes_per_s=1e6)
 
 

@@ -63,7 +63,7 @@ class World:
         self.incarnations = dict.fromkeys(WORKERS, 1)
         #: Of workers that are there, by their last heartbeat, and when that was.
         self.here: dict[str, tuple[Member, float]] = {}
-        #: #: Deadlines that an incarnation received while a notice is in force, in order.
+        #: Deadlines that an incarnation received while a notice is in force, in order.
         self.told: dict[tuple[str, int], list[float]] = {}
         self.said_goodbye: set[tuple[str, int]] = set()
         self.questions = 0
@@ -130,7 +130,7 @@ class World:
         member = Member(life.worker_id, MemberKind.TOKEN_WORKER, incarnation, life.state, host, 1, "h:1")
         if life.state in (MemberState.LEFT, MemberState.LOST):
             self.here.pop(life.worker_id, None)
-            if life.state is MemberState.LEFT:  # # a lost worker has not sent a goodbye
+            if life.state is MemberState.LEFT:  # a lost worker has not sent a goodbye
                 self.said_goodbye.add((life.worker_id, incarnation))
         else:
             self.here[life.worker_id] = (member, self.now)
@@ -195,7 +195,7 @@ def test_an_answer_again_tells_nobody_anything(events: list[tuple[float, object]
     world.answer(answer)
     world.now = world.asked_s
     for worker_id, (member, _) in list(world.here.items()):
-        world.feed(member)  # # workers that had not received it get it again, and not because of the answer
+        world.feed(member)  # workers that had not received it get it again, and not because of the answer
         assert world.here[worker_id][0] is member
     assert {type(command) for command in world.feed(answer)} <= {c.AskCloud}
 

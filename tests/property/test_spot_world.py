@@ -25,7 +25,7 @@ from spotwise.simulator.spotserve.systems import (
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
-#: #: Machines that stay at the end: enough for one pipeline, whatever happened before.
+#: Machines that stay at the end: enough for one pipeline, whatever happened before.
 LAST = tuple(f"last-{number}" for number in range(6))
 SYSTEMS = st.builds(
     lambda system, batching, phases: (
@@ -112,7 +112,7 @@ def test_nothing_is_computed_twice_where_notice_suffices(
     """Instances go one by one with notice enough for what must move, and a place for all that run stays."""
     removed = [(20.0 + 15.0 * place, "remove", f"n{number}") for place, number in enumerate(leaving)]
     trace = tiny.trace((0.0, "add", " ".join(f"n{number}" for number in range(6))), *removed, end_s=90.0)
-    # # The remaining pipelines have capacity for all that run: no request has to wait for a slot.
+    # The remaining pipelines have capacity for all that run: no request has to wait for a slot.
     system = replace(SPOTSERVE, batching=batching, adapts=False, shape=ParallelConfig(1, 2, 2, 30))
     surroundings = replace(tiny.SURROUNDINGS, grace_s=12.0)
     outcome = serve(tiny.run(trace, times_s, system, surroundings, model=replace(tiny.MODEL, max_batch=30)))

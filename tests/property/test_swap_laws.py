@@ -59,7 +59,7 @@ ARRIVALS = st.builds(
     then_ticks=st.integers(0, 10),
     cancel_ticks=st.none() | st.none() | st.integers(0, 200),
 )
-#: #: Policies under which every sequence has a turn within 3 s.
+#: Policies under which every sequence has a turn within 3 s.
 FAIR = POLICIES.map(
     lambda policy: replace(
         policy,
@@ -92,7 +92,7 @@ class Kv:
                 content = _content(name, prompts[name], position)
                 if position >= row.first_position:
                     block[position % BLOCK_SIZE] = content
-                # # The first token of a hand-off came from the prompt worker.
+                # The first token of a hand-off came from the prompt worker.
                 assert block[position % BLOCK_SIZE] == content, f"{name} at {position}"
 
     def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:

@@ -187,7 +187,7 @@ class Timeline:
             self._swaps.compute(batch, self.prompts)
         self._order = EngineOrder(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
 
-    # # --- the role's commands --------------------------------------------------------------------------------------------
+    # --- the role's commands --------------------------------------------------------------------------------------------
 
     def tell(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self.tick / TICKS_PER_S):

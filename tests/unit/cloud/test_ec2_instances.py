@@ -361,7 +361,7 @@ async def test_each_error_is_told_for_what_it_is(
     """Each EC2 error is raised with its cause and what to do about it."""
     if action == "run_instances":
         empty.failing.append(("run_instances", failure))
-    # # Without permission for fleets RunInstances is called, and without permission for that either, an error is raised.
+    # Without permission for fleets RunInstances is called, and without permission for that either, an error is raised.
     empty.failing.append(
         (action, failure) if action == "create_fleet" else ("create_fleet", error("UnsupportedOperation"))
     )

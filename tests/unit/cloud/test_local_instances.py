@@ -265,7 +265,7 @@ async def test_after_a_boot_nothing_is_there(options: LocalOptions, provider: Lo
     process_of(options, instance).kill()
     assert not process_of(options, instance).is_alive()
     assert runs(int(first.split()[0]))
-    known.write_text(first)  # # for the cleanup
+    known.write_text(first)  # for the cleanup
 
 
 async def test_an_order_that_was_cut_off_is_finished_by_its_repetition(

@@ -15,7 +15,7 @@ from tests.unit.core.worker.bench import HERE, WorkerBench
 
 EVERY_S = 2.0
 ASKING = WorkerPolicy(reserve=Reserve.MAX_TOKENS, prefix_caching=False, confirm_every_s=EVERY_S)
-#: #: Members that report nothing are not what these tests are about.
+#: Members that report nothing are not what these tests are about.
 LIMITS = SchedulerLimits(confirm_every_s=EVERY_S, member_timeout_s=1e6, reservation_timeout_s=1e6)
 
 

@@ -11,7 +11,7 @@ from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 from tests.unit.core.worker.bench import WorkerBench, deltas
 
-#: #: Can hold the prompt, but not the whole request, so it cannot replace a token worker.
+#: Can hold the prompt, but not the whole request, so it cannot replace a token worker.
 PROMPT = worker_member("p", m.Pool.PROMPT, blocks=2)
 WORKER = worker_member("w")
 

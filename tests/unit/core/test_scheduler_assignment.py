@@ -167,7 +167,7 @@ class TestQueue:
         bench = SchedulerBench(worker_member("t", blocks=5))
         assert bench.asked(submission("a")) == [("a", "t")]
         assert bench.asked(submission("b")) == []
-        assert bench.asked(worker_member("t", blocks=5)) == []  # # sent before the worker received "a"
+        assert bench.asked(worker_member("t", blocks=5)) == []  # sent before the worker received "a"
         assert bench.asked(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
         assert bench.asked(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
 
@@ -210,7 +210,7 @@ class TestQueue:
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):
-            # # a worker that answers an older order may hold a reservation that is no longer wanted
+            # a worker that answers an older order may hold a reservation that is no longer wanted
             assert cancels(bench.feed(stray)) == [(holder, stray.choice_id, stray.epoch)]
         assert bench.feed(refused(epoch=2, number=7)) == []
         assert bench.role.queued == 0

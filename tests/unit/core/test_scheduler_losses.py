@@ -21,7 +21,7 @@ from tests.unit.core.scheduler_bench import (
     submission,
 )
 
-#: #: Can hold the prompt, but not the whole request, so it cannot replace a token worker.
+#: Can hold the prompt, but not the whole request, so it cannot replace a token worker.
 SMALL_PROMPT = worker_member("p", Pool.PROMPT, blocks=2)
 PATIENT = SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0)
 GATEWAY = plain_member("g", MemberKind.GATEWAY)

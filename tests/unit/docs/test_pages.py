@@ -62,7 +62,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     assert isinstance(commands, TyperGroup)
     for line in shown:
         for call in re.findall(r"(?:^|[\s/])spotwise ((?:[a-z]+)(?: [^|;&#]*)?)", line):
-            # # Text in quotes belongs to another command, or is a prompt.
+            # Text in quotes belongs to another command, or is a prompt.
             name, *words = re.sub(r"\"[^\"]*\"|'[^']*'", "QUOTED", call).split()
             assert name in commands.commands, line
             command = commands.commands[name]

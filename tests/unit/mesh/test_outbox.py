@@ -45,5 +45,5 @@ async def test_a_broker_that_takes_nothing_costs_so_much_memory_and_no_more() ->
             ("outbox_full", None),
             ("outbox_emptied", 990),
         ]
-    outbox.put("s", b"x" * 1000)  # # larger than all that may wait, and still the latest message
+    outbox.put("s", b"x" * 1000)  # larger than all that may wait, and still the latest message
     assert len((await outbox.take())[1]) == 1000

@@ -17,7 +17,7 @@ def test_the_longest_beginning_in_common_is_told() -> None:
     assert memory.held((1, 2, 3, 4), first_incarnation) == {"p": 192}
     assert memory.held((9, 2), first_incarnation) == {
         "p": 128
-    }  # # names are of whole prefixes: the second implies the first
+    }  # names are of whole prefixes: the second implies the first
     assert memory.held((9,), first_incarnation) == {}
     assert memory.held((), first_incarnation) == {}
 

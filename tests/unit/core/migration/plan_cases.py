@@ -170,7 +170,7 @@ class Replay:
 
     def _fill(self, freed_s: object) -> None:
         assert callable(freed_s)
-        # # every request that resumes has its memory, whether its KV moves or not
+        # every request that resumes has its memory, whether its KV moves or not
         spare: dict[tuple[Device, bool], int] = {}
         for device in self.case.devices():
             held, needed = self.case.held(device), self.case.needed(device, set())

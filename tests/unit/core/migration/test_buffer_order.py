@@ -50,7 +50,7 @@ def peak_of(order: list[Cut], loads: list[tuple[dict[int, int], dict[int, int]]]
     return peak
 
 
-#: #: Two regions that swap four layers: 0 and 1 move from region 0 to 1, 2 and 3 the other way.
+#: Two regions that swap four layers: 0 and 1 move from region 0 to 1, 2 and 3 the other way.
 SWAP: list[tuple[dict[int, int], dict[int, int]]] = [
     ({1: 10}, {0: 10}),
     ({1: 10}, {0: 10}),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spotwise.core.migration.fleet import events as e
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 
-#: #: A fleet in which no change waits for others.
+#: A fleet in which no change waits for others.
 AT_ONCE = FleetLimits(gather_s=0.0)
 
 

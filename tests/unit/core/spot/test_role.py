@@ -34,7 +34,7 @@ def watching() -> Watching:
     return Watching()
 
 
-# # --- who receives notices ----------------------------------------------------------------------------------------------
+# --- who receives notices ----------------------------------------------------------------------------------------------
 
 
 def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching) -> None:

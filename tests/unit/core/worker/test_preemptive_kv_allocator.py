@@ -235,7 +235,7 @@ class TestReservations:
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
         bench.swapped("b")
-        assert rows(bench.iterate(a=54)) == ["a@1"]  # # b stays away: the memory is promised
+        assert rows(bench.iterate(a=54)) == ["a@1"]  # b stays away: the memory is promised
         (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
         assert isinstance(reserved, m.KvReserved)
 

@@ -52,7 +52,7 @@ def read_counts(path: Path, unit: TimeUnit = TimeUnit.SECONDS) -> Curve:
                 f"{path}, line {number}: {line!r} is neither time,count nor 2021-12-11, 11:11:30, count"
             ) from None
         points.append((at_s, count))
-    points.sort(key=lambda point: point[0])  # # stable: of equal times the file's last line wins
+    points.sort(key=lambda point: point[0])  # stable: of equal times the file's last line wins
     start_s = points[0][0]
     return tuple({at_s - start_s: count for at_s, count in points}.items())
 
