@@ -20,9 +20,9 @@ from tests.unit.core.spot.watching import (
     draining,
     left,
     notice,
+    notices,
     of,
     reports,
-    told,
     worker,
 )
 
@@ -41,7 +41,7 @@ def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching)
     """All workers of the machine, and none of another, receive the deadline; the planner receives it once, with all of them."""
     watching.start(worker("b"), worker("a"), worker("far", "machine-1"), replace(worker("s"), kind=MemberKind.GATEWAY))
     commands = watching.answer(notice(DEADLINE_S))
-    assert told(commands) == [("a", DEADLINE_S), ("b", DEADLINE_S)]
+    assert notices(commands) == [("a", DEADLINE_S), ("b", DEADLINE_S)]
     assert reports(commands) == [
         InterruptionReported("watcher-0", "e", InterruptionKind.NOTICE, ("a", "b"), DEADLINE_S, "cloud: go")
     ]
@@ -52,7 +52,7 @@ def test_named_workers_are_beside_it_wherever_they_are() -> None:
     """Named workers count as beside the watcher, and no other worker does, even on the same machine."""
     watching = Watching(workers=("far",))
     watching.start(worker("a"), worker("far", "machine-1"))
-    assert told(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
+    assert notices(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
 
 
 def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
@@ -62,7 +62,7 @@ def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
     for _ in range(5):
         watching.feed(draining(worker("a")))
         commands = watching.answer(notice(DEADLINE_S))
-        assert (told(commands), reports(commands)) == ([], [])
+        assert (notices(commands), reports(commands)) == ([], [])
 
 
 def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> None:
@@ -70,31 +70,31 @@ def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> N
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     watching.feed(draining(worker("a")))
-    assert told(watching.answer(notice(DEADLINE_S + 60))) == []
-    assert told(watching.answer(notice(DEADLINE_S - 60))) == [("a", DEADLINE_S - 60)]
-    assert told(watching.answer(notice(DEADLINE_S - 60), notice(DEADLINE_S - 90, "f"))) == [("a", DEADLINE_S - 90)]
+    assert notices(watching.answer(notice(DEADLINE_S + 60))) == []
+    assert notices(watching.answer(notice(DEADLINE_S - 60))) == [("a", DEADLINE_S - 60)]
+    assert notices(watching.answer(notice(DEADLINE_S - 60), notice(DEADLINE_S - 90, "f"))) == [("a", DEADLINE_S - 90)]
 
 
 def test_who_acts_as_if_it_had_not_heard_is_told_again(watching: Watching) -> None:
     """The bus may lose a message; once it drains it is left alone."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
-    assert told(watching.feed(worker("a"), RETELL_S / 2)) == []
+    assert notices(watching.feed(worker("a"), RETELL_S / 2)) == []
     again = watching.feed(worker("a"), RETELL_S / 2)
-    assert (told(again), of(again, c.PublishNotice)[0].again) == ([("a", DEADLINE_S)], True)
-    assert told(watching.feed(worker("a"), RETELL_S / 2)) == []
-    assert told(watching.feed(draining(worker("a")), RETELL_S)) == []
+    assert (notices(again), of(again, c.PublishNotice)[0].again) == ([("a", DEADLINE_S)], True)
+    assert notices(watching.feed(worker("a"), RETELL_S / 2)) == []
+    assert notices(watching.feed(draining(worker("a")), RETELL_S)) == []
 
 
 def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watching: Watching) -> None:
     """Not while it starts; a new incarnation is another worker."""
     watching.start()
     watching.answer(notice(DEADLINE_S))
-    assert told(watching.feed(worker("a", state=MemberState.STARTING))) == []
+    assert notices(watching.feed(worker("a", state=MemberState.STARTING))) == []
     commands = watching.feed(worker("a"))
-    assert told(commands) == [("a", DEADLINE_S)]
+    assert notices(commands) == [("a", DEADLINE_S)]
     assert [(each.kind, each.worker_ids) for each in reports(commands)] == [(InterruptionKind.NOTICE, ("a",))]
-    assert told(watching.feed(worker("a", incarnation=2))) == [("a", DEADLINE_S)]
+    assert notices(watching.feed(worker("a", incarnation=2))) == [("a", DEADLINE_S)]
 
 
 def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None:
@@ -102,11 +102,11 @@ def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None
     watching.start(worker("a"))
     hint = notice(None, "h", is_hint=True)
     commands = watching.answer(hint)
-    assert told(commands) == []
+    assert notices(commands) == []
     assert [(each.kind, each.worker_ids, each.deadline_s) for each in reports(commands)] == [
         (InterruptionKind.HINT, ("a",), None)
     ]
-    assert told(watching.answer(hint, notice(DEADLINE_S))) == [("a", DEADLINE_S)]
+    assert notices(watching.answer(hint, notice(DEADLINE_S))) == [("a", DEADLINE_S)]
 
 
 def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching: Watching) -> None:
@@ -114,9 +114,9 @@ def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     commands = watching.answer()
-    assert (told(commands), [each.kind for each in reports(commands)]) == ([], [InterruptionKind.WITHDRAWN])
-    assert told(watching.feed(worker("b"))) == []
-    assert told(watching.answer(notice(DEADLINE_S + 99))) == [("a", DEADLINE_S + 99), ("b", DEADLINE_S + 99)]
+    assert (notices(commands), [each.kind for each in reports(commands)]) == ([], [InterruptionKind.WITHDRAWN])
+    assert notices(watching.feed(worker("b"))) == []
+    assert notices(watching.answer(notice(DEADLINE_S + 99))) == [("a", DEADLINE_S + 99), ("b", DEADLINE_S + 99)]
 
 
 def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None:
@@ -125,7 +125,7 @@ def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None
     watching.answer(notice(DEADLINE_S), notice(DEADLINE_S - 10, "f"))
     watching.feed(draining(worker("a")))
     commands = watching.answer(notice(DEADLINE_S))
-    assert (told(commands), [each.event_id for each in reports(commands)]) == ([], ["f"])
+    assert (notices(commands), [each.event_id for each in reports(commands)]) == ([], ["f"])
 
 
 # --- the questions ----------------------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
 def test_a_problem_takes_no_notice_back(watching: Watching) -> None:
     """Nor does it delay one that an answer in part holds."""
     watching.start(worker("a"))
-    assert told(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
+    assert notices(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
     assert reports(watching.answer(problem="no connection")) == []
-    assert told(watching.feed(worker("b"))) == [("b", DEADLINE_S)]
+    assert notices(watching.feed(worker("b"))) == [("b", DEADLINE_S)]
 
 
 # --- the cloud's leave -------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watchin
     watching.feed(Tick())
     watching.feed(Tick())
     assert lost(watching) == [(("a",), watching.now, "lost-a-7")]
-    assert told(watching.given) == []
+    assert notices(watching.given) == []
 
 
 def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:

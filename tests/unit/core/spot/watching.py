@@ -66,7 +66,7 @@ def of(commands: list[c.SpotWatcherCommand], wanted: type[CommandT]) -> list[Com
     return [command for command in commands if isinstance(command, wanted)]
 
 
-def told(commands: list[c.SpotWatcherCommand]) -> list[tuple[str, float]]:
+def notices(commands: list[c.SpotWatcherCommand]) -> list[tuple[str, float]]:
     """Who received a notice, and with which deadline."""
     return [(each.notice.worker_id, each.notice.deadline_s) for each in of(commands, c.PublishNotice)]
 
