@@ -27,7 +27,7 @@ def event(**fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def told(*events: Any) -> MetadataAnswered:
+def answer_to(*events: Any) -> MetadataAnswered:
     """What a machine named `vm` makes of these events."""
     body = json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
     found, _ = answered(Azure("vm").ask(NOW), [HttpAnswer(200, body)])
@@ -61,36 +61,36 @@ async def test_an_acknowledgement_lets_the_event_begin() -> None:
 
 def test_an_empty_time_is_the_shortest_notice() -> None:
     """Or none, where the event has begun."""
-    (scheduled,) = told(event(NotBefore="")).signs
+    (scheduled,) = answer_to(event(NotBefore="")).signs
     assert (scheduled.deadline_s, scheduled.grace_s) == (None, 30.0)
-    (started,) = told(event(NotBefore="", EventStatus="Started")).signs
+    (started,) = answer_to(event(NotBefore="", EventStatus="Started")).signs
     assert (started.deadline_s, started.grace_s) == (None, 0.0)
 
 
 def test_only_events_of_this_machine_count() -> None:
     """Azure reports each machine's events to the whole set; names are compared without case."""
-    found = told(event(EventId="1", Resources=["other"]), event(EventId="2", Resources=["VM"]))
+    found = answer_to(event(EventId="1", Resources=["other"]), event(EventId="2", Resources=["VM"]))
     assert [sign.event_id for sign in found.signs] == ["2"]
     assert found.problem is None
 
 
 def test_an_event_of_several_machines_is_not_acknowledged() -> None:
     """The other machines of the event may not be ready, so it is not acknowledged."""
-    (sign,) = told(event(Resources=["vm", "other"])).signs
+    (sign,) = answer_to(event(Resources=["vm", "other"])).signs
     assert not sign.acknowledgeable
 
 
 @pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Anything"])
 def test_events_after_which_the_machine_is_there_are_no_signs(kind: str) -> None:
     """Events that leave the machine running are neither signs nor problems."""
-    assert told(event(EventType=kind)) == MetadataAnswered()
-    assert told(event(EventType="Terminate")).signs
+    assert answer_to(event(EventType=kind)) == MetadataAnswered()
+    assert answer_to(event(EventType="Terminate")).signs
 
 
 @pytest.mark.parametrize("bad", [None, 1, {}, event(EventId=1), event(Resources=None), event(EventType=[])])
 def test_an_event_that_cannot_be_read_is_a_problem_and_hides_no_other(bad: Any) -> None:
     """The good one counts; none is withdrawn."""
-    found = told(bad, event(EventId="good"))
+    found = answer_to(bad, event(EventId="good"))
     assert [sign.event_id for sign in found.signs] == ["good"]
     assert found.problem == f"GET {PATH}: an event that cannot be read"
 

@@ -19,7 +19,7 @@ def cloud(node_name: str = "node-0") -> Kubernetes:
     return Kubernetes(node_name, 25.0, lambda: NODE_TOKEN)
 
 
-def told(spec: Any) -> MetadataAnswered:
+def answer_to(spec: Any) -> MetadataAnswered:
     """What is made of a node with this spec."""
     found, _ = answered(cloud().ask(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
     return found
@@ -48,7 +48,7 @@ async def test_a_taint_with_a_time_has_a_deadline() -> None:
 )
 def test_the_taints_of_all_who_take_nodes_away_count(key: str, hint: bool) -> None:
     """A recommendation is a hint; other taints are none of ours; one key is one sign."""
-    found = told(
+    found = answer_to(
         {"taints": [{"key": "other"}, {"key": key, "effect": "NoSchedule"}, {"key": key, "effect": "NoExecute"}]}
     )
     assert [(sign.event_id, sign.is_hint) for sign in found.signs] == [(key, hint)]
@@ -57,7 +57,7 @@ def test_the_taints_of_all_who_take_nodes_away_count(key: str, hint: bool) -> No
 @pytest.mark.parametrize("spec", [{}, {"taints": None}, {"taints": []}, {"taints": [None, 1, {"key": 1}]}])
 def test_a_node_without_taints_has_no_sign(spec: Any) -> None:
     """Kubernetes leaves an empty list out."""
-    assert told(spec) == MetadataAnswered()
+    assert answer_to(spec) == MetadataAnswered()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"kind": "Pod"}', b'{"kind": "Node", "spec": 1}'])
