@@ -53,9 +53,9 @@ class SchedulerBench:
         self.now += after_s
         return self.role.handle(event, self.now)
 
-    def asked(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
-        """Feed an event; return which workers got a reservation request or a request to serve in place, for which request."""
-        return asked(self.feed(event, after_s))
+    def placements(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
+        """Feed an event; return the (request, worker) of each placement."""
+        return placements(self.feed(event, after_s))
 
     def assign(self, choice_id: str = "r", epoch: int = 1, worker_id: str = "t") -> list[SchedulerCommand]:
         """Submit, and let the chosen worker accept."""
@@ -71,8 +71,8 @@ class SchedulerBench:
         return rejected
 
 
-def asked(commands: list[SchedulerCommand]) -> list[tuple[str, str]]:
-    """(request, worker) of each order that is the first word about a request."""
+def placements(commands: list[SchedulerCommand]) -> list[tuple[str, str]]:
+    """Return the (request, worker) of each order that places a request."""
     found = []
     for command in commands:
         match command:

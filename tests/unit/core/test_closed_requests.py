@@ -54,7 +54,7 @@ class TestScheduler:
         bench.feed(m.CloseRequest("r", 2, finished=False))
         assert bench.feed(submission(epoch=1)) == bench.feed(submission(epoch=2)) == []
         assert bench.role.live == 0
-        assert bench.asked(submission(epoch=3)) == [("r", "t")]
+        assert bench.placements(submission(epoch=3)) == [("r", "t")]
 
     def test_a_submission_of_a_later_attempt_after_its_closing_is_refused(self) -> None:
         """The closing found the attempt before it."""

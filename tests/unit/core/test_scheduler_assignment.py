@@ -130,21 +130,21 @@ class TestQueue:
     def test_a_later_request_never_passes_one_without_room(self) -> None:
         """Not even a small one that would fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
-        assert bench.asked(submission("large")) == []
-        assert bench.asked(submission("small", prompt=1, new=1)) == []
+        assert bench.placements(submission("large")) == []
+        assert bench.placements(submission("small", prompt=1, new=1)) == []
         assert bench.role.queued == 2
         roomy = worker_member("t", blocks=5)
-        assert bench.asked(roomy) == [("large", "t"), ("small", "t")]
+        assert bench.placements(roomy) == [("large", "t"), ("small", "t")]
         assert bench.role.queued == 0
 
     def test_the_lower_priority_number_comes_first(self) -> None:
         """Equal priorities are served in order of arrival; a refused request returns to its place."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         for choice_id, priority in (("a", 0), ("late", 7), ("b", 0), ("urgent", -2), ("c", 0)):
-            assert bench.asked(submission(choice_id, priority=priority)) == []
+            assert bench.placements(submission(choice_id, priority=priority)) == []
         order = []
         for number in range(1, 6):
-            ((choice_id, _),) = bench.asked(worker_member("t", blocks=3, seen=(("s", number - 1),)))
+            ((choice_id, _),) = bench.placements(worker_member("t", blocks=3, seen=(("s", number - 1),)))
             order.append(choice_id)
             if number == 1:  # refused once
                 bench.feed(refused(choice_id, number=1))
@@ -158,18 +158,18 @@ class TestQueue:
         bench = SchedulerBench(worker_member("t", blocks=5, free=0))
         bench.feed(submission("small", prompt=1, new=1))
         bench.feed(submission("large", priority=-1), after_s=30.0)
-        assert bench.asked(worker_member("t", blocks=5, free=2)) == []
+        assert bench.placements(worker_member("t", blocks=5, free=2)) == []
         assert bench.rejection(m.Tick(), after_s=31.0).choice_id == "small"
-        assert bench.asked(worker_member("t", blocks=5)) == [("large", "t")]
+        assert bench.placements(worker_member("t", blocks=5)) == [("large", "t")]
 
     def test_blocks_promised_and_not_yet_reported_are_not_promised_again(self) -> None:
         """Until a heartbeat includes the first request, the second finds no room."""
         bench = SchedulerBench(worker_member("t", blocks=5))
-        assert bench.asked(submission("a")) == [("a", "t")]
-        assert bench.asked(submission("b")) == []
-        assert bench.asked(worker_member("t", blocks=5)) == []  # sent before the worker received "a"
-        assert bench.asked(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
-        assert bench.asked(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
+        assert bench.placements(submission("a")) == [("a", "t")]
+        assert bench.placements(submission("b")) == []
+        assert bench.placements(worker_member("t", blocks=5)) == []  # sent before the worker received "a"
+        assert bench.placements(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
+        assert bench.placements(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
 
     def test_a_refused_request_goes_back_to_the_head_and_is_tried_upon_a_heartbeat(self) -> None:
         """A refused request keeps its place at the head, and is tried upon the next heartbeat."""
@@ -178,22 +178,22 @@ class TestQueue:
         bench.feed(submission("b"))
         assert bench.feed(refused("a")) == []
         assert bench.role.queued == 2
-        assert bench.asked(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
+        assert bench.placements(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
 
     def test_what_waits_is_placed_by_the_report_of_whoever_has_room(self) -> None:
         """Reports of workers without free memory place nothing, and a draining worker takes nothing."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0), worker_member("t2", blocks=3, free=0))
-        assert bench.asked(submission()) == []
-        assert bench.asked(worker_member("t", blocks=3, free=2)) == []
-        assert bench.asked(worker_member("t", blocks=3, state=m.MemberState.DRAINING)) == []
-        assert bench.asked(worker_member("t2", blocks=3)) == [("r", "t2")]
+        assert bench.placements(submission()) == []
+        assert bench.placements(worker_member("t", blocks=3, free=2)) == []
+        assert bench.placements(worker_member("t", blocks=3, state=m.MemberState.DRAINING)) == []
+        assert bench.placements(worker_member("t2", blocks=3)) == [("r", "t2")]
 
     def test_after_a_refusal_any_report_brings_the_request_to_another_worker(self) -> None:
         """Any report places a refused request elsewhere: that other workers had no memory is not known before it is tried."""
         bench = SchedulerBench(SMALL, worker_member("t2", blocks=3, owed=5))
-        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.placements(submission()) == [("r", "t")]
         bench.feed(refused())
-        assert bench.asked(worker_member("t", blocks=3, free=0, seen=(("s", 1),))) == [("r", "t2")]
+        assert bench.placements(worker_member("t", blocks=3, free=0, seen=(("s", 1),))) == [("r", "t2")]
 
     def test_several_refused_requests_keep_their_order(self) -> None:
         """Whichever came first is assigned first, in whatever order the refusals arrive."""
@@ -203,7 +203,7 @@ class TestQueue:
                 bench.feed(submission(choice_id))
             for choice_id in order:
                 bench.feed(refused(choice_id, number="abc".index(choice_id) + 1))
-            assert bench.asked(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
+            assert bench.placements(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
     def test_a_refusal_of_something_else_changes_nothing(self) -> None:
         """Of another epoch, another worker, an unknown request, another order or one assigned already."""
@@ -223,7 +223,7 @@ class TestQueue:
         bench = SchedulerBench(worker_member("t", blocks=9, free=3))
         bench.feed(submission("large", prompt=100))
         bench.feed(submission("small"))
-        assert bench.asked(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
+        assert bench.placements(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
 
 
 class TestRejections:
@@ -272,7 +272,7 @@ class TestRejections:
         bench = SchedulerBench(worker_member("t", blocks=9, free=3), limits=limits)
         bench.feed(submission("large", prompt=100))
         bench.feed(submission("small"), after_s=0.9)
-        assert bench.asked(m.Tick(), after_s=0.2) == [("small", "t")]
+        assert bench.placements(m.Tick(), after_s=0.2) == [("small", "t")]
 
 
 class TestEpochs:

@@ -14,8 +14,8 @@ from tests.unit.core.scheduler_bench import (
     TOKEN,
     SchedulerBench,
     accepted,
-    asked,
     cancels,
+    placements,
     refused,
     reserved,
     submission,
@@ -84,11 +84,11 @@ class TestSilence:
     def test_after_the_timeout_the_reservation_is_cancelled_and_another_worker_asked(self) -> None:
         """The silent worker's reservation is cancelled, and counts against it until it reports."""
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"), limits=PATIENT)
-        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.placements(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
         commands = bench.feed(m.Tick(), after_s=0.2)
         assert cancels(commands) == [("t", "r", 1)]
-        assert asked(commands) == [("r", "t2")]
+        assert placements(commands) == [("r", "t2")]
 
     def test_its_late_grant_is_cancelled_and_its_late_refusal_leaves_the_request_where_it_is(self) -> None:
         """The request is in other hands now."""
@@ -132,18 +132,18 @@ class TestSilenceInPlace:
     def test_the_attempt_is_over_and_the_gateway_asked_for_another(self) -> None:
         """Which fences this one: it may have brought tokens."""
         bench = SchedulerBench(TOKEN, worker_member("t2", owed=5), limits=PATIENT)
-        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.placements(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
         commands = bench.feed(m.Tick(), after_s=0.2)
         assert cancels(commands) == [("t", "r", 1)]
-        assert asked(commands) == []
+        assert placements(commands) == []
         (batch,) = sent(commands, "g")
         assert isinstance(batch, m.TokenBatch)
         (delta,) = batch.deltas
         assert (delta.attempt_id, delta.token_id, delta.finish_reason) == (101, None, FinishReason.ERROR)
         assert (delta.error, delta.retryable) == ("worker t did not answer the scheduler", True)
         assert bench.role.live == 0
-        assert bench.asked(submission(epoch=2)) == [("r", "t2")]
+        assert bench.placements(submission(epoch=2)) == [("r", "t2")]
 
     def test_so_it_is_where_the_worker_is_lost(self) -> None:
         """The loss counts as silence: the gateway was not notified of the worker and does not watch it."""
@@ -189,7 +189,7 @@ class TestLostWorkers:
         bench.feed(submission())
         assert cancels(bench.feed(replace(TOKEN, state=MemberState.LEFT))) == [("t", "r", 1)]
         assert bench.role.queued == 1
-        assert bench.asked(m.Tick()) == [("r", "t2")]
+        assert bench.placements(m.Tick()) == [("r", "t2")]
         assert only(bench.feed(reserved()), m.StartPrefill) == []
 
     def test_a_prompt_worker_lost_while_reserving_frees_the_reservation(self) -> None:
@@ -197,7 +197,7 @@ class TestLostWorkers:
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT, pending=5), TOKEN)
         bench.feed(submission())
         assert cancels(bench.feed(replace(PROMPT, state=MemberState.LEFT))) == [("t", "r", 1)]
-        assert bench.asked(m.Tick()) == [("r", "t")]
+        assert bench.placements(m.Tick()) == [("r", "t")]
         assert only(bench.feed(reserved(number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_a_silent_worker_is_lost_and_its_requests_keep_their_order(self) -> None:
@@ -210,13 +210,13 @@ class TestLostWorkers:
         # it may only have been silent, with the orders still in its inbox
         assert sorted(cancels(bench.feed(m.Tick(), after_s=1.1))) == [("t", "a", 1), ("t", "b", 1)]
         assert bench.role.queued == 3
-        assert bench.asked(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
+        assert bench.placements(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
 
     def test_a_restarted_worker_holds_nothing_of_before(self) -> None:
         """Its memory is judged by its new report alone, and open reservations are requested anew."""
         bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=3))
         bench.feed(submission("a"))
-        assert bench.asked(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
+        assert bench.placements(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
 
     def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing(self) -> None:
         """A late heartbeat does not restore the memory, or the state, from before the restart."""
@@ -237,7 +237,7 @@ class TestLostWorkers:
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2", owed=50))
         bench.feed(submission("a"))
         bench.feed(replace(TOKEN, state=MemberState.DRAINING))
-        assert bench.asked(submission("b")) == [("b", "t2")]
+        assert bench.placements(submission("b")) == [("b", "t2")]
         assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].token_worker == "t"
 
 

@@ -31,9 +31,9 @@ class TestSpill:
         policy = replace(TIGHT, max_pending_prompt_tokens=60)
         full = worker_member("p", Pool.PROMPT, pending=40)
         bench = SchedulerBench(full, TOKEN, worker_member("t2"), policy=policy)
-        assert bench.asked(submission("a")) == [("a", "t")]
-        assert bench.asked(submission("b")) == [("b", "t")]
-        assert bench.asked(submission("c")) == [("c", "t2")]
+        assert bench.placements(submission("a")) == [("a", "t")]
+        assert bench.placements(submission("b")) == [("b", "t")]
+        assert bench.placements(submission("c")) == [("c", "t2")]
 
     def test_a_refusal_brings_a_converted_worker_home(self) -> None:
         """With its next heartbeat, which has seen the order and has nothing of it."""
@@ -146,4 +146,4 @@ class TestRestart:
             counts = [(view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) for view in role.pools]
             assert counts == [(30, 0, 16 * 100), (5, 9, 16 * 50), (0, 20, 16 * 100)]
         after = submission("after", prompt=5)
-        assert old.asked(after) == new.asked(after) == [("after", "t")]
+        assert old.placements(after) == new.placements(after) == [("after", "t")]
