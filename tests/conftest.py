@@ -1,6 +1,6 @@
-"""What tests of every kind may ask for: a real broker and a real store, brought along or in containers.
+"""What tests of every kind share: a real broker and a real store, brought along or in containers.
 
-Whatever asks for `nats_url` or `redis_url` runs twice: against the embedded programs, and against containers where a Docker
+A test that uses `nats_url` or `redis_url` runs twice: against the embedded programs, and against containers where a Docker
 engine answers and has the images, or can pull them. `NATS_IMAGE` and `REDIS_IMAGE` name the images, as they do for
 docker-compose.yml.
 """
@@ -88,7 +88,7 @@ def _container(image: str, command: str, port: int) -> DockerContainer:
 
 def _engine() -> docker.DockerClient | None:
     with warnings.catch_warnings():
-        # Where nobody answers, the client leaves its socket to the garbage collector.
+        # Without a server the client leaves its socket to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             return docker.from_env(timeout=60)

@@ -38,7 +38,7 @@ class Container:
 
     @property
     def healthy(self) -> bool:
-        """Whether its health check says so."""
+        """Whether the container's health check succeeds."""
         return bool(self.state["Running"]) and self.state.get("Health", {}).get("Status") == "healthy"
 
 
@@ -71,7 +71,7 @@ class Project:
         return self._run(["docker", *arguments], timeout_s)
 
     def containers(self, service: str | None = None) -> list[Container]:
-        """The project's containers, those that ended included."""
+        """The project's containers, exited ones included."""
         of_project = f"label=com.docker.compose.project={self.name}"
         ids = self.docker("ps", "--all", "--quiet", "--no-trunc", "--filter", of_project).split()
         described = json.loads(self.docker("inspect", *ids)) if ids else []
@@ -112,7 +112,7 @@ class Project:
         return self.compose("port", "gateway", "8000").strip()
 
     def explain(self, request_id: str) -> list[dict[str, Any]]:
-        """A request's ledger, told by the command line within the gateway's container."""
+        """A request's ledger, printed by the command line within the gateway's container."""
         command = ("python", "-P", "-m", "spotwise.cli", "explain", request_id, "--json")
         gateway = self.running("gateway")[0].id
         told: list[dict[str, Any]] = json.loads(

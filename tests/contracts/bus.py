@@ -23,13 +23,13 @@ Connect: TypeAlias = Callable[[], Awaitable[MessageBus]]
 
 
 async def echo(message: BusMessage) -> None:
-    """Answer with what was asked."""
+    """Answer with the request's payload."""
     assert message.respond is not None
     await message.respond(message.payload)
 
 
 async def ignore(message: BusMessage) -> None:
-    """Hear and say nothing."""
+    """Receive and never answer."""
 
 
 class BusContract:
@@ -66,7 +66,7 @@ class BusContract:
         assert most_at_work == 1
 
     async def test_a_slow_handler_holds_up_its_own_subscription_only(self, connect: Connect, subject: str) -> None:
-        """Another subscription of the same connection goes on."""
+        """While one handler is slow, another subscription of the same connection still receives messages."""
         bus = await connect()
         release = asyncio.Event()
         heard: list[str] = []
@@ -113,7 +113,7 @@ class BusContract:
         assert all(members)
 
     async def test_a_star_stands_for_one_token(self, connect: Connect, subject: str) -> None:
-        """`a.*` hears `a.b`, not `a`, not `a.b.c`, not `x.b`; the message says where it was published."""
+        """`a.*` matches `a.b`, not `a`, `a.b.c` or `x.b`; the message carries the subject it was published on."""
         bus = await connect()
         heard: list[str] = []
 
@@ -127,7 +127,7 @@ class BusContract:
         assert heard == [f"{subject}.one", f"{subject}.last"]
 
     async def test_each_request_gets_its_own_answer(self, connect: Connect, subject: str) -> None:
-        """Twenty at once, over two connections."""
+        """Of twenty concurrent requests over two connections each gets its own answer."""
         server = await connect()
         await server.subscribe(subject, echo)
         clients = [await connect(), await connect()]
@@ -151,7 +151,10 @@ class BusContract:
         assert heard == [BusMessage(subject, b"news", None)]
 
     async def test_of_several_answers_one_counts(self, connect: Connect, subject: str) -> None:
-        """The others are dropped without a trace, and the connection goes on."""
+        """Of several answers to one request the first counts.
+
+        The others are dropped silently, and the connection keeps working.
+        """
         bus = await connect()
         for _ in range(3):
             await (await connect()).subscribe(subject, echo)
@@ -177,7 +180,7 @@ class BusContract:
             await bus.request(subject, b"", 0.05)
 
     async def test_a_message_too_large_is_refused_before_it_is_sent(self, connect: Connect, subject: str) -> None:
-        """Published or asked, it is an error with both sizes; the largest message allowed arrives."""
+        """A publish or a request over the limit raises an error with both sizes; the largest allowed message arrives."""
         bus = await connect()
         await bus.subscribe(subject, echo)
         largest = b"x" * bus.max_payload_bytes
@@ -187,7 +190,7 @@ class BusContract:
         assert await bus.request(subject, largest, 10.0) == largest
 
     async def test_a_handler_that_raises_loses_one_message(self, connect: Connect, subject: str) -> None:
-        """The next one comes."""
+        """A handler's exception loses that message only, and the next one is handled."""
         bus = await connect()
 
         async def handler(message: BusMessage) -> None:
@@ -200,7 +203,7 @@ class BusContract:
         assert await bus.request(subject, b"good", 10.0) == b"good"
 
     async def test_after_unsubscribe_nothing_is_heard(self, connect: Connect, subject: str) -> None:
-        """Others still hear; a second time changes nothing."""
+        """After `unsubscribe` the handler is not called, other subscribers still are; a second call changes nothing."""
         bus, other = await connect(), await connect()
         stopped: list[bytes] = []
         goes_on: list[bytes] = []

@@ -24,11 +24,11 @@ ENDED = (InstanceState.LEAVING, InstanceState.GONE)
 
 
 class Site(Protocol):
-    """Where a provider's instances are, and what there is.
+    """Where a provider's instances are, and what exists.
 
     Attributes:
-        instance_type: one that there is.
-        room: instances that can be had at once, all meshes together.
+        instance_type: one that exists.
+        capacity: instances that run at once at most, all meshes together.
     """
 
     instance_type: str
@@ -51,7 +51,7 @@ def ids(instances: list[AcquiredInstance]) -> list[str]:
 
 
 class InstanceProviderContract:
-    """Subclasses have a fixture `site`: no instances, room for four."""
+    """Subclasses have a fixture `site`: no instances, capacity for four."""
 
     @pytest.fixture
     async def provider(self, site: Site) -> InstanceProvider:
@@ -67,7 +67,7 @@ class InstanceProviderContract:
         return ids([each for each in await provider.instances() if each.state in HERE])
 
     async def test_a_mesh_begins_with_nothing(self, provider: InstanceProvider) -> None:
-        """No instances, and nothing to release."""
+        """A new mesh has no instances, and nothing to release."""
         assert await provider.instances() == []
         await provider.release([])
 
@@ -91,7 +91,7 @@ class InstanceProviderContract:
             assert each.tags == {"role": "token"}
 
     async def test_the_first_acquired_is_shown_first(self, site: Site, provider: InstanceProvider) -> None:
-        """Then by id."""
+        """Instances are listed by time of acquisition, then by id."""
         for token in ("one", "two"):
             await provider.acquire(self.order(site, token, 2))
         shown = await provider.instances()
@@ -106,7 +106,7 @@ class InstanceProviderContract:
         assert ids(await again.instances()) == ids(first)
 
     async def test_a_new_token_is_a_new_order(self, site: Site, provider: InstanceProvider) -> None:
-        """Though all else is the same."""
+        """An order with a new token starts new instances, though all else is the same."""
         first = await provider.acquire(self.order(site, "one"))
         second = await provider.acquire(self.order(site, "two"))
         assert not set(ids(first)) & set(ids(second))
@@ -115,7 +115,7 @@ class InstanceProviderContract:
     async def test_the_same_token_of_another_mesh_is_another_order(
         self, site: Site, provider: InstanceProvider
     ) -> None:
-        """Meshes need not agree on tokens."""
+        """Tokens are per mesh: the same one orders anew in another mesh."""
         other = await site.open("mesh-b")
         mine, theirs = await provider.acquire(self.order(site, "one")), await other.acquire(self.order(site, "one"))
         assert not set(ids(mine)) & set(ids(theirs))
@@ -129,7 +129,7 @@ class InstanceProviderContract:
         assert [each[0].market for each in acquired] == [order.market for order in orders]
 
     async def test_one_order_given_many_times_at_once_is_one(self, site: Site, provider: InstanceProvider) -> None:
-        """Whoever asks gets the same."""
+        """Concurrent calls with one order id start one set of instances, which every caller gets."""
         answers = await asyncio.gather(*(provider.acquire(self.order(site, "one")) for _ in range(4)))
         assert len({tuple(ids(answer)) for answer in answers}) == 1
         assert ids(await provider.instances()) == ids(answers[0])
@@ -143,7 +143,7 @@ class InstanceProviderContract:
         assert sum(len(each) for each in got) == site.room == len(await provider.instances())
 
     async def test_an_order_is_filled_in_part(self, site: Site, provider: InstanceProvider) -> None:
-        """As far as there is room; repeating it brings no more, though there is room again."""
+        """An order over the capacity is filled in part; repeating it starts no more, though capacity came free."""
         first = await provider.acquire(self.order(site, "one", 3))
         second = await provider.acquire(self.order(site, "two", 3))
         assert len(second) == 1
@@ -153,7 +153,10 @@ class InstanceProviderContract:
         assert await self.here(provider) == ids(second)
 
     async def test_where_there_is_nothing_that_is_said(self, site: Site, provider: InstanceProvider) -> None:
-        """By type and market; once there is room, a new order is filled."""
+        """An order without capacity raises an error that names type and market.
+
+        A new order after capacity came free is filled.
+        """
         first = await provider.acquire(self.order(site, "one", 4))
         with pytest.raises(NoCapacity, match=site.instance_type) as told:
             await provider.acquire(self.order(site, "two", 1, Market.ON_DEMAND))
@@ -164,7 +167,7 @@ class InstanceProviderContract:
         assert len(await provider.acquire(self.order(site, "three", 1))) == 1
 
     async def test_what_does_not_exist_is_refused(self, site: Site, provider: InstanceProvider) -> None:
-        """An instance type that nobody has; the message names it."""
+        """An unknown instance type is refused with its name."""
         with pytest.raises(ProviderRefused, match=r"no-such\.type"):
             await provider.acquire(AcquireRequest("one", ("no-such.type",), Market.SPOT, 1))
         assert await provider.instances() == []
@@ -194,7 +197,7 @@ class InstanceProviderContract:
         assert await self.here(provider) == []
 
     async def test_unknown_ids_are_passed_over(self, site: Site, provider: InstanceProvider) -> None:
-        """Those that are known go all the same."""
+        """A release passes over unknown ids and releases the known instances."""
         acquired = ids(await provider.acquire(self.order(site, "one")))
         await provider.release(["i-0123456789abcdef0", acquired[0]])
         await self._until_gone(provider, acquired[:1])

@@ -223,7 +223,7 @@ class KvTransportContract:
         assert receiver.handoffs == [HANDOFF]
 
     async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender(self, peer: StartPeer) -> None:
-        """Where on_handoff raises, the sender is told and the receiver's loop reports it."""
+        """Where on_handoff raises, the sender's push fails and the receiver's loop reports the error."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         reported: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
@@ -234,7 +234,7 @@ class KvTransportContract:
         assert [context["exception"] for context in reported] == [receiver.refuses]
 
     async def test_a_hand_off_may_leave_as_it_is_written(self, peer: StartPeer) -> None:
-        """Layer by layer, some blocks before others: what arrives is what stood there when it was said to be written."""
+        """Chunks may leave layer by layer and block by block; what arrives is the KV at the time it was reported as written."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (9, 2, 5))
         final = sender.memory.cells[:, (4, 7)].copy()
@@ -269,7 +269,10 @@ class KvTransportContract:
 
     @pytest.mark.parametrize("layers", [0, LAYERS - 1])
     async def test_a_push_that_is_called_off_hands_nothing_over(self, peer: StartPeer, layers: int) -> None:
-        """Before it began, or half-way: its owner is told, and the attempt can be pushed again. Idempotent."""
+        """A push cancelled before its start or half-way hands nothing over, notifies its owner, and can be pushed again.
+
+        Idempotent.
+        """
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (1, 2))
         push = sender.transport.open_push(receiver.target(1, 2), "r", 1, (4, 7))
@@ -308,7 +311,7 @@ class KvTransportContract:
             await receiver.transport.push(sender.target(1), HANDOFF, (1,))
 
     async def test_there_is_no_address_before_the_start(self, make: MakeTransport) -> None:
-        """Asking for it says what to do; a transport that never started closes."""
+        """The address of a transport that has not started is an error that says what to do; such a transport closes cleanly."""
         unstarted = Peer(make, "n", 3).transport
         with pytest.raises(RuntimeError, match="start"):
             _ = unstarted.address

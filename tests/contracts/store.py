@@ -58,7 +58,7 @@ class StoreContract:
         assert await store.get_record("cmpl-1#1") is None
 
     async def test_a_newer_attempt_replaces_the_older(self, store: MeshStore) -> None:
-        """With the tokens committed in between."""
+        """A newer attempt's record replaces the older, with the tokens committed in between."""
         newer = replace(RECORD, epoch=2, attempt_id=8, output_token_ids=(11, 12))
         await store.put_record(RECORD)
         await store.put_record(newer)
@@ -78,7 +78,7 @@ class StoreContract:
             assert await store.get_record(RECORD.choice_id) is None
 
     async def test_the_choices_of_a_request_share_a_ledger_in_order_of_time(self, store: MeshStore) -> None:
-        """Whoever wrote first, and whichever choice is asked for; facts keep their types."""
+        """All choices of a request share one ledger, in order of time, whichever choice reads it; facts keep their types."""
         late = entry("cmpl-1#1", 3.0, "decoded", tokens=12, decode_s=0.25, finish_reason="stop")
         first, second = entry("cmpl-1#0", 1.0), entry("cmpl-1#1", 2.0, "prefilled", queue_s=1e-6)
         await store.append_ledger(late, first)
@@ -107,14 +107,14 @@ class StoreContract:
         assert times == [float(number) for number in range(10, LEDGER_MAX_ENTRIES + 10)]
 
     async def test_members_come_in_order_of_id_and_without_load(self, store: MeshStore) -> None:
-        """All else they said of themselves is there."""
+        """Members come in order of id, with every field they registered but load."""
         await store.register(replace(MEMBER, id="token-2", load=WorkerLoad(running=3)), LONG_S)
         await store.register(MEMBER, LONG_S)
         await store.register(PLAIN, LONG_S)
         assert await store.members() == [PLAIN, MEMBER, replace(MEMBER, id="token-2")]
 
     async def test_a_registration_replaces_the_one_before(self, store: MeshStore) -> None:
-        """Of one id there is one."""
+        """A registration replaces the previous one of the same id."""
         await store.register(replace(MEMBER, state=MemberState.STARTING), LONG_S)
         await store.register(MEMBER, LONG_S)
         assert await store.members() == [MEMBER]
@@ -136,7 +136,10 @@ class StoreContract:
         assert await store.members() == [PLAIN]
 
     async def test_a_clock_that_was_set_back_gives_no_lower_incarnation(self, store: MeshStore) -> None:
-        """Above what was registered or given out under the id, also after its member left; else what the clock says."""
+        """A new incarnation is above every one registered or given out under the id, also after the member left.
+
+        Else it is the clock's.
+        """
         assert await store.next_incarnation("w", 1_700_000_000_000) == 1_700_000_000_000
         assert await store.next_incarnation("w", 1_600_000_000_000) == 1_700_000_000_001
         await store.register(replace(MEMBER, id="w", incarnation=1_800_000_000_000), ttl_s=LONG_S)
@@ -146,6 +149,6 @@ class StoreContract:
         assert await store.next_incarnation("other", 5) == 5
 
     async def test_closing_twice_is_closing(self, store: MeshStore) -> None:
-        """Idempotent."""
+        """Closing is idempotent."""
         await store.close()
         await store.close()

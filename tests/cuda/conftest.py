@@ -1,4 +1,4 @@
-"""What runs on a GPU, with `make test-cuda`; elsewhere it is skipped, and says so."""
+"""Tests that run on a GPU, with `make test-cuda`; without one they are skipped, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that only receives one hand-off into a GPU's memory; run as a program, it says what arrived."""
+"""A worker that only receives one hand-off into a GPU's memory; run as a program, it prints what arrived."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One machine's metadata on loopback, as AWS, Google Cloud, Azure and a Kubernetes API server say it, with faults to order.
+"""One machine's metadata on loopback, as AWS, Google Cloud, Azure and a Kubernetes API server serve it, with faults to order.
 
 Paths, headers, status codes and forms of dates are those that the clouds document; a question that breaks a rule of theirs gets
-their refusal. What is announced is announced in all four languages at once.
+their refusal. What is announced is served in the formats of all four at once.
 """
 
 from __future__ import annotations

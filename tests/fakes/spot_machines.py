@@ -1,4 +1,4 @@
-"""Machines that come and go as a spot trace says, each with its metadata."""
+"""Machines that start and end by a spot trace, each with its metadata."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SpotMachines:
     """The metadata of every machine of a trace, under a clock that the test moves.
 
     Args:
-        trace: who comes and goes, and when.
-        notice_s: how long before it goes a machine hears of it; 0 is no notice at all.
+        trace: when each machine starts and ends.
+        notice_s: how long before its end a machine is given notice; 0 is no notice at all.
         start_s: Unix time of the trace's start.
     """
 
@@ -27,7 +27,7 @@ class SpotMachines:
         self.now = start_s
         #: Of the machines that are there, by node.
         self.here: dict[str, MetadataServer] = {}
-        #: Unix time at which a machine goes, for those that were announced.
+        #: Unix time at which a machine ends, of machines with a notice.
         self.deadlines: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Stands in for a service under `spotwise up`: registers, answers gRPC health, leaves on SIGTERM. Misbehaves by environment.
+"""A fake service for `spotwise up`: registers, answers gRPC health, leaves on SIGTERM. Misbehaves by environment.
 
 FAKE_FAILS, FAKE_SILENT and FAKE_STUBBORN hold the id of a service that fails at its start, never registers, or ignores SIGTERM.
 SIGUSR1 makes any of them leave with status 0, as a drained worker does.

@@ -14,7 +14,7 @@ from spotwise.wire.codec import decode
 
 
 class Onlooker:
-    """Hears heartbeats, and reads the registry."""
+    """Subscribes to heartbeats, and reads the registry."""
 
     def __init__(self, bus: NatsBus, store: RedisStore) -> None:
         self.bus = bus
@@ -22,7 +22,7 @@ class Onlooker:
         self.heard: list[Member] = []
 
     async def start(self) -> None:
-        """Hear heartbeats."""
+        """Subscribe to heartbeats."""
 
         async def heard(raw: BusMessage) -> None:
             member = decode(raw.payload)
@@ -32,11 +32,11 @@ class Onlooker:
         await self.bus.subscribe(subjects.HEARTBEATS, heard)
 
     def states(self) -> list[MemberState]:
-        """The states heard, each once, in order."""
+        """The states received, without repeats, in order."""
         return list(dict.fromkeys(member.state for member in self.heard))
 
     async def registered(self) -> list[MemberState]:
-        """What the registry says of every member."""
+        """Every member's registration."""
         return [member.state for member in await self.store.members()]
 
 

@@ -1,4 +1,4 @@
-"""Servers of a benchmark: they end with their block, and say why they did not come up."""
+"""Servers of a benchmark: they end with their block, and an error explains why one did not start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def program(folder: Path, text: str) -> Path:
 
 
 def test_the_peer_ends_with_every_process_it_started(tmp_path: Path) -> None:
-    """Also one that does not leave when asked: it would take the other side's cores. Its folder goes as well."""
+    """The end of the block also kills a process that ignores the signal, and removes the folder."""
     with running_vllm(program(tmp_path, FAKE_VLLM), Path("/models/tiny"), ["--more"]) as endpoint:
         engine = int((tmp_path / "pid").read_text())
         assert identify(engine) is not None
@@ -52,7 +52,7 @@ def test_the_peer_ends_with_every_process_it_started(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
-    """And the log stays."""
+    """The error contains the peer's log, and the log file is kept."""
     broken = program(tmp_path, "#!/bin/sh\necho no such device >&2\nexit 3\n")
     with (
         pytest.raises(CommandError, match=r"vLLM did not come up(.|\n)*no such device"),
@@ -63,7 +63,7 @@ def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_a_mesh_that_does_not_start_shows_its_output(tmp_path: Path) -> None:
-    """In the words of `spotwise up`."""
+    """The error contains the output of `spotwise up`."""
     nowhere = str(tmp_path / "nowhere")
     with (
         pytest.raises(CommandError, match=r"the mesh did not come up(.|\n)*nowhere"),

@@ -1,4 +1,4 @@
-"""`spotwise chat` as a process, against an HTTP server that speaks the gateway's streaming API."""
+"""`spotwise chat` as a process, against an HTTP server that implements the gateway's streaming API~."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_the_key_of_the_environment_is_sent(api: ApiServer) -> None:
 
 
 def test_text_is_never_read_as_markup(api: ApiServer) -> None:
-    """Square brackets are what the model said."""
+    """Square brackets in the model's text are printed as they are."""
     assert chat("[/bold] [red]", "--url", api.url).stdout == "[red] [/bold]\n"
 
 
@@ -214,7 +214,7 @@ def test_a_refusal_is_said_and_fails(api: ApiServer, status: int, hint: str) -> 
 
 
 def test_an_answer_that_breaks_off_fails(api: ApiServer) -> None:
-    """What came is printed, what went wrong is said, and the exit status is 1."""
+    """Of an answer that breaks off, the text so far and the error are printed, and the exit status is 1."""
     api.break_off = True
     result = chat("one two", "--url", api.url)
     assert result.returncode == 1
@@ -233,7 +233,7 @@ def test_without_a_mesh_it_says_how_to_get_one(tmp_path: Path) -> None:
 
 
 def test_a_conversation_remembers_until_it_is_reset(api: ApiServer, terminal: Terminal) -> None:
-    """Each question carries what was said before; /reset forgets it; Ctrl-D leaves with status 0."""
+    """Each question carries the conversation so far; /reset drops it; Ctrl-D leaves with status 0."""
     terminal.read_until("> ")
     terminal.type("a b\n")
     assert "b a" in terminal.read_until("req-7")

@@ -1,4 +1,4 @@
-"""`spotwise drain --wait`: a worker has left when it said so, and not when the store was emptied."""
+"""`spotwise drain --wait`: a worker has left when it reported LEFT, and not when the store was emptied."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_taken_port_is_refused_not_shared(tmp_path: Path) -> None:
 
 
 def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
-    """The error holds what the program itself said."""
+    """The error contains the program's own log."""
     broken = redis_server(tmp_path)
     broken = embedded.EmbeddedServer(
         broken.name, (*broken.argv, "--no-such-option", "1"), broken.port, broken.url, broken.folder, broken.answers

@@ -79,7 +79,7 @@ class SoloWorker:
         self.feed(m.StartPrefill(request.choice_id, 1, stream, "s", 1, tokens, HERE, 1e9, MAX_NEW))
 
     def move(self, sequence_id: str, copy: Callable[[], None]) -> None:
-        """Copy now, or when the move ends: nobody may write what is read, or read what is written, until then."""
+        """Copy now, or when the move ends: until then no iteration may write what is read, or read what is written."""
         if self.rng.random() < 0.5:
             copy()
             copy = _nothing
@@ -153,7 +153,7 @@ def limits(max_num_batched_tokens: int | None = None) -> BatchLimits:
 def test_reused_prefixes_change_no_token(
     engine: Engine, requests: list[RequestRecord], expected: list[list[int]]
 ) -> None:
-    """With room for everything, a good part of the prompts is found and not computed."""
+    """With memory for everything, a good part of the prompts is found in the cache and not computed."""
     worker = SoloWorker(engine, WorkerPolicy(limits()), 256)
     assert worker.serve(requests) == expected
     assert worker.cached_tokens > 200

@@ -79,7 +79,7 @@ def events(logs: Iterable[Mapping[str, object]]) -> list[object]:
 async def test_an_engine_is_measured_once_and_computes_as_before(
     engine: EngineThread, settings: WorkerSettings
 ) -> None:
-    """The file says it to the next start, to simulations, and to people; measured anew it is written again."""
+    """A measured profile is reused by the next start, by simulations and by readers; measured anew, it is written again."""
     before = answers(engine)
     with capture_logs() as logs:
         profile = await own_profile(engine, settings)
@@ -105,7 +105,7 @@ async def test_an_engine_is_measured_once_and_computes_as_before(
 
 
 async def test_two_starts_at_once_measure_once(engine: EngineThread, settings: WorkerSettings) -> None:
-    """The other one waits and reads; with room of its own."""
+    """Of two concurrent starts one measures, and the other waits and reads its file; each keeps its own KV size."""
     smaller = await loaded(settings.model_copy(update={"kv_cache_bytes": KV_BYTES // 2}))
     try:
         with capture_logs() as logs:
@@ -121,7 +121,7 @@ async def test_two_starts_at_once_measure_once(engine: EngineThread, settings: W
 async def test_longer_prompts_and_wider_batches_are_said_to_take_longer(
     engine: EngineThread, settings: WorkerSettings
 ) -> None:
-    """In a folder or without one; by far, so that a slow machine says so, too."""
+    """With and without a folder, longer prompts and wider batches cost more, by enough for a slow machine to measure it."""
     profile = await own_profile(engine, settings.model_copy(update={"cost_profiles": None}))
     cost = profile.iteration
     short, long = (cost.iteration_s(BatchShape(tokens, pairs(0, tokens))) for tokens in (16, 400))

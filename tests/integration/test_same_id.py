@@ -1,4 +1,4 @@
-"""Two processes with one id: whoever is there stays, whoever died is followed at once."""
+"""Two processes with one id: a live member keeps it, a dead member is succeeded at once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def predecessor(grpc_address: str) -> Member:
 
 
 async def test_an_id_in_use_is_refused(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """The second says who has it and what to do; the first goes on, still registered, and never heard of a second."""
+    """A second process with a live member's id fails with the holder and what to do; the first stays registered."""
     async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as first, serving(first):
         with pytest.raises(MeshError, match=rf"'extra'.*pid {os.getpid()}.*SPOTWISE_SERVICE_ID"):
             async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER):
@@ -87,7 +87,7 @@ async def test_a_member_that_still_loads_has_its_id(settings: ServiceSettings, o
 async def test_who_follows_a_dead_member_does_not_wait_for_its_registration_to_end(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    """Nobody answers where it listened: a supervisor's restart after kill -9 is as quick as ever."""
+    """A successor starts at once where the registered address does not answer: a restart after kill -9 is as quick as ever."""
     await onlooker.store.register(predecessor(f"{LOOPBACK}:{free_port()}"), LONG_S)
     async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, serving(host):
         await until(lambda: MemberState.READY in onlooker.states())
@@ -96,7 +96,7 @@ async def test_who_follows_a_dead_member_does_not_wait_for_its_registration_to_e
 async def test_another_service_at_a_dead_members_port_does_not_keep_its_id_for_long(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    """Nobody renews the registration: when it ends, the id is free."""
+    """Another service at the dead member's port delays the successor only until the unrenewed registration expires."""
     stranger = ControlServer(LOOPBACK, 0)
     await stranger.start()
     try:
@@ -108,7 +108,7 @@ async def test_another_service_at_a_dead_members_port_does_not_keep_its_id_for_l
 
 
 async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """It hears the newer one beat, fails, and leaves the newer one's registration alone."""
+    """The earlier of two concurrent starts fails when it receives the newer one's heartbeat, and keeps its registration."""
     with pytest.raises(MeshError, match=r"'extra'.*newer"):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, asyncio.timeout(PATIENCE_S):
             running = asyncio.create_task(host.run())
@@ -122,7 +122,7 @@ async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSet
 
 
 async def test_join_refuses_an_id_in_use(settings: ServiceSettings, onlooker: Onlooker, tmp_path: Path) -> None:
-    """At once, with exit status 1 and the option's name; the member goes on."""
+    """`join` with a live member's id ends at once with exit status 1 and the option's name; the member keeps running."""
     folder = tmp_path / "run" / "default"
     folder.mkdir(parents=True)
     state = RunState(

@@ -1,4 +1,4 @@
-"""One member of the mesh over a real broker, store and gRPC: how it joins, what it says, how it leaves."""
+"""One member of the mesh over a real broker, store and gRPC: how it joins, what it reports, how it leaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def serving(host: ServiceHost) -> AsyncIterator[None]:
 
 
 async def test_a_member_joins_serves_and_leaves(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """STARTING and not healthy; READY and healthy; LEFT, no longer registered, and nobody answers health checks."""
+    """STARTING and not healthy; READY and healthy; LEFT, unregistered, with no answer to health checks."""
     async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
         address = host.member.grpc_address
         assert await onlooker.registered() == [MemberState.STARTING]
@@ -76,7 +76,7 @@ async def test_a_member_joins_serves_and_leaves(settings: ServiceSettings, onloo
 
 
 async def test_a_later_start_has_a_higher_incarnation(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """Whatever the store remembers: what was meant for the earlier one can be told apart."""
+    """Whatever the store remembers, a restart has a higher incarnation, which tells its messages from its predecessor's."""
     incarnations: list[int] = []
     for _ in range(2):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
@@ -85,7 +85,7 @@ async def test_a_later_start_has_a_higher_incarnation(settings: ServiceSettings,
 
 
 async def test_heartbeats_say_what_the_service_describes(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """State and load are asked for at each beat; LEFT is said of the member itself."""
+    """State and load are read from the service at each beat; LEFT is the host's own."""
     running = 0
 
     def describe(member: Member) -> Member:
@@ -195,7 +195,7 @@ async def test_a_handler_can_answer(settings: ServiceSettings, onlooker: Onlooke
 
 
 async def test_background_work_that_fails_ends_the_service(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """Nobody else would notice: it leaves in order, and `run` raises, so that the exit code is not that of a drained one."""
+    """A failed background task ends the service in order, and `run` raises, for an exit code other than a drained one's."""
 
     async def fails() -> None:
         raise RuntimeError("a bug")

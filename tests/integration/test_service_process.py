@@ -54,7 +54,7 @@ async def end_of(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
 async def test_a_service_that_is_told_to_stop_leaves_in_order(
     nats_url: str, redis_url: str, onlooker: Onlooker, number: signal.Signals
 ) -> None:
-    """It says LEFT, unregisters, and ends with status 0."""
+    """On SIGTERM the service reports LEFT, unregisters, and ends with status 0."""
     process = await start_planner(SERVICE_ID="planner-1", NATS_URL=nats_url, REDIS_URL=redis_url)
     try:
         await until(lambda: MemberState.READY in onlooker.states())
@@ -76,7 +76,7 @@ async def test_wrong_settings_are_named_and_end_with_status_2() -> None:
 
 
 async def test_a_mesh_that_cannot_be_joined_ends_with_status_1(tmp_path: Path) -> None:
-    """No broker, no store, or a taken port: said in one line with the address, without a traceback."""
+    """No broker, no store, or a taken port: one line with the address, no traceback."""
     broker, store = nats_server(tmp_path), redis_server(tmp_path)
     nowhere = f"{LOOPBACK}:{free_port()}"
     listener = await asyncio.start_server(lambda reader, writer: writer.close(), LOOPBACK, 0)

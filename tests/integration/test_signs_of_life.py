@@ -22,7 +22,10 @@ MEMBERS = ("token-0", "token-1")
 
 
 async def test_a_registration_or_an_answer_is_a_sign_of_life(redis_url: str) -> None:
-    """Of any of its members, under its own pid; an answer counts whatever it says."""
+    """A registration or an answer of any member of the process, under its own pid, shows that it lives.
+
+    An answer of any content.
+    """
     pid = os.getpid()
     control = ControlServer(LOOPBACK, 0)
     await control.start()
@@ -51,7 +54,7 @@ async def test_a_registration_or_an_answer_is_a_sign_of_life(redis_url: str) -> 
         forget_all()
         await control.set_serving(False)
         assert await asyncio.to_thread(ask)
-        readiness._store_away_s = time.monotonic()  # it answers nobody; this service is well
+        readiness._store_away_s = time.monotonic()  # it answers no request; this service is well
         assert await asyncio.to_thread(ask)
         readiness._store_away_s = 0.0
         register("token-1", pid + 1)  # another process has its id

@@ -38,7 +38,7 @@ def has_left(mesh: Mesh, member_id: str) -> bool:
 
 
 class Mesh:
-    """Processes of the mesh, and what they say."""
+    """Processes of the mesh, and what they publish."""
 
     def __init__(self, onlooker: Onlooker, variables: dict[str, str]) -> None:
         self.onlooker = onlooker
@@ -48,7 +48,7 @@ class Mesh:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def listen(self) -> None:
-        """Hear notices and reports."""
+        """Subscribe to notices and reports."""
 
         async def heard(raw: BusMessage) -> None:
             message = decode(raw.payload)
@@ -88,12 +88,12 @@ class Mesh:
                 process.kill()
 
     def states(self, member_id: str) -> list[MemberState]:
-        """What a member said of itself, each state once, in order."""
+        """The states that a member reported, without repeats, in order."""
         return list(dict.fromkeys(member.state for member in self.onlooker.heard if member.id == member_id))
 
 
 async def until_said(true: Callable[[], object], what: str) -> None:
-    """Wait for what processes say; they take seconds to start."""
+    """Wait for the processes' messages; processes take seconds to start."""
     ends_s = time.monotonic() + 3 * PATIENCE_S
     while not true():
         assert time.monotonic() < ends_s, f"waited in vain: {what}"
@@ -149,7 +149,7 @@ async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: 
             assert server.acknowledged == []
         await until_said(lambda: server.acknowledged, "the acknowledgement")
         for worker_id in WORKER_IDS:
-            # The watcher may have heard the last goodbye a moment before this test.
+            # The watcher may have received the last goodbye a moment before this test.
             await until_said(partial(has_left, mesh, worker_id), f"{worker_id} to leave")
             assert mesh.states(worker_id)[-2] is MemberState.DRAINING
         assert {(each.worker_id, each.deadline_s) for each in mesh.notices} == {

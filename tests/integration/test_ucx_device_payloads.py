@@ -1,6 +1,6 @@
 """Hand-offs whose payloads are no numpy arrays: the way that a GPU's bytes take through the transfer.
 
-The arrays here say that they are on a CUDA device, and lie on the host: UCX asks the system what memory is, and moves them. A
+The arrays here claim to be on a CUDA device, and lie on the host: UCX detects the kind of memory itself, and moves them. A
 real device is in tests/cuda.
 """
 

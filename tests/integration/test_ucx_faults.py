@@ -35,7 +35,7 @@ def _answered(raw: RawPeer, times: int) -> bool:
 
 
 class RawPeer:
-    """Speaks to a worker frame by frame, right or wrong."""
+    """Exchanges single frames with a worker, valid or malformed."""
 
     def __init__(self, receiver: Worker) -> None:
         self.receiver = receiver

@@ -128,7 +128,7 @@ async def test_a_receiver_killed_in_the_middle_fails_the_push_by_itself() -> Non
 
 
 async def test_a_receiver_killed_while_a_prompt_is_computed_ends_its_push() -> None:
-    """The owner hears of it before the commit, though nothing is being sent; committing then is harmless."""
+    """The push's owner is notified before the commit, though no byte is being sent; a commit after that is harmless."""
     worker = Worker("p", 1)
     async with running(worker):
         with Peer() as peer:
@@ -179,7 +179,7 @@ async def test_a_sender_killed_in_the_middle_frees_the_window() -> None:
 
 
 async def test_a_peer_that_hangs_times_out_and_is_reconnected_when_it_wakes() -> None:
-    """A stopped process costs its pushes the time-out, all of them; after it goes on, the next push goes through."""
+    """A stopped process costs each of its pushes the time-out; after it resumes, the next push succeeds."""
     worker = Worker("p", 1, push_timeout_s=1.0)
     blocks = tuple(range(BLOCKS))
     async with running(worker):

@@ -30,7 +30,7 @@ def held_back(worker: Worker, blocks: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 class Damage(HostPayloads):
-    """Payloads whose first checksums, as many as it is told, are wrong: the receiver finds the bytes damaged."""
+    """Payloads whose first checksums, as many as configured, are wrong: the receiver finds the bytes damaged."""
 
     def __init__(self, times: int) -> None:
         self.times = times
@@ -101,7 +101,7 @@ async def test_waiting_for_the_engine_takes_no_time() -> None:
 
 
 async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended() -> None:
-    """Its end waits for the copy under way; then the blocks are somebody else's, and the window is free."""
+    """A cancelled push ends after the copy under way; then its blocks may be reused, and the window is free."""
     sender, receiver = Worker("p", 1, chunk_bytes=CELL_BYTES), Worker("t", 2)
     copying, go_on = threading.Event(), threading.Event()
     export = sender.memory.export_layers

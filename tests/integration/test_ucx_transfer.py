@@ -182,7 +182,7 @@ async def test_a_cancelled_push_leaves_link_and_window_usable() -> None:
 
 
 async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender() -> None:
-    """Where on_handoff raises, the sender is told, the receiver's loop reports it, and both go on."""
+    """Where on_handoff raises, the sender's push fails, the receiver's loop reports the error, and both keep working."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
@@ -233,7 +233,7 @@ async def test_what_cannot_be_pushed_is_a_mistake_of_the_caller() -> None:
 
 
 async def test_an_unreachable_peer_is_named() -> None:
-    """Nobody listens, no such host, no such port: KvTransferError with the address; the next push tries anew."""
+    """No listener, no such host, no such port: KvTransferError with the address; the next push connects anew."""
     worker = Worker("p", 1, push_timeout_s=20.0)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -245,7 +245,7 @@ async def test_an_unreachable_peer_is_named() -> None:
 
 
 async def test_a_taken_port_is_reported() -> None:
-    """Two listeners cannot share a port; the error says which and what to do, and the transport closes as usual."""
+    """Two listeners cannot share a port; the error names it and says what to do, and the transport closes as usual."""
     first = Worker("p", 1)
     async with running(first):
         second = Worker("q", 2, port=int(first.transport.address.rpartition(":")[2]))

@@ -91,7 +91,7 @@ class Home:
         return process.pid
 
     def left(self) -> list[str]:
-        """Every process that was given this home in its environment, or works in it (Redis overwrites its environment)."""
+        """Every process with this SPOTWISE_HOME in its environment, or working in it (Redis overwrites its environment)."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    """A home whose processes are gone at the end, whatever a test did."""
+    """A SPOTWISE_HOME whose processes are killed at the end, whatever a test did."""
     home = Home(tmp_path)
     yield home
     for line in home.left():
@@ -124,7 +124,10 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 
 def test_detached_mesh_comes_up_and_goes_down_without_a_trace(home: Home) -> None:
-    """`up --detach` returns 0 with every process healthy; `down` returns 0 with no process left; again, it says so."""
+    """`up --detach` returns 0 with every process healthy.
+
+    `down` returns 0 with no process left, and reports that on a second call.
+    """
     up = home.up()
     assert up.returncode == 0, up.stdout + up.stderr
     assert f"http://127.0.0.1:{home.options.port}/v1" in up.stdout
@@ -146,7 +149,7 @@ def test_detached_mesh_comes_up_and_goes_down_without_a_trace(home: Home) -> Non
 
 
 def test_a_second_mesh_of_the_same_name_is_refused(home: Home) -> None:
-    """The first one goes on; another name is another mesh."""
+    """A second mesh of the same name is refused while the first keeps running; one of another name starts."""
     assert home.up().returncode == 0
     before = home.state()
     second = home.spotwise("up", "--name", "test", "--port", str(free_port()))
@@ -315,7 +318,7 @@ def test_given_servers_are_used_and_not_stopped(home: Home, nats_url: str, redis
 
 
 def test_a_server_that_is_not_there_is_named_with_its_option(home: Home) -> None:
-    """Nobody waits for services that could never connect."""
+    """The error names the option, and comes before any service is started."""
     absent = home.options.model_copy(update={"nats_url": f"nats://127.0.0.1:{free_port()}"})
     result = home.up(absent)
     assert result.returncode == 1

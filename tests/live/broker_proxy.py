@@ -13,7 +13,7 @@ _NAME = re.compile(rb"CONNECT (\{.*?\})\r\n")
 
 
 class BrokerProxy:
-    """Relays NATS connections; clients say their member's name when they connect.
+    """Relays NATS connections; clients send their member's name when they connect.
 
     Attributes:
         url: for `--nats-url`.
@@ -82,7 +82,7 @@ class BrokerProxy:
     async def _listen(
         self, reader: asyncio.StreamReader, to_broker: asyncio.StreamWriter, to_client: asyncio.StreamWriter
     ) -> None:
-        """Relay what a client says, unless it is to be lost."""
+        """Relay a client's messages, unless they are to be lost."""
         name = ""
         while data := await reader.read(65536):
             if not name and (said := _NAME.search(data)):

@@ -23,14 +23,14 @@ from spotwise.core.messages import LedgerEntry
 from spotwise.mesh.redis_store import RedisStore
 
 MODEL = "smollm2-135m-instruct"
-#: Tests are about hand-offs unless they say otherwise: a mesh as idle as theirs would soon find out that it needs none.
+#: Tests are about hand-offs unless configured otherwise: a mesh as idle as theirs would soon convert to serving in place.
 SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
 #: Options of a mesh with one worker, which computes both phases.
 ONE_MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
 
 
 class LiveMesh:
-    """One mesh, its clients, and what its members say of themselves."""
+    """One mesh, its clients, and what its members report."""
 
     def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
         self.home = home
@@ -72,7 +72,7 @@ class LiveMesh:
         wait_for(lambda: not self.processes(), lambda: f"no process, of {self.processes()}", 5.0)
 
     def processes(self) -> list[str]:
-        """Every process that was started in this mesh's home, whichever its parent is now."""
+        """Every process that was started with this mesh's SPOTWISE_HOME, whichever its parent is now."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -126,7 +126,7 @@ class LiveMesh:
         return httpx.get(f"{self.url}{path}", timeout=10.0)
 
     def members(self) -> list[MemberStatus]:
-        """What every member says now."""
+        """Every member's current report."""
         return asyncio.run(gather_status(self.state.redis_url))
 
     def ledger(self, request_id: str, *stages: str) -> dict[str, dict[str, Any]]:

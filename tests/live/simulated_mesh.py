@@ -64,7 +64,7 @@ class SimulatedMesh(LiveMesh):
     async def stream(
         self, client: Any, seed: int, tokens: int, seen: Callable[[SeededStream], None] = lambda _: None
     ) -> SeededStream:
-        """Stream one completion; `seen` hears of it after every chunk."""
+        """Stream one completion; `seen` is called after every chunk."""
         result, last_s = SeededStream(), None
         chunks = await client.completions.create(
             model=MODEL,

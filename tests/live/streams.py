@@ -11,7 +11,7 @@ from tests.live.mesh import MODEL
 async def stream(
     client: Any, prompt: tuple[int, ...], new_tokens: int, seen: Callable[[int], None]
 ) -> tuple[str, tuple[int, ...]]:
-    """One greedy stream's id and tokens; `seen` hears how many there are so far."""
+    """One greedy stream's id and tokens; `seen` is called with how many there are so far."""
     request_id, tokens = "", list[int]()
     chunks = await client.completions.create(
         model=MODEL,

@@ -62,12 +62,12 @@ async def _begin_and_restart(mesh: SimulatedMesh) -> None:
         await asyncio.to_thread(wait_for, lambda: replaced(mesh, first) and serves(mesh), lambda: "the new scheduler")
         kill(mesh, "gateway-0")
         for stream in streams:
-            with contextlib.suppress(Exception):  # however a client hears of it: its gateway is dead
+            with contextlib.suppress(Exception):  # however a client finds out: its gateway is dead
                 await stream
 
 
 def test_a_client_gets_its_own_tokens_after_restarts(mesh: SimulatedMesh) -> None:
-    """And what the old clients asked for is not computed to its end."""
+    """After a gateway's restart each client gets its own tokens; the old clients' requests are not computed to their end."""
     expected = [stream.tokens for stream in mesh.streams(NEW, NEW_TOKENS)]
     asyncio.run(_begin_and_restart(mesh))
     wait_for(lambda: serves(mesh), lambda: "an answer from the new gateway")

@@ -1,4 +1,4 @@
-"""The real `openai` client against the real mesh: every documented parameter does what it says."""
+"""The real `openai` client against the real mesh: every documented parameter has its documented effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_chat_is_answered(mesh: LiveMesh) -> None:
 
 
 def test_a_prompt_that_was_computed_before_is_not_computed_again(mesh: LiveMesh) -> None:
-    """All its full blocks but one that its last token is in are there; the usage of answer and stream says so."""
+    """All full blocks of a repeated prompt but the last token's are cached; the usage of answer and stream reports them."""
     first = complete(mesh)
     again = complete(mesh)
     assert again.usage.prompt_tokens_details.cached_tokens == (again.usage.prompt_tokens - 1) // 16 * 16
@@ -49,7 +49,7 @@ def test_a_prompt_that_was_computed_before_is_not_computed_again(mesh: LiveMesh)
 
 
 def test_priority_and_user_change_no_answer(mesh: LiveMesh) -> None:
-    """They say whose turn it is, and who asks; here nobody waits."""
+    """Priority and user only matter for order and fairness; without a queue the answers are the same."""
     plain = complete(mesh)
     assert complete(mesh, extra={"priority": -5}, user="bob").choices[0].text == plain.choices[0].text
 
@@ -137,7 +137,7 @@ def test_logit_bias(mesh: LiveMesh) -> None:
 
 @pytest.mark.parametrize("penalties", [(2.0, 0.0, 1.0), (0.0, 1.5, 1.0), (0.0, 0.0, 1.4), (0.7, 0.3, 1.2)])
 def test_penalties(mesh: LiveMesh, penalties: tuple[float, float, float]) -> None:
-    """Presence, frequency and repetition penalties change the tokens exactly as their definitions say."""
+    """Presence, frequency and repetition penalties change the tokens exactly by their definitions."""
     presence, frequency, repetition = penalties
     prompt = "red blue red blue red blue red"
     answer = complete(

@@ -40,13 +40,13 @@ def pair(tmp_path: Path) -> Iterator[FailureMesh]:
 
 
 def quarantined(mesh: FailureMesh) -> list[dict[str, Any]]:
-    """What `spotwise status --json` says of bad pairs."""
+    """The quarantined pairs in `spotwise status --json`."""
     members = json.loads(mesh.command("status", "--json").stdout)
     return [pair for member in members for pair in member.get("quarantined", [])]
 
 
 def test_a_pair_whose_hand_offs_fail_is_found_out_and_shown(pair: FailureMesh) -> None:
-    """Each request gets all its tokens, in one attempt more at most; then the pair gets no hand-offs, and `status` says so."""
+    """Each request gets all its tokens in at most one more attempt; then the pair gets no hand-offs, and `status` shows it."""
     for _ in range(2):
         (ended,) = run(pair, *innocent(1), new_tokens=NEW_TOKENS)
         assert (len(ended.tokens), ended.code) == (NEW_TOKENS, None)

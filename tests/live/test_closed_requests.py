@@ -121,7 +121,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def test_clients_that_leave_while_the_store_does_nothing(mesh: ClosingMesh) -> None:
-    """Their records are written when it goes on, and with that nothing begins: workers are idle, records are gone."""
+    """Records of clients that left while Redis was stopped are written when it resumes, start no work, and are deleted."""
 
     async def leave() -> None:
         async with streams(mesh, CLIENTS):
@@ -134,7 +134,10 @@ def test_clients_that_leave_while_the_store_does_nothing(mesh: ClosingMesh) -> N
 
 
 def test_clients_that_leave_while_there_is_no_scheduler(mesh: ClosingMesh) -> None:
-    """Nobody is there to hear that their requests are over, and its successor knows of none: workers ask the gateway."""
+    """Clients leave while no scheduler runs, and its successor knows none of their requests.
+
+    Workers ask the gateway instead.
+    """
 
     async def leave() -> None:
         async with streams(mesh, CLIENTS) as begun:

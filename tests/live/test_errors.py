@@ -119,7 +119,9 @@ def test_a_full_mesh_says_so_and_when_to_come_back(keyed: LiveMesh) -> None:
 
 
 def test_no_workers_and_no_scheduler(keyed: LiveMesh) -> None:
-    """Without workers 503 says so, without a scheduler too; both with `Retry-After`, neither hangs.
+    """Without workers, and without a scheduler, the answer is a 503 that names the cause.
+
+    Both with `Retry-After`, neither hangs.
 
     The last test of this mesh, which has no worker afterwards.
     """

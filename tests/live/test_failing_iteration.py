@@ -1,6 +1,6 @@
-"""An iteration that fails, on real processes: the others of its batch go on, and who fails it gets the error.
+"""An iteration that fails, on real processes: the others of its batch resume, and the request that fails it gets the error.
 
-The workers are processes of the test's own, whose engine raises where the test says so.
+The workers are processes of the test's own, whose engine raises where the test configures it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def failing(mesh: FailureMesh) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_the_others_of_a_failed_batch_go_on(mesh: FailureMesh, failing: subprocess.Popen[bytes]) -> None:
-    """Six streams get the tokens that they get without it, in one attempt; the seventh is told that it fails."""
+    """Six streams get the same tokens as without the failing request, in one attempt; the seventh gets the error."""
     alone = run(mesh, *innocent(6), new_tokens=NEW_TOKENS)
     assert [len(each.tokens) for each in alone] == [NEW_TOKENS] * 6
     *others, culprit = run(mesh, *innocent(6), FAILS, new_tokens=NEW_TOKENS)
@@ -57,7 +57,7 @@ def test_the_others_of_a_failed_batch_go_on(mesh: FailureMesh, failing: subproce
 def test_an_engine_that_fails_for_everybody_ends_its_worker(
     mesh: FailureMesh, failing: subprocess.Popen[bytes]
 ) -> None:
-    """Its process ends with status 1 and a line that says why; what it had goes on elsewhere."""
+    """The worker's process ends with status 1 and a line with the reason; its requests resume on another worker."""
     expected = [each.tokens for each in run(mesh, *innocent(6), new_tokens=NEW_TOKENS)]
     sound = start_failing_worker(mesh, "failing-1")
     try:

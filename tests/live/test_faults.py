@@ -91,18 +91,18 @@ def kill(mesh: LiveMesh, service_id: str) -> None:
 
 
 def test_a_token_worker_is_killed(mesh: LiveMesh) -> None:
-    """Its streams go on at their next token on the other token worker."""
+    """Its streams resume at their next token on the other token worker."""
     retries = stream_through(mesh, STREAMS * 10, lambda: kill(mesh, "token-0"))
     assert 1 <= retries < STREAMS  # its streams and no others
 
 
 def test_the_only_prompt_worker_is_killed_while_it_computes(mesh: LiveMesh) -> None:
-    """Prompts that it had are computed again, by it after its restart or by whoever can."""
+    """Its prompts are computed again, by the restarted worker or by another that can."""
     stream_through(mesh, 2, lambda: kill(mesh, "prompt-0"), longest=700)
 
 
 def test_all_workers_are_killed_at_once(mesh: LiveMesh) -> None:
-    """The streams pause until the workers are back, and then go on."""
+    """The streams pause until the workers are back, and then resume."""
     victims = ("prompt-0", "token-0", "token-1")
     assert stream_through(mesh, STREAMS * 5, lambda: [kill(mesh, worker) for worker in victims]) >= STREAMS
 
@@ -115,7 +115,7 @@ def test_the_scheduler_is_killed(mesh: LiveMesh) -> None:
 
 
 def test_the_gateway_is_killed(mesh: LiveMesh) -> None:
-    """Its own streams end with it; the workers let go of them, and its successor serves."""
+    """The gateway's own streams end with it; the workers drop them, and its successor serves."""
     body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with (
         pytest.raises(httpx.RemoteProtocolError),
@@ -138,9 +138,9 @@ def answers(mesh: LiveMesh) -> bool:
 
 @pytest.mark.parametrize("server", ["nats-server", "redis-server"])
 def test_broker_or_store_is_killed(mesh: LiveMesh, server: str) -> None:
-    """Streams go on over the broker's restart, and do not notice that of the store; afterwards all is as before."""
+    """Streams continue over the broker's restart, and do not notice the store's; afterwards the mesh is as before."""
     retries = stream_through(mesh, STREAMS * 5, lambda: kill(mesh, server))
-    assert server == "nats-server" or retries == 0  # of the broker, who lost no token goes on
+    assert server == "nats-server" or retries == 0  # of the broker, a stream that lost no token continues
     wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
     answer = mesh.client().completions.create(model=MODEL, prompt="Still there?", max_tokens=3)
     assert answer.usage is not None

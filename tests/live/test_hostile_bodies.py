@@ -1,4 +1,4 @@
-"""Bodies that would stop a gateway: each is refused by name, a stream beside them goes on, and memory stays within bounds."""
+"""Bodies that would stop a gateway: each is refused by name, a stream beside them continues, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def stream(limited: LiveMesh) -> Iterator[SteadyStream]:
 
 @pytest.fixture(scope="module")
 def calm_s(stream: SteadyStream) -> float:
-    """Its longest gap while nothing else is asked."""
+    """The stream's longest gap without other requests."""
     return calm_gap_s(stream)
 
 
@@ -119,7 +119,7 @@ def test_a_stream_goes_on_beside_a_hostile_body(
 
 
 def test_many_hostile_bodies_at_once(limited: LiveMesh, calm_s: float, stream: SteadyStream) -> None:
-    """Eight of the worst: each is refused, or told to come again; memory has stayed within its limit all along."""
+    """Eight of the worst at once: each is refused, or answered with a retry, and memory stays within its limit throughout."""
     worst = [(path, dump(make())) for path, make in (HOSTILE["a long prompt"], HOSTILE["many prompts"])] * 4
     stream.lap()
     with ThreadPoolExecutor(len(worst)) as clients:

@@ -1,4 +1,4 @@
-"""Connections that would stop a gateway: endless headers, slow senders, crowds, readers that do not read; a stream goes on."""
+"""Connections that would stop a gateway: endless headers, slow senders, crowds, stalled readers; a stream continues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def endless_header(mesh: LiveMesh) -> None:
 
 
 def slow_senders(mesh: LiveMesh) -> None:
-    """A byte now and then, of headers and of bodies: each is told 408."""
+    """Senders of a byte now and then, of headers and of bodies, each get a 408."""
     opened = [connect(mesh.url) for _ in range(60)]
     for number, connection in enumerate(opened):
         connection.sendall(POST + (b"Content-Length: 1000\r\n\r\n" if number % 2 else b"X-Slow: "))
@@ -110,7 +110,7 @@ def crowd(mesh: LiveMesh) -> None:
 
 
 def slow_readers(mesh: LiveMesh) -> None:
-    """Streams that nobody reads are cut off, and their sequences with them."""
+    """Streams without a reader are cut off, and their sequences with them."""
     body = {"model": MODEL, "prompt": "Go on", "max_tokens": 4000, "n": 16, "stream": True, "ignore_eos": True}
     content = json.dumps(body | {"return_token_ids": True}).encode()
     opened: list[socket.socket] = [connect(mesh.url, receive_buffer_bytes=2048) for _ in range(4)]
@@ -138,7 +138,7 @@ def stream(guarded: LiveMesh) -> Iterator[SteadyStream]:
 
 @pytest.fixture(scope="module")
 def calm_s(stream: SteadyStream) -> float:
-    """Its longest gap while nothing else is asked."""
+    """The stream's longest gap without other requests."""
     return calm_gap_s(stream)
 
 

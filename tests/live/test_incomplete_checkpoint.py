@@ -63,7 +63,7 @@ def refusing(tmp_path: Path) -> LiveMesh:
 
 
 def refusal(mesh: LiveMesh, model: Path, *options: str) -> str:
-    """Start a mesh of the model, which must fail; return the one line that says why."""
+    """Start a mesh of the model, which must fail; return the one line of error."""
     done = mesh.command("up", "--port", "0", "--dtype", "float32", "--model", str(model), *ONE_MIXED, *options)
     lines = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 1, lines

@@ -46,7 +46,7 @@ def mesh(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
 
 @pytest.fixture(scope="module")
 def stray(mesh: LiveMesh, other_folder: Path) -> Iterator[Path]:
-    """The log of a worker with the other weights that has joined the mesh and says it is ready."""
+    """The log of a worker with other weights that has joined the mesh and reports READY."""
     log_path = mesh.home / "stray.log"
     env = {
         **mesh.env,

@@ -14,7 +14,10 @@ OPTIONS = ("--policy", "mlfq", *ONE_MIXED)
 
 @pytest.mark.timeout(400)
 def test_a_mesh_with_queues_measures_itself_and_knows_it_the_next_time(tmp_path: Path) -> None:
-    """Its worker says what a prompt token takes before it computed one, and serves."""
+    """The worker reports what a prompt token takes before it has computed one, and serves.
+
+    The next start reads the same file.
+    """
     cache = tmp_path / "cache"  # of its own: what is measured in a hurry is nothing to keep
     cache.mkdir()
     usual = Path(os.environ.get("SPOTWISE_CACHE", Path.home() / ".cache" / "spotwise"))

@@ -1,6 +1,6 @@
-"""Processes that stand still for three seconds under running streams: nobody computes anything again for it.
+"""Processes that pause for three seconds under running streams: no token is computed again because of it.
 
-A worker that stands still is another matter: who waits for its tokens is served by another, and gets the same ones.
+A paused worker is another matter: its streams are served by another worker, with the same tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pause(mesh: SimulatedMesh, service_id: str) -> None:
 
 
 def test_a_killed_worker_is_missed_at_once(mesh: SimulatedMesh, undisturbed: list[list[int]]) -> None:
-    """The watcher of its machine sees its process end; nobody waits for its silence."""
+    """The watcher of its machine sees the process end, which is sooner than a missed heartbeat."""
     victim = mesh.pid("token-0")
     streams = mesh.streams(SEEDS, TOKENS, after_tokens=20, disturb=lambda: os.kill(victim, signal.SIGKILL))
     assert [stream.tokens for stream in streams] == undisturbed
@@ -61,7 +61,7 @@ def test_a_killed_worker_is_missed_at_once(mesh: SimulatedMesh, undisturbed: lis
     ["gateway-0", "scheduler-0", "planner-0", "watcher-0", "nats-server", "redis-server", "prompt-0", "token-0"],
 )
 def test_a_pause_loses_no_attempt(mesh: SimulatedMesh, undisturbed: list[list[int]], service_id: str) -> None:
-    """Tokens are the same; only streams of a worker that stood still took another attempt."""
+    """Tokens are the same; only streams of a paused worker took another attempt."""
     streams = mesh.streams(SEEDS, TOKENS, after_tokens=20, disturb=lambda: pause(mesh, service_id))
     assert [stream.tokens for stream in streams] == undisturbed
     sys.stdout.write(f" longest gap {max(max(stream.gaps_s) for stream in streams):.2f} s ")

@@ -140,8 +140,8 @@ def test_tokens_are_the_same_from_kv_that_was_away(
 ) -> None:
     """Requests are swapped out and in, most of them many times; nothing is computed again, and nothing held afterwards.
 
-    Clients that left while their KV was away have left nothing behind for those. What each worker was told and said is
-    decided again from its journal.
+    Clients that left while their KV was away have left nothing behind for those. Each worker's events and commands are
+    replayed from its journal.
     """
     journals = tmp_path / "journals"
     env = {"SPOTWISE_WHEN_FULL": when_full, "SPOTWISE_JOURNAL": str(journals)}
@@ -169,7 +169,7 @@ def test_tokens_are_the_same_from_kv_that_was_away(
 
 
 def test_a_worker_is_killed_while_sequences_are_on_its_host(tmp_path: Path) -> None:
-    """Their streams go on at their next token on the other worker, or on its successor; no client sees an error."""
+    """Their streams resume at their next token on the other worker, or on its successor; no client sees an error."""
     with SwappingMesh(tmp_path, *TWO_MIXED) as mesh:
 
         def kill() -> None:

@@ -44,7 +44,7 @@ def test_up_use_and_a_killed_supervisor(own_mesh: LiveMesh) -> None:
 
 
 def test_a_model_that_is_not_there(own_mesh: LiveMesh, tmp_path: Path) -> None:
-    """Exit status 1 and one line that says what to do."""
+    """Exit status 1 and one line with what to do."""
     done = own_mesh.command("up", "--detach", "--port", "0", "--model", str(tmp_path / "nowhere"))
     assert done.returncode == 1
     assert "nowhere" in done.stderr

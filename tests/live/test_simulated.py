@@ -126,7 +126,10 @@ def test_a_drained_member_leaves_alone_and_the_journal_is_decided_again(
 
 
 def test_a_killed_process_takes_its_members_and_comes_back_with_all(tmp_path: Path) -> None:
-    """The supervisor starts it again; a stream that was on it goes on elsewhere, with the words it would have had."""
+    """The supervisor restarts the process with all its members.
+
+    A stream that ran there resumes on another with the same words.
+    """
     with SimulatedMesh(tmp_path, "--prompt-workers", "4", "--token-workers", "4", "--mixed-workers", "2") as mesh:
         expected = asyncio.run(mesh.answers(6, 80))
         pid = mesh.pid("token-0-to-3")
@@ -183,7 +186,7 @@ def test_real_bytes_travel_where_asked(tmp_path: Path) -> None:
     ("workers", "when_full"), [((), "proactive"), (("0", "0", "1"), "reactive")], ids=["split", "mixed"]
 )
 def test_queues_swap_by_the_clock(tmp_path: Path, workers: tuple[str, ...], when_full: str) -> None:
-    """With KV for a few of forty streams; what was told and said is decided again from the journals."""
+    """With KV for a few of forty streams, sequences are swapped; the journals replay to the same commands."""
     journals = tmp_path / "journals"
     pools = zip(("--prompt-workers", "--token-workers", "--mixed-workers"), workers, strict=False)
     with SimulatedMesh(

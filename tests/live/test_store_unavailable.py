@@ -1,4 +1,4 @@
-"""Redis stopped, in a real mesh: new requests get a code of its own after a bounded wait, and all is well when it goes on."""
+"""Redis stopped, in a real mesh: new requests get a code of their own after a bounded wait, and succeed once it resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def simulated(tmp_path: Path) -> Iterator[SimulatedMesh]:
 
 
 def test_a_stopped_store_is_called_so_and_soon(simulated: SimulatedMesh) -> None:
-    """A stream that runs goes on; the refusal has `Retry-After` and no address; then requests are served again."""
+    """A running stream continues; the refusal has `Retry-After` and no address.
+
+    Once Redis resumes, requests are served again.
+    """
     with simulated.client() as client:
         running = client.chat.completions.create(
             model=MODEL, messages=HELLO, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}

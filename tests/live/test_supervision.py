@@ -1,4 +1,4 @@
-"""What a supervisor does about processes that hang, die again and again, or find the disk full: the mesh goes on."""
+"""What a supervisor does about processes that hang, die again and again, or find the disk full: the mesh keeps serving."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mesh(disk: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def healthy_again(mesh: SimulatedMesh, service_id: str, pid: int) -> None:
-    """Wait until another process stands in for the one with this pid."""
+    """Wait until another process has replaced the one with this pid."""
 
     def replaced() -> bool:
         service = mesh.state.services[service_id]
@@ -56,12 +56,12 @@ def healthy_again(mesh: SimulatedMesh, service_id: str, pid: int) -> None:
 
 
 def log(mesh: SimulatedMesh) -> str:
-    """What the supervisor said."""
+    """The supervisor's log."""
     return (mesh.home / "run" / "default" / "logs" / "supervisor.log").read_text()
 
 
 def test_a_worker_that_hangs_is_replaced(mesh: SimulatedMesh) -> None:
-    """Its streams go on with the words they would have had; the others' processes stay."""
+    """The worker's streams resume with the same words; the other processes are not restarted."""
     expected = asyncio.run(mesh.answers(4, 80))
     before = {service_id: mesh.pid(service_id) for service_id in mesh.state.services}
 
@@ -91,7 +91,7 @@ def test_a_pause_of_three_seconds_is_no_hang(mesh: SimulatedMesh) -> None:
 
 @pytest.mark.parametrize("server", ["nats-server", "redis-server"])
 def test_a_broker_or_store_that_hangs_is_replaced(mesh: SimulatedMesh, server: str) -> None:
-    """It alone: the services, which hear nothing meanwhile, are no worse than it."""
+    """Only the broker or the store is replaced: the services, which receive nothing meanwhile, are no worse than it."""
     before = {service_id: mesh.pid(service_id) for service_id in mesh.state.services}
     os.kill(before[server], signal.SIGSTOP)
     healthy_again(mesh, server, before[server])
@@ -102,7 +102,10 @@ def test_a_broker_or_store_that_hangs_is_replaced(mesh: SimulatedMesh, server: s
 
 
 def test_a_full_disk_ends_nothing(mesh: SimulatedMesh, disk: Path | None) -> None:
-    """What dies is started again though no state and no log can be written; with room again the state is true again."""
+    """With a full disk dead processes are restarted though no state or log can be written.
+
+    With space again the state is written.
+    """
     if disk is None:
         pytest.skip("the system does not let a test mount a small disk")
     supervisor = psutil.Process(mesh.state.supervisor.pid)
@@ -129,7 +132,7 @@ def test_a_full_disk_ends_nothing(mesh: SimulatedMesh, disk: Path | None) -> Non
 
 
 def test_a_planner_that_dies_seven_times_is_started_ever_more_slowly(mesh: SimulatedMesh) -> None:
-    """The mesh serves without it; `status` says that it is away."""
+    """The mesh serves without a planner; `status` shows that it is missing."""
     pid = 0
     for _ in range(7):
 

@@ -35,7 +35,7 @@ REQUESTS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), REQUESTS, ids=lambda part: part if isinstance(part, str) else "")
 def test_both_endpoints_refuse_by_name(mesh: LiveMesh, name: str, value: Any) -> None:
-    """The client raises BadRequestError, which says which parameter it was; a raw post gets the same."""
+    """The client raises BadRequestError with the parameter's name; a raw post gets the same."""
     bodies: list[tuple[str, dict[str, Any]]] = [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": "Paris is"})]
     for path, asked in bodies:
         response = mesh.post(path, {"model": MODEL, "max_tokens": 2, **asked, name: value})
@@ -83,7 +83,7 @@ def test_a_huge_top_k_keeps_the_whole_vocabulary(mesh: LiveMesh, value: int) -> 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-39, 5e-324, -0.0])
 def test_a_temperature_of_almost_nothing_is_greedy(mesh: LiveMesh, temperature: float) -> None:
-    """Whatever the seed."""
+    """With almost no temperature the tokens are the greedy ones, for any seed."""
     asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
     greedy = mesh.post(CHAT, asked | {"temperature": 0}).json()["choices"][0]["message"]["content"]
     for seed in (1, 2):

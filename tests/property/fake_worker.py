@@ -1,4 +1,4 @@
-"""A worker of the mesh in one process: its real role, and an engine that only remembers what stands in which block."""
+"""A worker of the mesh in one process: its real role, and an engine that only remembers the contents of each block."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BLOCK_SIZE = 4
 
 @dataclass
 class FakePush:
-    """One hand-off as the transfer sees it.
+    """One hand-off as the transfer has it.
 
     Attributes:
-        written: tokens whose KV it was told of; of these only whole blocks leave before the commit.
+        written: tokens whose KV was reported written; of these only whole blocks leave before the commit.
         sent: tokens that it has read and the target has.
         handoff: set by the commit.
         over: delivered, failed or called off.
@@ -39,7 +39,7 @@ class FakePush:
 
     @property
     def whole(self) -> int:
-        """Tokens in blocks that nobody writes any more."""
+        """Tokens in blocks that no iteration writes any more."""
         return self.written if self.written == self.num_tokens else self.written // BLOCK_SIZE * BLOCK_SIZE
 
 
@@ -50,7 +50,7 @@ class FakeWorker:
     Attributes:
         batches: ordered and not ended, the oldest first.
         registered: its member as the store has it, which may be old.
-        prompt_token_s, kv_push_token_s: what it says to have measured.
+        prompt_token_s, kv_push_token_s: what it reports as measured.
         host: blocks of its host's memory; `None` where it swaps nothing.
         host_blocks: what these hold.
         windows: open reservations: (epoch, block ids) by request.

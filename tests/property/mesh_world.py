@@ -1,17 +1,17 @@
-"""A whole mesh in one process: the real roles, a fake network, engines that only remember what stands in which block.
+"""A whole mesh in one process: the real roles, a fake network, engines that only remember the contents of each block.
 
 Links are first in, first out for each pair of members, with random delays between them; everything else may happen in any
 order. What workers do is in `worker_processes.py`.
 
 Messages between scheduler and workers, tokens, and heartbeats, may be lost. A worker may stall: nothing happens on it for a
-while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: what comes
-to them waits, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
-knows the registrations, old or new, and nothing else. The gateway may be replaced: its requests are nobody's then, and its
-successor numbers its streams from 1, as it did. What says that a request is over may be lost, late or said twice, and a
+while, and then all that waited: its inbox in order, the rest in any, mixed. Gateway, scheduler and broker may pause: messages
+to them wait, and a tick is first. The scheduler may be gone for a while: what is sent to it then is lost, and its successor
+knows the registrations, old or new, and nothing else. The gateway may be replaced: no process owns its requests then, and its
+successor numbers its streams from 1, as it did. The message that a request is over may be lost, late or sent twice, and a
 submission may come after it.
 
 Iterations with a request of `culprits` fail, and all of a worker with a broken engine; one with a request of `killers` ends its
-worker. Hand-offs between pairs of `bad_pairs` fail. Who ends so comes back.
+worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tests.property.worker_processes import WorkerProcesses, expected_token
 
 HEARTBEAT_S = 0.25
 CONFIRM_EVERY_S = 2.0
-#: What a lossy mesh may lose: whoever waits for one of these gives up in time.
+#: What a lossy mesh may lose: each receiver of these messages has a time-out.
 LOSABLE = (
     *(m.ReserveKv, m.KvReserved, m.KvRefused, m.StartPrefill, m.PrefillAccepted, m.RenewLeases, m.Member),
     *(m.ConfirmAttempts, m.AttemptsConfirmed, m.ForgetGateway, m.RequestAssigned, m.TokenBatch),
 )
-#: What says that a request, or an attempt, is over.
+#: Messages that a request, or an attempt, is over.
 ENDINGS = (m.CloseRequest, m.CancelRequest)
 #: A member whose own heartbeats do not come back for so long takes the broker for away.
 DEAF_AFTER_S = 0.75
@@ -214,7 +214,7 @@ class MeshWorld:
         return GatewayRole("gateway", limits, incarnation)
 
     def restart_gateway(self) -> None:
-        """Kill it; the next one takes its id, and its requests are nobody's."""
+        """Kill it; the next one takes its id, and no process owns the old one's requests."""
         for choice_id in self.stops:
             self.ended.setdefault(choice_id, "gateway died")
         incarnation = int(self.now * 1000)
@@ -342,7 +342,7 @@ class MeshWorld:
             self.transmit("gateway", "scheduler", lambda: self._ask_scheduler(order))
 
     def _ask_scheduler(self, order: m.SubmitRequest) -> None:
-        """A submission is a question: whoever asks learns that nobody is there."""
+        """Submissions are requests: the sender gets an error where no scheduler answers."""
         if self.scheduler_is_up:
             self.feed_scheduler(order)
         else:
@@ -372,7 +372,7 @@ class MeshWorld:
             self.transmit(sender, recipient, lambda: self._to_worker(recipient, message))
 
     def _to_gateway(self, command: m.Send) -> None:
-        """An inbox is one incarnation's: nobody hears what was meant for the one before."""
+        """An inbox is one incarnation's: messages meant for the previous one are not delivered."""
         if command.incarnation == self.gateway.incarnation:
             self.feed_gateway(command.message)
 

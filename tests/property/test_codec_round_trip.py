@@ -1,4 +1,4 @@
-"""Whatever one member says, another hears: every message and every record survives the wire."""
+"""Every message and every record survives the wire."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def outcome(act: Callable[..., tuple[int, ...] | int], *arguments: str | int) ->
 def test_counts_and_answers_are_those_of_the_pool_with_names(
     steps: list[tuple[str, str, int] | tuple[str, str]], blocks: int, tokens: int, spare: int, given_up: list[str]
 ) -> None:
-    """Whatever is given and taken back."""
+    """After any sequence of allocations and releases both pools have the same counts and answers."""
     named, counted = BlockPool(blocks, 4), CountedBlockPool(blocks, 4)
     for name, *arguments in steps:
         outcomes = [outcome(getattr(pool, name), *arguments) for pool in (named, counted)]
@@ -49,7 +49,7 @@ def test_counts_and_answers_are_those_of_the_pool_with_names(
 
 
 def test_nothing_is_found_by_its_content() -> None:
-    """There is no content."""
+    """A pool of counted blocks has no contents, so no prefix is found."""
     pool = CountedBlockPool(4, 4)
     pool.allocate("a", 9)
     pool.remember("a", 0, b"first")
@@ -59,6 +59,6 @@ def test_nothing_is_found_by_its_content() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 1), (1, 0)])
 def test_a_pool_of_nothing_is_refused(num_blocks: int, block_size: int) -> None:
-    """As the other one is."""
+    """A pool without blocks is refused, as by the other pool."""
     with pytest.raises(ValueError, match="at least 1"):
         CountedBlockPool(num_blocks, block_size)

@@ -1,4 +1,4 @@
-"""First come, first served (Orca, section 4.1): who came first has run at least as many iterations, or has ended.
+"""First come, first served (Orca, section 4.1): an earlier arrival has run at least as many iterations, or has ended.
 
 Without preemption, that is; `test_prompts_first_law.py` says what holds with it.
 """

@@ -1,4 +1,4 @@
-"""Whoever is on an instance that goes: nobody is dropped, copies fit, and no other choice saves more."""
+"""Requests on an instance that ends: none is dropped, copies fit, and no other choice saves more."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TestShare:
         windows(60),
     )
     def test_a_thinned_frontier_saves_no_less_than_the_greedy_choice(self, copies: list[Copy], window: Window) -> None:
-        """And what it chooses fits."""
+        """Thinning the frontier saves no less than the greedy choice, and its choice fits."""
         chosen = choose(copies, window)
         assert list(chosen) == sorted(set(chosen))
         assert saved_s(copies, chosen) >= saved_s(copies, greedily(copies, window))
@@ -185,7 +185,7 @@ def test_every_request_has_one_fate_and_copies_fit(notice: Notice, requests: lis
 @settings(deadline=None)
 @given(NOTICES, REQUESTS)
 def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: list[RunningRequest]) -> None:
-    """No move is longer than what it spares, and nobody is moved who could have ended."""
+    """No move is longer than the computation it saves, and no request is moved that could have finished in time."""
     left_s = notice.deadline_s - NOW - notice.margin_s
     for request, each in zip(requests, arrange(NOW, notice, requests), strict=True):
         if each.disposition is Disposition.MOVE:
@@ -200,7 +200,10 @@ def test_who_moves_gains_by_it_and_who_can_end_ends(notice: Notice, requests: li
 def test_arranged_again_nobody_is_dropped(
     notice: Notice, requests: list[RunningRequest], later_s: float, shift_s: float
 ) -> None:
-    """A deadline that moves, at whatever time; those who ended are gone, the others have decoded meanwhile."""
+    """A new arrangement after a changed deadline drops no request.
+
+    Finished ones are gone, the others have decoded meanwhile.
+    """
     before = arrange(NOW, notice, requests)
     now_s = NOW + later_s
     decoded = int(later_s / notice.pace.step_s)

@@ -1,4 +1,4 @@
-"""Block accounting never leaks and never confuses contents, whatever is asked of it in whatever order."""
+"""Block accounting never leaks and never confuses contents, for any operations in any order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BlockAccounting(RuleBasedStateMachine):
 
     @rule(owner=OWNERS, text=TEXTS, reuses=st.booleans(), spare=st.integers(0, 3))
     def allocate(self, owner: str, text: str, reuses: bool, spare: int) -> None:
-        """An allocation succeeds exactly where the pool said it would and the owner has nothing."""
+        """An allocation succeeds exactly where the pool reported enough free blocks and the owner has none."""
         reused = self.find(text) if reuses else ()
         if owner in self.owned or not self.pool.can_allocate(len(text), reused):
             with pytest.raises(KvBlocksError):

@@ -22,7 +22,10 @@ Cell = tuple[int, int]
 def test_each_cell_leaves_once_after_it_was_written(
     layers: int, blocks: int, chunk_bytes: int, least_bytes: int, steps: list[tuple[int, int, int]]
 ) -> None:
-    """Progress in any order, told late or twice; some chunks are taken between. At the end all has left."""
+    """Progress may be reported in any order, late or twice, with chunks taken in between.
+
+    At the end each cell has left once.
+    """
     stream = KvStream(layers, blocks, 5, chunk_bytes, least_bytes)
     written: set[Cell] = set()
     left: Counter[Cell] = Counter()

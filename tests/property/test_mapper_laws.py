@@ -163,7 +163,7 @@ def test_tensor_groups_are_whole_where_all_can_be(change: tuple[Deployment, Para
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes())
 def test_those_who_have_decoded_most_go_on(change: tuple[Deployment, ParallelConfig]) -> None:
-    """As many as there is room for, of each kind; only what waits has decoded less, or has lost KV."""
+    """As many requests stay as fit, of each kind; those that wait have decoded less, or have lost KV."""
     before, config = change
     mapped = map_devices(before, config, MODEL)
     goes_on = [request for requests in mapped.running.values() for request in requests]
@@ -228,7 +228,7 @@ def test_untouched_pipelines_run_on_where_there_are_as_many_and_as_large(
 def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
     change: tuple[Deployment, ParallelConfig],
 ) -> None:
-    """With as many pipelines and batches as large as before, phases together, nobody is parted."""
+    """With as many pipelines and as large batches as before, phases together, the requests of a pipeline stay together."""
     before, config = change
     assume(not before.config.is_split and not config.is_split)
     assume(config.data >= before.config.data and config.max_batch >= before.config.max_batch)
@@ -244,7 +244,7 @@ def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(changes(), st.randoms(use_true_random=False))
 def test_the_order_of_mappings_changes_nothing(change: tuple[Deployment, ParallelConfig], random: object) -> None:
-    """The same deployment, told in another order, gets the same map."""
+    """The same deployment in another order gets the same map."""
     before, config = change
     positions, running = list(before.positions.items()), list(before.running.items())
     random.shuffle(positions)  # type: ignore[attr-defined]

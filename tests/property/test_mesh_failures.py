@@ -56,7 +56,7 @@ def test_requests_that_fail_their_iterations_harm_nobody_else(case: MeshCase, cu
 @settings(max_examples=100, deadline=None)
 @given(meshes(3, 16), st.integers(1, 3))
 def test_engines_that_break_cost_nobody_a_token(case: MeshCase, broken: int) -> None:
-    """A worker whose engine fails for every request ends, and its successor's does not; what it had goes on elsewhere."""
+    """A worker whose engine fails for every request ends, and its successor does not; its requests resume on other workers."""
     world, count, pools = case.world(), case.count, case.pools
 
     def break_engine(worker_id: str) -> None:

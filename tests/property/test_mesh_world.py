@@ -69,7 +69,7 @@ SWAPPING = st.builds(
 MAX_PROMPT, MAX_NEW = 20, 24
 #: Two questions to a gateway, what settles before the first, and three of the longest iterations in flight.
 OVER_HELD_S = 10.0
-#: Pools that spill over at once, soon and never; homes that stay, and homes that change as fast as anybody could want.
+#: Pools that spill over at once, soon and never; home pools that never change, and ones that change at every chance.
 POOL_POLICIES = st.builds(
     PoolPolicy,
     st.sampled_from([0, 15, 8192]),
@@ -188,7 +188,7 @@ def watch_engines(world: MeshWorld) -> None:
 
 
 def assert_served(world: MeshWorld) -> None:
-    """Every request got every token, but for those that arrived while no worker or scheduler was there and were told so."""
+    """Every request got every token, or was rejected because no worker or scheduler was there when it arrived."""
     for choice_id, ending in world.ended.items():
         assert ending in ("length", "no_workers", "no_scheduler")
         if ending == "length":
@@ -228,7 +228,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(case: MeshCase) -
 def test_requests_that_are_over_live_on_nowhere(
     case: MeshCase, loss: float, submissions_wait_s: float, restarts: int
 ) -> None:
-    """Closings and cancellations are lost, late or said twice, and submissions come after them; the others get every token."""
+    """Closings and cancellations are lost, late or sent twice, and submissions come after them; the others get every token."""
     world, count = case.world(), case.count
     watch_engines(world)
     world.ending_loss, world.submissions_wait_s = loss, submissions_wait_s
@@ -274,7 +274,7 @@ def test_workers_that_die_or_drain_cost_nobody_a_token(case: MeshCase, kills: in
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.integers(0, 4), st.sampled_from([0.0, 0.05, 0.3]))
 def test_stalls_and_lost_messages_cost_nobody_a_token(case: MeshCase, stalls: int, loss: float) -> None:
-    """Workers do nothing for up to 4 s and go on where they were; one message in three is lost at most, for 10 s."""
+    """Workers pause for up to 4 s and resume; one message in three at most is lost, for 10 s; no token is lost."""
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
     world.loss = loss
@@ -289,7 +289,10 @@ def test_stalls_and_lost_messages_cost_nobody_a_token(case: MeshCase, stalls: in
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 24), st.integers(1, 3))
 def test_a_scheduler_that_restarts_costs_nobody_a_token(case: MeshCase, restarts: int) -> None:
-    """It knows nothing but what the others say; who was told that it is not there is the only one who is not served."""
+    """A restarted scheduler knows only the members' reports.
+
+    Requests rejected while it was away are the only ones not served.
+    """
     world, count = case.world(), case.count
     for _ in range(restarts):
         world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
@@ -301,7 +304,7 @@ def test_a_scheduler_that_restarts_costs_nobody_a_token(case: MeshCase, restarts
 @settings(max_examples=100, deadline=None)
 @given(meshes(1, 16), st.sampled_from(["gateway", "scheduler", "broker"]), st.floats(0.1, 3.0))
 def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> None:
-    """Gateway, scheduler or broker stand still for up to 3 s: everyone else goes on, and nothing is computed again."""
+    """Gateway, scheduler or broker pause for up to 3 s: no attempt is lost and no token is computed again."""
     world, count = case.world(), case.count
     pause = partial(world.pause_broker if who == "broker" else partial(world.pause, who), seconds)
     world.at(world.rng.uniform(0, 4), pause)
@@ -317,7 +320,7 @@ def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> N
 def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
     case: MeshCase, restarts: int, loss: float, scheduler_too: bool
 ) -> None:
-    """Its successor's clients get their own, though streams are numbered anew; and nothing is computed for nobody."""
+    """The clients of its successor get their own tokens, though stream numbers start anew; abandoned requests are dropped."""
     world, count = case.world(), case.count
     world.loss = loss
     world.at(8.0, lambda: setattr(world, "loss", 0.0))
@@ -344,7 +347,7 @@ def test_a_gateway_that_restarts_gives_nobody_anothers_tokens(
     )
 )
 def test_workers_return_home_when_the_foreign_work_is_done(case: MeshCase) -> None:
-    """Bursts send them into the mixed pool; afterwards the scheduler sees everybody at home, without a word about it."""
+    """Bursts put off-pool work on workers; afterwards the scheduler sees each in its home pool, without a message about it."""
     world, count, pools = case.world(), case.count, case.pools
     settle(world, count)
     views = sorted(world.scheduler.pools, key=lambda view: view.id)

@@ -1,4 +1,4 @@
-"""Whatever a metadata service answers, a dialogue ends, and says either what it read or why it could not."""
+"""Whatever a metadata service answers, a dialogue ends, with a reading or with a problem."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ HEADERS = st.dictionaries(
     st.text(max_size=6) | st.sampled_from(["Google", "0", "21600", "9" * 400, "²", "-1"]),
 )
 HTTP_ANSWERS = st.builds(HttpAnswer, STATUSES, BODIES, HEADERS, st.just("no connection"))
-#: Of a service that says them in turn.
+#: Of a service that serves them in turn.
 SERVICES = st.lists(HTTP_ANSWERS, min_size=1, max_size=4)
-#: Far more than any dialogue asks.
+#: Far more than any dialogue requests.
 MOST_QUESTIONS = 12
 
 
@@ -116,7 +116,10 @@ def check_request(request: HttpRequest) -> None:
 @given(answers=st.lists(SERVICES, min_size=1, max_size=2))
 @settings(max_examples=60, deadline=None)
 def test_no_answer_is_more_than_a_problem(name: str, answers: list[list[HttpAnswer]]) -> None:
-    """Dialogues end whatever they hear, one after the other; a whole answer has finite deadlines and ids of its own."""
+    """Dialogues end whatever the service answers, one after the other.
+
+    A complete answer has finite deadlines and unique ids.
+    """
     cloud: Cloud = CLOUDS[name]()
     queue_state = ActiveSigns()
     for each in answers:
@@ -143,7 +146,7 @@ def test_a_service_that_fails_has_neither_signs_nor_silence(name: str, failing: 
 @given(answers=SERVICES)
 @settings(max_examples=25, deadline=None)
 def test_detection_ends(name: str, answers: list[HttpAnswer]) -> None:
-    """With a yes or a no."""
+    """Detection answers yes or no for any service."""
     dialogue = CLOUDS[name]().detect()
     with pytest.raises(StopIteration) as end:
         next(dialogue)
@@ -155,6 +158,6 @@ def test_detection_ends(name: str, answers: list[HttpAnswer]) -> None:
 @given(st.text(max_size=30) | SCALARS | WORDS)
 @settings(max_examples=100, deadline=None)
 def test_a_date_is_a_finite_time_or_none(text: object) -> None:
-    """Nothing is raised."""
+    """Parsing a date gives a finite time or none, and never raises."""
     at_s = unix_s(text)
     assert at_s is None or math.isfinite(at_s)

@@ -1,4 +1,4 @@
-"""What holds of every migration plan, from any configuration to any other, whoever leaves or is lost."""
+"""Laws of every migration plan, from any configuration to any other, whichever machines leave or are lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_byte_needed_is_there_or_sent_exactly_once_by_whoever_has_it(
 @FEW
 @given(cases(), LIMITS)
 def test_a_request_goes_on_with_all_its_kv_or_is_listed(case: Case, limit_bytes: int | None) -> None:
-    """Who has KV that nobody holds is computed again; who has it on machines that stay is not; nobody is lost."""
+    """A request resumes with all its KV or is listed: listed if no machine holds its KV, not if staying machines do."""
     plan = plan_of(case, limit_bytes)
     recomputed = [each.id for each in plan.recomputed]
     everywhere, staying = set(), set()
@@ -111,7 +111,7 @@ def test_what_is_freed_is_what_nobody_needs_there(case: Case, limit_bytes: int |
     plan = plan_of(case, limit_bytes)
     for device in case.devices():
         if case.deadline_s(device) is None:
-            # KV of requests that come too late is given up with the rest, or stays for whoever computes them again
+            # KV of requests that come too late is dropped with the rest, or stays for the pipeline that recomputes them
             late = {each.id for each in plan.recomputed}
             goes = {byte for byte in case.held(device) - case.needed(device, set()) if byte[0].request is None}
             freed = sum(each.byte_count for each in plan.freed if each.device == device and not each.is_kv)
@@ -170,7 +170,7 @@ def test_links_carry_one_transfer_at_a_time_and_kv_before_weights(case: Case, li
 @FEW
 @given(cases(), LIMITS)
 def test_the_order_of_a_mapping_changes_nothing(case: Case, limit_bytes: int | None) -> None:
-    """Same arguments, same plan."""
+    """A mapping in another order gives the same plan."""
     before = replace(case.map.before, positions=reordered(case.map.before.positions))
     same = replace(case, map=replace(case.map, before=before, positions=reordered(case.map.positions)))
     assert plan_of(case, limit_bytes) == plan_of(same, limit_bytes)

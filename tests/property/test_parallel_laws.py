@@ -210,7 +210,7 @@ def test_a_higher_load_is_never_served_faster(
 def test_changes_to_the_fleet_lead_to_the_choice(
     demand: ServiceDemand, had: list[Supply], policy: Policy, spares: int
 ) -> None:
-    """Once all that was asked for is there, a second look gives back what is too much, and a third changes nothing."""
+    """Once all requested instances are there, a second choice releases the surplus, and a third changes nothing."""
     choice = choose(demand, had, LeastDevices(1), policy)
     current = had
     for _ in range(2):

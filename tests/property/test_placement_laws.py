@@ -82,7 +82,7 @@ def placed(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> 
 @settings(max_examples=500, deadline=None)
 @given(meshes(), DEMANDS, POLICIES)
 def test_who_is_chosen_can_serve(members: list[Member], demand: RequestDemand, policy: PoolPolicy) -> None:
-    """READY, with room now and a cache that could hold everything ever; KV flows from the prompt pool only."""
+    """A chosen worker is READY, has memory now, and could hold the whole request; KV flows from the prompt pool only."""
     _, found = placed(members, demand, policy)
     if found is None:
         return
@@ -101,7 +101,7 @@ def test_who_is_chosen_can_serve(members: list[Member], demand: RequestDemand, p
 def test_a_request_waits_only_while_nobody_has_room(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
-    """Thresholds say who, and never whether."""
+    """A request waits only while no worker has memory for it; thresholds decide which worker, and never whether."""
     pools, found = placed(members, demand, policy)
     anybody = any(view.is_ready and view.has_room(demand.prompt_tokens, demand.max_new_tokens) for view in pools)
     assert (found is not None) == anybody
@@ -126,7 +126,7 @@ def test_the_order_in_which_workers_are_heard_of_changes_nothing(
 def test_pools_that_are_within_their_thresholds_do_their_own_work(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
-    """Then each side gets the shortest queue of its home pool: no other that qualifies has a shorter one."""
+    """Within the thresholds each side gets the shortest queue among qualified workers of its home pool."""
     pools, found = placed(members, demand, policy)
     if found is None:
         return

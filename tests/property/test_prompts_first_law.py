@@ -100,7 +100,7 @@ def test_who_was_never_preempted_is_passed_only_for_want_of_a_block(
 def test_blocks_are_lost_to_who_came_before_or_to_a_prompt_that_waited(
     script: list[tuple[int, Arrival]], blocks: int, policy: WorkerPolicy
 ) -> None:
-    """To nobody else; to a prompt only where prompts come first; and only so many times."""
+    """A sequence loses blocks only to earlier arrivals, or to prompts where they come first, a bounded number of times."""
     play = Play(script, blocks, policy)
     for tick, victim in play.preempted:
         ordered = [row[0].split("@")[0] for row in play.timeline.iterations[play.timeline.order_at[tick]]]

@@ -91,7 +91,7 @@ class Wire:
             loop = asyncio.get_running_loop()
             left: asyncio.Future[None] = loop.create_future()
             copy = None if payload is None else np.frombuffer(bytes(payload), np.uint8).copy()
-            # Later than the one before by what a clock can tell: timers of one moment run in any order.
+            # Later than the one before by a clock's resolution: timers of one moment run in any order.
             at_s = max(loop.time() + self.rng.random() * 0.002, self._last_s[id(end)] + 1e-6)
             self._last_s[id(end)] = at_s
             loop.call_at(at_s, deliver, frame, copy, left)

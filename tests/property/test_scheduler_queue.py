@@ -1,4 +1,4 @@
-"""What waits at the scheduler waits in order, and because nobody has room, whatever is looked at and whatever is not."""
+"""The scheduler's queue keeps its order, and a request waits in it only while no worker has memory for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKS = 6
 
 
 class Queue:
-    """A scheduler, and the requests that it has asked nobody to take, each with its demand, by priority and number."""
+    """A scheduler and its queued requests, each with its demand, by priority and number."""
 
     def __init__(self) -> None:
         self.role = SchedulerRole("s", PATIENT)
@@ -62,7 +62,7 @@ class Queue:
 def test_after_a_report_the_first_in_the_queue_has_room_nowhere(seed: int) -> None:
     """Requests, refusals, clients that leave, and reports in any order, from workers of any pool that drain and come back.
 
-    Whoever a worker is asked to take is the first of those that wait, by priority, then by arrival.
+    A request offered to a worker is the first in the queue, by priority, then by arrival.
     """
     rng, queue = random.Random(seed), Queue()
     demands: dict[int, tuple[int, int]] = {}

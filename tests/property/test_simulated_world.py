@@ -68,7 +68,7 @@ SETTINGS = st.builds(
 CLUSTERS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)).filter(
     lambda counts: counts[1] + counts[2] > 0
 )
-#: Room for the largest request and little more.
+#: Memory for the largest request and little more.
 SMALL = worlds.machine_type(kv_tokens=256, link_bytes_per_s=1e6)
 
 
@@ -106,7 +106,7 @@ HOSTED = st.builds(
 
 @dataclass
 class Watch(worlds.Diary):
-    """A diary that looks at the clock, too: single iterations are told of when they end, several some time later."""
+    """An observer that checks the clock, too: single iterations are reported at their end, several some time later."""
 
     world: World | None = None
     counted: bool = False
@@ -165,7 +165,7 @@ def test_kv_that_moves_is_left_on_neither_side(
 def test_the_same_world_is_the_same_run(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
-    """To the last bit."""
+    """Two runs of the same world are equal to the last bit."""
     first, second = (run(worlds.machines(*counts, kind=SMALL), chosen, arrivals) for _ in range(2))
     assert first[0] == second[0]
     assert first[1].completed == second[1].completed

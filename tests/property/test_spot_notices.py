@@ -63,7 +63,7 @@ class World:
         self.incarnations = dict.fromkeys(WORKERS, 1)
         #: Of workers that are there, by their last heartbeat, and when that was.
         self.here: dict[str, tuple[Member, float]] = {}
-        #: Deadlines that an incarnation was told since a notice stands, in order.
+        #: Deadlines that an incarnation received while a notice is in force, in order.
         self.told: dict[tuple[str, int], list[float]] = {}
         self.said_goodbye: set[tuple[str, int]] = set()
         self.questions = 0
@@ -130,7 +130,7 @@ class World:
         member = Member(life.worker_id, MemberKind.TOKEN_WORKER, incarnation, life.state, host, 1, "h:1")
         if life.state in (MemberState.LEFT, MemberState.LOST):
             self.here.pop(life.worker_id, None)
-            if life.state is MemberState.LEFT:  # who is lost has not said goodbye
+            if life.state is MemberState.LEFT:  # a lost worker has not sent a goodbye
                 self.said_goodbye.add((life.worker_id, incarnation))
         else:
             self.here[life.worker_id] = (member, self.now)
@@ -142,7 +142,7 @@ class World:
                 del self.here[worker_id]
 
     def check_everyone_is_told(self) -> None:
-        """While a notice stands every worker of this machine that is ready knows its deadline, or an earlier one."""
+        """While a notice is in force every ready worker of this machine knows its deadline, or an earlier one."""
         found = self.role._signs.notice()
         for member, _ in self.here.values():
             if found is not None and member.host == HERE and member.state is MemberState.READY:
@@ -174,14 +174,14 @@ def run(events: list[tuple[float, object]]) -> World:
 @given(EVENTS)
 @settings(max_examples=150, deadline=None)
 def test_notices_questions_and_leave_keep_the_law(events: list[tuple[float, object]]) -> None:
-    """Deadlines fall, nobody is forgotten, nothing is given back too early, and there is one question at a time."""
+    """Deadlines only fall, no worker is left out, nothing is released too early, and there is one query at a time."""
     run(events)
 
 
 @given(EVENTS)
 @settings(max_examples=50, deadline=None)
 def test_the_same_events_give_the_same_commands(events: list[tuple[float, object]]) -> None:
-    """A journal can be decided again."""
+    """The same events give the same commands, so that a journal can be replayed."""
     world = run(events)
     again = SpotWatcherRole("watcher", WatchPolicy(HERE, backoff_s=BACKOFF_S, member_timeout_s=TIMEOUT_S))
     assert [again.handle(event, now) for event, now, _ in world.journal] == [given for _, _, given in world.journal]
@@ -190,12 +190,12 @@ def test_the_same_events_give_the_same_commands(events: list[tuple[float, object
 @given(EVENTS, ANSWERS)
 @settings(max_examples=50, deadline=None)
 def test_an_answer_again_tells_nobody_anything(events: list[tuple[float, object]], answer: MetadataAnswered) -> None:
-    """At the same moment; only the question goes on."""
+    """The same answer at the same moment produces no message to workers, only the next query."""
     world = run(events)
     world.answer(answer)
     world.now = world.asked_s
     for worker_id, (member, _) in list(world.here.items()):
-        world.feed(member)  # those that had not heard it are told again, and not by the answer
+        world.feed(member)  # workers that had not received it get it again, and not because of the answer
         assert world.here[worker_id][0] is member
     assert {type(command) for command in world.feed(answer)} <= {c.AskCloud}
 

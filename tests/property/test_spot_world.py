@@ -25,7 +25,7 @@ from spotwise.simulator.spotserve.systems import (
 from spotwise.simulator.spotserve.traces import SpotEvent, SpotEventKind, SpotTrace
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
-#: Those that stay at the end: enough for one pipeline, whatever went before.
+#: Machines that stay at the end: enough for one pipeline, whatever happened before.
 LAST = tuple(f"last-{number}" for number in range(6))
 SYSTEMS = st.builds(
     lambda system, batching, phases: (
@@ -76,7 +76,7 @@ def fastest_s(outcome: SpotOutcome, system: SpotSystem) -> float:
 def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
     trace: SpotTrace, times_s: tuple[float, ...], system: SpotSystem, surroundings: SpotSurroundings
 ) -> None:
-    """Nobody is faster than alone on the fastest configuration, and who lived is paid for, to the second."""
+    """Each request is answered once, none faster than alone on the fastest configuration; instances are paid to the second."""
     run = replace(tiny.run(trace, times_s, system), surroundings=surroundings)
     outcome = serve(run)
     assert [request.arrived_s for request in outcome.requests] == list(times_s)
@@ -96,7 +96,7 @@ def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
 def test_the_same_run_is_the_same_outcome(
     trace: SpotTrace, times_s: tuple[float, ...], system: SpotSystem, surroundings: SpotSurroundings
 ) -> None:
-    """To the last bit."""
+    """Two runs of the same world are equal to the last bit."""
     run = replace(tiny.run(trace, times_s, system), surroundings=surroundings)
     assert serve(run) == serve(run)
 
@@ -112,7 +112,7 @@ def test_nothing_is_computed_twice_where_notice_suffices(
     """Instances go one by one with notice enough for what must move, and a place for all that run stays."""
     removed = [(20.0 + 15.0 * place, "remove", f"n{number}") for place, number in enumerate(leaving)]
     trace = tiny.trace((0.0, "add", " ".join(f"n{number}" for number in range(6))), *removed, end_s=90.0)
-    # Whichever pipelines are left have room for all that run: nobody has to wait for lack of a place.
+    # The remaining pipelines have capacity for all that run: no request has to wait for a slot.
     system = replace(SPOTSERVE, batching=batching, adapts=False, shape=ParallelConfig(1, 2, 2, 30))
     surroundings = replace(tiny.SURROUNDINGS, grace_s=12.0)
     outcome = serve(tiny.run(trace, times_s, system, surroundings, model=replace(tiny.MODEL, max_batch=30)))

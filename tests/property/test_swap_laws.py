@@ -1,4 +1,4 @@
-"""KV that goes to the host and comes back: who runs has its own, nobody waits for ever, and nothing is left behind."""
+"""KV swapped to the host and back: running sequences have their own, none waits for ever, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ARRIVALS = st.builds(
     then_ticks=st.integers(0, 10),
     cancel_ticks=st.none() | st.none() | st.integers(0, 200),
 )
-#: Policies under which everybody has a turn within 3 s.
+#: Policies under which every sequence has a turn within 3 s.
 FAIR = POLICIES.map(
     lambda policy: replace(
         policy,
@@ -92,7 +92,7 @@ class Kv:
                 content = _content(name, prompts[name], position)
                 if position >= row.first_position:
                     block[position % BLOCK_SIZE] = content
-                # The first of a hand-off came from elsewhere.
+                # The first token of a hand-off came from the prompt worker.
                 assert block[position % BLOCK_SIZE] == content, f"{name} at {position}"
 
     def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
@@ -167,7 +167,7 @@ def test_who_runs_has_its_own_kv_and_all_end(
 def test_nobody_waits_for_ever_while_others_keep_coming(
     seed: int, blocks: int, host_blocks: int, policy: WorkerPolicy
 ) -> None:
-    """Where the discipline sees to it: first come, first served, or queues from which whoever starves is promoted."""
+    """No sequence waits for ever under policies that ensure it: FCFS, or queues that promote starving sequences."""
     rng = random.Random(seed)
     timeline = Timeline(blocks, policy, host=BlockPool(host_blocks, BLOCK_SIZE), swaps=Kv(seed, 0.0))
     arrived_at: dict[str, int] = {}

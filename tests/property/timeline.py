@@ -1,6 +1,6 @@
 """One worker role on a timeline of whole ticks: an engine that counts iterations, a store and a mesh that answer after a while.
 
-What the role is told follows from what it said and from the script, never from how many iterations an order was, so that two
+The role's events follow from its commands and from the script, never from how many iterations an order was, so that two
 timelines of one script may be compared.
 """
 
@@ -33,7 +33,7 @@ HERE = KvTarget("w", 1, "w:2", ())
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, and what becomes of it.
+    """A request and the events of its life.
 
     Attributes:
         kind: `hand_off` (its prompt is computed here for another worker), `decode` (its KV comes from another one)
@@ -78,7 +78,7 @@ class SwapDevice(Protocol):
         """An iteration begins, of sequences whose prompts are these."""
 
     def arrive(self, name: str, prompt: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
-        """A prompt's KV has come from elsewhere, into these blocks."""
+        """A prompt's KV has come from its prompt worker, into these blocks."""
 
 
 class Timeline:
@@ -87,7 +87,7 @@ class Timeline:
     Attributes:
         iterations: rows of each, in order: sequence, first position, tokens.
         tables: of those iterations that began an order: the block tables of their rows.
-        said: (tick, command) pairs, but for the engine's orders.
+        said: (tick, command) pairs, without the engine's orders.
         free: (tick, free blocks) after each event that is no iteration.
         order_at: by tick, the iteration with which the order of that tick began.
         orders: how many there were.
@@ -187,7 +187,7 @@ class Timeline:
             self._swaps.compute(batch, self.prompts)
         self._order = EngineOrder(batch, steps, DECODE_TICKS + batch.prompt_tokens, 0, self.tick)
 
-    # --- what the role says -------------------------------------------------------------------------------------------
+    # --- the role's commands --------------------------------------------------------------------------------------------
 
     def tell(self, event: c.WorkerEvent) -> None:
         for command in self.role.handle(event, self.tick / TICKS_PER_S):

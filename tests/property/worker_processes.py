@@ -1,7 +1,7 @@
 """What a worker's process does in the mesh of one process: engine, windows and transfers, as its role commands.
 
 An engine's writes take effect when its iteration ends. A move between device and host reads when it begins and when it ends,
-and then writes; one in twenty fails. A push reads and writes now and then, as far as it was told, and once more when it ends,
+and then writes; one in twenty fails. A push reads and writes now and then, as far as was reported, and once more when it ends,
 however it ends: a block given away too early would show.
 """
 
@@ -44,7 +44,7 @@ class Surroundings(Protocol):
 
     @property
     def workers(self) -> Mapping[str, FakeWorker]:
-        """Those that live."""
+        """Live workers."""
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
         """Let something happen later."""
@@ -56,7 +56,7 @@ class Surroundings(Protocol):
         """The first tokens of a request's prompt and right answer."""
 
     def feed_worker(self, worker: FakeWorker, event: Any) -> None:
-        """Tell a role."""
+        """Give an event to a role."""
 
     def kill(self, worker_id: str) -> None:
         """End a worker without a word."""

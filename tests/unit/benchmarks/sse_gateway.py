@@ -1,4 +1,4 @@
-"""A gateway that answers as it is told to, right or wrong."""
+"""A gateway that answers as configured, right or wrong."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def refusing(writer: asyncio.StreamWriter) -> None:
 
 
 async def breaking(writer: asyncio.StreamWriter) -> None:
-    """A token, and nobody there any more."""
+    """Send a token and then close the connection."""
     writer.write(HEAD + chunk(TOKEN))
     await writer.drain()
     writer.transport.abort()

@@ -40,7 +40,7 @@ def test_a_row_has_medians_and_the_spread_of_ratios_within_rounds() -> None:
 
 
 def test_the_tuned_peer_is_the_reference() -> None:
-    """Targets are held against it; the untuned stands below, without targets."""
+    """Ratios and targets are those against the tuned peer; the untuned row is below, without targets."""
     readings = [
         reading(1, Side.OURS, W4, 30.0, 2000.0, 20.0),
         reading(1, Side.PEER, W4, 1600.0, 1700.0, 18.0),
@@ -108,7 +108,7 @@ def test_what_is_no_reading_is_an_error(broken: list[object]) -> None:
 
 
 def test_targets_are_those_that_were_set() -> None:
-    """Ratios asked for, by workload, in the order of its figures."""
+    """Targets are set per workload, in the order of its figures."""
     targets = {workload.name: [str(figure.target or "") for figure in workload.figures] for workload in WORKLOADS}
     assert targets == {
         "w1": ["<= 1x", "<= 1x"],

@@ -27,7 +27,7 @@ def test_a_point_normalizes_by_output_and_counts_to_the_last_answer() -> None:
 
 
 def test_a_rate_without_answers_is_no_point() -> None:
-    """It says why."""
+    """A rate without answers is no point of the curve, and the reason is recorded."""
     with pytest.raises(CommandError, match="nothing was answered: status 503"):
         point_of(4.0, [outcome(0.0, 1, None, "status 503")])
 
@@ -54,5 +54,5 @@ def test_rates_are_positive_numbers(text: str) -> None:
 
 
 def test_rates_are_swept_upwards() -> None:
-    """Each once."""
+    """Each rate is run once, in ascending order."""
     assert parse_rates("4,0.5, 1,4") == [0.5, 1.0, 4.0]

@@ -27,6 +27,6 @@ def test_a_schedule_is_its_seed(rate: float, cv: float, seed: int) -> None:
 
 
 def test_prompts_differ_and_are_not_those_of_the_storm() -> None:
-    """What a storm left in a prefix cache is nobody's advantage."""
+    """Prompts differ from the storm's, so that its leftovers in a prefix cache give no side an advantage."""
     storm, arrivals = all_at_once(20, 1, SIZES), bursts(20, 2.0, 1.0, 1, SIZES)
     assert len({each.prompt_seed for each in (*storm, *arrivals)}) == 40

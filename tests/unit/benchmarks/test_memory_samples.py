@@ -68,7 +68,7 @@ def test_a_worker_holds_blocks_or_sequences() -> None:
 
 
 def test_a_lost_worker_is_no_result() -> None:
-    """Neither is a mesh without workers."""
+    """A lost worker, or a mesh without workers, gives an error instead of a sample."""
     with pytest.raises(CommandError, match="token-0 was lost"):
         summarize([sample("token-0", 100, 1)], [], [])
     with pytest.raises(CommandError, match="no worker"):

@@ -63,7 +63,7 @@ def earlier(tmp_path: Path, **changed: Any) -> Path:
 
 
 def test_only_the_peers_figures_are_taken_over(tmp_path: Path) -> None:
-    """Of the workloads asked for; where they come from goes into the new report."""
+    """Only figures of the requested workloads are copied, with their origin, into the new report."""
     readings, source = read_peer(earlier(tmp_path), [W1])
     assert [(reading.side, reading.workload) for reading in readings] == [(Side.PEER, "w1")]
     assert source == "earlier.json, measured at 2026-01-01T00:00:00+00:00"

@@ -41,6 +41,6 @@ def test_capacity_is_told_by_the_middle_of_a_storm() -> None:
 
 
 def test_a_storm_that_says_nothing_is_refused() -> None:
-    """With what to do."""
+    """A storm that gives no rate is refused with the option to change."""
     with pytest.raises(CommandError, match="--requests"):
         requests_per_s([outcome(0.0, (1.0,), 1)])

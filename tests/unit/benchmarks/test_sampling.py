@@ -30,7 +30,7 @@ async def test_samples_are_taken_as_long_as_the_block_lasts() -> None:
 
 
 async def test_a_sampler_that_fails_is_a_failure_of_the_measurement() -> None:
-    """Told at the block's end, which it does not cut short."""
+    """The sampler's error is raised at the block's end, which it does not cut short."""
     ran_on = False
 
     async def look() -> None:

@@ -90,7 +90,7 @@ def test_the_overall_bandwidth_is_read() -> None:
 
 
 def test_transports_are_named_without_their_devices() -> None:
-    """Each once, as UCX wants them."""
+    """Each transport appears once, by its UCX name."""
     assert Bandwidth(1.0, "tcp/lo,tcp/eth0").ucx_transports == "tcp"
     assert Bandwidth(1.0, "rc_mlx5/mlx5_0:1,cma/memory").ucx_transports == "cma,rc_mlx5"
 

@@ -11,7 +11,7 @@ from tests.unit.cli.command_line import CommandLine, command_line
 
 @pytest.fixture
 def spotwise(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> CommandLine:
-    """The command line, with a home in which no mesh runs and with room for its messages."""
+    """The command line, with a SPOTWISE_HOME in which no mesh runs and a terminal wide enough for its messages."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     return command_line(monkeypatch, capfd)

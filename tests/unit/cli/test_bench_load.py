@@ -1,4 +1,4 @@
-"""`spotwise bench load` against an HTTP server that wants a key."""
+"""`spotwise bench load` against an HTTP server that requires a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "secret"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A gateway that streams two tokens to whoever has the key."""
+    """A gateway that streams two tokens to clients with the key."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -74,7 +74,7 @@ def test_without_the_key_the_refusal_is_said(spotwise: CommandLine, gateway_url:
 def test_a_report_that_cannot_be_written_is_refused_before_the_run(
     spotwise: CommandLine, tmp_path: Path, place: str
 ) -> None:
-    """The option is named; nobody is asked."""
+    """The error names the option, and no request is sent."""
     (tmp_path / "a-file").write_text("")
     ended = spotwise("bench", "load", "--url", "http://127.0.0.1:1", "--json", str(tmp_path / place))
     assert ended.status == 2

@@ -1,4 +1,4 @@
-"""What `spotwise chat` refuses before it asks anybody."""
+"""What `spotwise chat` refuses before it connects."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_a_device_that_is_not_there_is_refused(
 
 @pytest.mark.parametrize(("name", "count"), [("cpu", 0), ("auto", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:7", 8)])
 def test_a_device_that_is_there_is_taken(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And `auto` chooses by itself."""
+    """An available device is used, and `auto` chooses one."""
     monkeypatch.setattr(device, "_cuda_devices", lambda: count)
     require_device(name)
 

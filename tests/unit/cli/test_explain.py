@@ -26,7 +26,7 @@ def test_each_thing_that_happened_is_a_row() -> None:
 
 
 def test_moves_of_kv_one_after_another_are_one_row() -> None:
-    """However many; those of another worker or another attempt are told apart, and a single one says all that it knows."""
+    """Moves of another worker or another attempt have rows of their own, and a single move's row has all its facts."""
     told = rows(
         entry("prefilled", 10.0),
         entry("swapped_out", 11.0, blocks=3, known_blocks=1),

@@ -44,7 +44,7 @@ def test_the_default_mesh_has_six_services() -> None:
 
 
 def test_every_service_knows_itself_its_servers_and_the_model() -> None:
-    """And none of them asks a model hub."""
+    """Each service gets its id, the servers' URLs and the model, and does not contact a model hub."""
     for service_id, service in plan().items():
         assert service.env["SPOTWISE_SERVICE_ID"] == service_id
         assert service.env["SPOTWISE_NATS_URL"] == NATS
@@ -65,7 +65,7 @@ def test_only_the_gateway_is_told_where_to_listen() -> None:
 
 
 def test_only_planner_and_watcher_are_dispensable() -> None:
-    """No request waits for them."""
+    """Only planner and watcher are dispensable, for no request waits for them."""
     services = plan(prompt_workers=2)
     assert {service_id for service_id, service in services.items() if not service.is_essential} == {
         "planner-0",
@@ -99,7 +99,7 @@ def test_workers_of_each_pool_run_the_service_that_can_do_its_phases() -> None:
     ],
 )
 def test_workers_share_the_cores(cores: int, workers: int, threads: str, shares: list[str | None]) -> None:
-    """Each gets its part and is pinned to it; with fewer cores than workers nobody is pinned."""
+    """Each worker is pinned to its share of the cores; with fewer cores than workers none is pinned."""
     services = plan(cores=cores, prompt_workers=1, token_workers=workers - 1)
     envs = [service.env for service in services.values() if service.stop_order is StopOrder.WORKER]
     assert [env.get("SPOTWISE_CORES") for env in envs] == shares
@@ -127,7 +127,7 @@ def test_what_torch_computes_keeps_to_its_share(changes: dict[str, Any]) -> None
 
 
 def test_a_worker_is_not_pinned_to_fewer_cores_than_it_has_threads() -> None:
-    """Asked for more threads than its share, it may use every core."""
+    """A worker with more threads than its share of cores may use every core."""
     env = plan(cores=4, threads=4)["token-0"].env
     assert env["SPOTWISE_THREADS"] == "4"
     assert "SPOTWISE_CORES" not in env
@@ -179,7 +179,7 @@ def test_options_reach_the_workers() -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "simulated"])
 def test_a_policy_reaches_all_workers_and_nobody_else(engine: str) -> None:
-    """With what belongs to it; where none was asked for the environment's own is left alone."""
+    """Only workers get the policy and its options; without one the environment's own setting is left alone."""
     names = ("SPOTWISE_POLICY", "SPOTWISE_PROFILE", "SPOTWISE_KV_HOST_BYTES")
     given = plan(engine=engine, policy="mlfq", profile=Path("/p.json"), kv_host_bytes=77)
     assert [[given[worker].env[name] for name in names] for worker in ("prompt-0", "token-0")] == [
@@ -226,7 +226,7 @@ def test_options_reach_simulated_workers() -> None:
 
 
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
-    """Alone in its process."""
+    """A worker that joins a simulated mesh is simulated, alone in its process."""
     mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
     joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), GIB, False))
     assert joining.argv[-1] == "spotwise.worker.simulated"
@@ -242,19 +242,19 @@ def test_other_services_are_their_only_member() -> None:
 
 @pytest.mark.parametrize("workers", [(0, 1, 0), (1, 0, 0), (0, 0, 0)])
 def test_a_mesh_without_a_worker_for_a_phase_is_refused(workers: tuple[int, int, int]) -> None:
-    """Its requests could never be answered."""
+    """A mesh without a worker for a phase is refused, for its requests could never be answered."""
     prompt_workers, token_workers, mixed_workers = workers
     with pytest.raises(ValidationError, match="--prompt-workers"):
         plan(prompt_workers=prompt_workers, token_workers=token_workers, mixed_workers=mixed_workers)
 
 
 def test_a_mixed_worker_alone_is_a_mesh() -> None:
-    """It does both phases."""
+    """A mixed worker alone makes a mesh, for it does both phases."""
     assert "mixed-0" in plan(prompt_workers=0, token_workers=0, mixed_workers=1)
 
 
 def test_the_gateway_leaves_first_and_the_servers_last() -> None:
-    """The door closes before the work ends, and everyone can say goodbye to the store."""
+    """The gateway stops taking requests before the workers end, and every service can unregister from the store."""
     assert sorted(StopOrder) == [StopOrder.GATEWAY, StopOrder.WORKER, StopOrder.CONTROL, StopOrder.SERVER]
     orders = {service_id: service.stop_order for service_id, service in plan().items()}
     assert orders["gateway-0"] is StopOrder.GATEWAY

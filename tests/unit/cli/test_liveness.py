@@ -34,13 +34,13 @@ def test_all_silent_is_no_hang() -> None:
 
 
 def test_a_pause_of_the_supervisor_starts_the_wait_anew() -> None:
-    """A machine that slept finds everybody silent since long ago."""
+    """After a pause of the supervisor every member seems silent for long, so the wait starts anew."""
     assert silent_for(20, others=True, gap_at=10) == {}
     assert silent_for(26, others=True, gap_at=10) == {"token-0": 7}
 
 
 def test_what_cannot_be_told_starts_the_wait_anew() -> None:
-    """A store that was away says nothing of who lived meanwhile."""
+    """An unreachable store is no sign that members are dead, so the wait starts anew."""
     assert silent_for(20, others=True, unknown_at=10) == {}
     assert silent_for(25, others=True, unknown_at=10) == {"token-0": 7}
 

@@ -76,7 +76,7 @@ def test_who_needs_one_server_is_content_with_its_address(local_mesh: str) -> No
 def test_a_wrong_or_missing_address_ends_with_status_2(
     spotwise: CommandLine, local_mesh: str, command: str, option: str
 ) -> None:
-    """The option is named, nobody is asked, and there is no traceback."""
+    """The option is named, no connection is made, and there is no traceback."""
     ended = spotwise(*command.split())
     assert ended.status == 2, ended.stderr
     assert option in ended.stderr
@@ -86,7 +86,7 @@ def test_a_wrong_or_missing_address_ends_with_status_2(
 def test_a_drain_without_waiting_needs_no_store(
     spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One address is enough, and it is the one that is asked."""
+    """The broker's address is enough, and the only one used."""
     asked: list[str] = []
 
     async def ask(nats_url: str, worker: str, seconds: float) -> None:
@@ -101,7 +101,7 @@ def test_a_drain_without_waiting_needs_no_store(
 def test_a_store_that_is_gone_ends_the_wait_for_a_drained_worker(
     spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Said in one line, with what was done already; no traceback."""
+    """One line names the lost store and what was done already; no traceback."""
 
     async def ask(nats_url: str, worker: str, seconds: float) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What journals say of a run."""
+"""Runs reconstructed from journals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def worker(worker_id: str, pool: m.Pool) -> m.Member:
 
 
 def record(folder: Path, *workers: m.Member, kv_blocks: int = 64) -> None:
-    """Journals of a scheduler that heard of these workers, and of the workers."""
+    """Journals of a scheduler that received these workers' heartbeats, and of the workers."""
     scheduler = m.Member("s", m.MemberKind.CLUSTER_SCHEDULER, 7, m.MemberState.READY, "host", 1, "host:1")
     role, journal = make_role(folder, scheduler, SchedulerRole, "s", SchedulerLimits(), policy=POOLS)
     assert journal is not None
@@ -49,7 +49,7 @@ def record(folder: Path, *workers: m.Member, kv_blocks: int = 64) -> None:
 
 
 def test_the_cluster_is_what_its_roles_were_made_with(tmp_path: Path) -> None:
-    """Homes in order of ids, as the scheduler first heard of them; memory and policies."""
+    """The cluster has the home pools, by id, as the scheduler first received them, and the roles' memory and policies."""
     record(tmp_path, worker("b", m.Pool.TOKEN), worker("a", m.Pool.PROMPT), worker("b", m.Pool.TOKEN))
     cluster = recorded_cluster(find_journals(tmp_path))
     assert cluster.home_pools == (m.Pool.PROMPT, m.Pool.TOKEN)

@@ -48,7 +48,7 @@ def test_only_its_owner_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no half of it."""
+    """A record that cannot be written leaves the whole old one."""
     path = tmp_path / "state.json"
     write_state(path, make_state())
 
@@ -82,7 +82,7 @@ def test_processes_are_those_that_run(tmp_path: Path) -> None:
 
 
 def test_no_record_and_an_unreadable_one_are_no_mesh(tmp_path: Path) -> None:
-    """A half-written or foreign file is not acted upon."""
+    """A half-written file, or another program's, is not acted upon."""
     path = tmp_path / "state.json"
     assert read_state(path) is None
     path.write_text('{"supervisor": {"pid": 1')

@@ -1,4 +1,4 @@
-"""What `spotwise status` says below its table."""
+"""The legend below the table of `spotwise status`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def status_of(name: str, kind: MemberKind, engine: str | None) -> MemberStatus:
 
 
 def test_workers_that_compute_alike_are_named_together() -> None:
-    """One line for each kind, so that a worker without kernels stands out; nothing for members that compute nothing."""
+    """One line per kind of worker, so that one without kernels is visible; members that compute nothing have none."""
     native = "bfloat16 on cpu, native avx2, 30 fused layers"
     members = [
         status_of("token-1", MemberKind.TOKEN_WORKER, native),
@@ -44,7 +44,7 @@ def test_workers_that_compute_alike_are_named_together() -> None:
     ],
 )
 def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: WorkerLoad, shown: str) -> None:
-    """Its home, and where its work puts it; a line below the table says what that means, where there is one."""
+    """Its home pool and its current pool, with a line below the table that explains the two, where there is such a worker."""
     member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "host:1", home, load=load)
     status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine", 4))
     assert _row(status)[2] == shown
@@ -53,7 +53,7 @@ def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: Work
 
 
 def test_pairs_without_hand_offs_are_named() -> None:
-    """Below the table, with what happened and for how long; in JSON as the scheduler says it."""
+    """Below the table, each pair with its cause and duration; in JSON as the scheduler reports it."""
     pair = QuarantinedPair("p", "t", 3, time.time() + 20.4)
     member = Member("s", MemberKind.CLUSTER_SCHEDULER, 1, MemberState.READY, "host", 1, "host:1", quarantined=(pair,))
     status = MemberStatus(member, True, None)
@@ -69,7 +69,7 @@ def worker_with(load: WorkerLoad) -> MemberStatus:
 
 
 def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
-    """A column for all, empty for who has none there; what was moved and preempted stands below, where anything was."""
+    """A column for all workers, empty for those without; swaps and preemptions are below the table, if there were any."""
     load = WorkerLoad(
         kv_blocks_total=10,
         kv_blocks_used=9,
@@ -92,7 +92,7 @@ def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
 
 
 def test_a_worker_with_other_weights_is_shown_as_such() -> None:
-    """Against what the scheduler says the mesh serves; where it says nothing yet, or nobody has weights, nobody is."""
+    """It is shown if the scheduler reports which weights the mesh serves, and they differ."""
 
     def member(name: str, kind: MemberKind, digest: str | None) -> MemberStatus:
         status = status_of(name, kind, None if kind is MemberKind.CLUSTER_SCHEDULER else "an engine")

@@ -1,4 +1,4 @@
-"""What `spotwise status` says of members that are not there."""
+"""Missing members in `spotwise status`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_mesh_with_any_worker_is_whole() -> None:
 
 @pytest.mark.parametrize(("absent", "word"), [*zip(NEEDED, ("gateway", "scheduler", "worker"), strict=True)])
 def test_what_nothing_is_served_without_is_named(absent: MemberKind, word: str) -> None:
-    """However healthy the others are."""
+    """A missing service that every request needs is named, however healthy the others are."""
     assert _missing([member(kind) for kind in NEEDED if kind is not absent]) == [
         f"no {word} is in the mesh: no request is served"
     ]

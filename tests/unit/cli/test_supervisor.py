@@ -235,7 +235,7 @@ def test_only_a_second_ctrl_c_means_at_once() -> None:
 
 
 def test_a_broken_pipe_silences_the_report_and_nothing_else() -> None:
-    """`spotwise up | head` goes on when head has gone."""
+    """`spotwise up | head` keeps running when head has exited."""
 
     class Broken(io.StringIO):
         def write(self, _text: str) -> int:

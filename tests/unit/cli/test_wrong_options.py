@@ -76,7 +76,7 @@ def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
 
 
 def test_a_taken_port_is_no_wrong_option_and_a_free_one_stands_for_0() -> None:
-    """Status 1, for it may get free again; both on the host that was asked for."""
+    """Exit status 1, for it may get free again; both ports are on the requested host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         with pytest.raises(CommandError, match="--port") as refusal:

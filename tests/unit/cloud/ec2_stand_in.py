@@ -46,7 +46,7 @@ class Ec2StandIn:
         self._turn = threading.Lock()
 
     def create_fleet(self, **parameters: Any) -> dict[str, Any]:
-        """As many as there is room for, and an error for the rest."""
+        """Start as many as the capacity allows, and report an error for the rest."""
         with self._turn:
             self._note("create_fleet", parameters)
             if (known := self._answers.get(parameters["ClientToken"])) is not None:
@@ -72,7 +72,7 @@ class Ec2StandIn:
             return self._answers.setdefault(parameters["ClientToken"], fleet)
 
     def run_instances(self, **parameters: Any) -> dict[str, Any]:
-        """As many as there is room for, up to `MaxCount`."""
+        """Start as many as the capacity allows, up to `MaxCount`."""
         with self._turn:
             self._note("run_instances", parameters)
             if (known := self._answers.get(parameters["ClientToken"])) is not None:
@@ -98,7 +98,7 @@ class Ec2StandIn:
             return self._moto.terminate_instances(**parameters)
 
     def close(self) -> None:
-        """moto's client is closed by whoever opened it."""
+        """Do nothing: the test that opened moto's client closes it."""
 
     def called(self, action: str) -> list[dict[str, Any]]:
         """The parameters of an action's calls."""

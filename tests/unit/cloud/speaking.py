@@ -16,7 +16,7 @@ NOW = 1_795_359_600.0
 
 
 def answered(dialogue: Dialogue[T], answers: Iterable[HttpAnswer]) -> tuple[T, list[HttpRequest]]:
-    """Carry a dialogue out with these answers, all of which it must take; returns what it learned and what it asked."""
+    """Run a dialogue against these answers, all of which it must consume; return its findings and its requests."""
     left, asked = list(answers), []
     try:
         request = next(dialogue)

@@ -53,7 +53,7 @@ async def test_a_token_is_kept_and_renewed_at_once_when_it_is_refused() -> None:
 
 
 async def test_tokens_of_few_uses_are_renewed_as_often() -> None:
-    """A 401 after each third question."""
+    """After every third request the service answers 401, and the token is renewed."""
     async with MetadataServer() as server:
         server.aws_token_uses = 3
         aws = Aws()
@@ -73,7 +73,7 @@ def test_a_token_is_renewed_before_it_ends() -> None:
 
 
 def test_a_service_that_refuses_its_own_token_is_a_problem_and_no_loop() -> None:
-    """Each document is asked for twice, with a new token between."""
+    """Each document is requested twice, with a new token between."""
     found, _ = answered(Aws().ask(NOW), [TOKEN_GIVEN, *[HttpAnswer(401), TOKEN_GIVEN, HttpAnswer(401)] * 2])
     assert found.signs == ()
     assert found.problem == f"GET {INSTANCE_ACTION}: status 401; GET {REBALANCE}: status 401"
@@ -90,7 +90,7 @@ def test_a_service_that_refuses_its_own_token_is_a_problem_and_no_loop() -> None
     ],
 )
 def test_without_a_token_nothing_is_known(refusal: HttpAnswer) -> None:
-    """A missing token door is not taken for a missing action: that would withdraw a sign."""
+    """A missing token endpoint is not taken for a missing action, which would withdraw a sign."""
     found, asked = answered(Aws().ask(NOW), [refusal, refusal])
     assert found.signs == ()
     assert found.problem is not None
@@ -125,7 +125,7 @@ def test_an_action_that_cannot_be_read_is_a_problem(body: bytes) -> None:
 
 
 async def test_other_clouds_are_not_taken_for_it() -> None:
-    """Only AWS gives tokens."""
+    """Another cloud's service gives no AWS token."""
     async with MetadataServer(clouds=("aws",)) as server:
         assert await carried_out(Aws().detect(), server)
     async with MetadataServer(clouds=("gcp", "azure", "kubernetes")) as server:

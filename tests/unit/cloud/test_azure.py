@@ -27,7 +27,7 @@ def event(**fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def told(*events: Any) -> MetadataAnswered:
+def answer_to(*events: Any) -> MetadataAnswered:
     """What a machine named `vm` makes of these events."""
     body = json.dumps({"DocumentIncarnation": 1, "Events": events}).encode()
     found, _ = answered(Azure("vm").ask(NOW), [HttpAnswer(200, body)])
@@ -35,7 +35,7 @@ def told(*events: Any) -> MetadataAnswered:
 
 
 async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
-    """The machine's name is asked for once."""
+    """A preemption is reported with its deadline, and the machine's name is requested once."""
     async with MetadataServer("Spot-7") as server:
         azure = Azure()
         assert await carried_out(azure.ask(NOW), server) == MetadataAnswered()
@@ -46,7 +46,7 @@ async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
 
 
 async def test_an_acknowledgement_lets_the_event_begin() -> None:
-    """It is offered no more then."""
+    """An acknowledged event begins, and is listed no more."""
     async with MetadataServer() as server:
         azure = Azure()
         server.announce(NOW + 30)
@@ -61,36 +61,36 @@ async def test_an_acknowledgement_lets_the_event_begin() -> None:
 
 def test_an_empty_time_is_the_shortest_notice() -> None:
     """Or none, where the event has begun."""
-    (scheduled,) = told(event(NotBefore="")).signs
+    (scheduled,) = answer_to(event(NotBefore="")).signs
     assert (scheduled.deadline_s, scheduled.grace_s) == (None, 30.0)
-    (started,) = told(event(NotBefore="", EventStatus="Started")).signs
+    (started,) = answer_to(event(NotBefore="", EventStatus="Started")).signs
     assert (started.deadline_s, started.grace_s) == (None, 0.0)
 
 
 def test_only_events_of_this_machine_count() -> None:
-    """Azure tells each machine of a set of all of them; names are the same in any case."""
-    found = told(event(EventId="1", Resources=["other"]), event(EventId="2", Resources=["VM"]))
+    """Azure reports each machine's events to the whole set; names are compared without case."""
+    found = answer_to(event(EventId="1", Resources=["other"]), event(EventId="2", Resources=["VM"]))
     assert [sign.event_id for sign in found.signs] == ["2"]
     assert found.problem is None
 
 
 def test_an_event_of_several_machines_is_not_acknowledged() -> None:
-    """Nobody here knows what the others do."""
-    (sign,) = told(event(Resources=["vm", "other"])).signs
+    """The other machines of the event may not be ready, so it is not acknowledged."""
+    (sign,) = answer_to(event(Resources=["vm", "other"])).signs
     assert not sign.acknowledgeable
 
 
 @pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Anything"])
 def test_events_after_which_the_machine_is_there_are_no_signs(kind: str) -> None:
-    """They are no problem either."""
-    assert told(event(EventType=kind)) == MetadataAnswered()
-    assert told(event(EventType="Terminate")).signs
+    """Events that leave the machine running are neither signs nor problems."""
+    assert answer_to(event(EventType=kind)) == MetadataAnswered()
+    assert answer_to(event(EventType="Terminate")).signs
 
 
 @pytest.mark.parametrize("bad", [None, 1, {}, event(EventId=1), event(Resources=None), event(EventType=[])])
 def test_an_event_that_cannot_be_read_is_a_problem_and_hides_no_other(bad: Any) -> None:
     """The good one counts; none is withdrawn."""
-    found = told(bad, event(EventId="good"))
+    found = answer_to(bad, event(EventId="good"))
     assert [sign.event_id for sign in found.signs] == ["good"]
     assert found.problem == f"GET {PATH}: an event that cannot be read"
 
@@ -103,7 +103,7 @@ def test_a_document_without_events_is_a_problem(body: bytes) -> None:
 
 
 def test_without_the_machines_name_nobodys_events_are_taken() -> None:
-    """It is asked for again the next time."""
+    """Without the machine's name no event is taken, and the name is requested again the next time."""
     azure = Azure()
     found, _ = answered(azure.ask(NOW), [HttpAnswer(500)])
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: status 500")
@@ -122,7 +122,7 @@ def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
 
 
 async def test_other_clouds_are_not_taken_for_it() -> None:
-    """Only Azure has that door."""
+    """Only Azure has that endpoint, so another cloud's service is not taken for it."""
     async with MetadataServer(clouds=("azure",)) as server:
         assert await carried_out(Azure().detect(), server)
     async with MetadataServer(clouds=("aws", "gcp", "kubernetes")) as server:

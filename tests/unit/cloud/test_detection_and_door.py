@@ -1,4 +1,4 @@
-"""Which cloud it is, and what a door makes of a service that does not behave."""
+"""Detection of the cloud, and how requests handle a metadata service that misbehaves."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def asked(server: MetadataServer, request: HttpRequest, timeout_s: float =
     [(("aws",), "aws"), (("gcp",), "gcp"), (("azure",), "azure"), (("kubernetes",), "kubernetes"), ((), None)],
 )
 async def test_the_cloud_of_a_machine_is_found(spoken: tuple[str, ...], found: str | None) -> None:
-    """By which of the doors exist."""
+    """The cloud is detected by the endpoints that exist."""
     async with MetadataServer(clouds=spoken) as server, HttpClient(server.url, 5.0) as door:
         here = await detect([(cloud, door) for cloud in ORDER])
     assert (here[0].name if here else None) == found
 
 
 async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
-    """Though it answers later."""
+    """A cloud's own metadata takes precedence over Kubernetes, though it answers later."""
     async with MetadataServer(clouds=("azure", "kubernetes")) as server, HttpClient(server.url, 5.0) as door:
         server.faults.append(Fault("/metadata", slow_s=0.1))
         here = await detect([(cloud, door) for cloud in ORDER])
@@ -63,7 +63,7 @@ async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
     ids=["slow", "hung up", "truncated", "no HTTP", "endless"],
 )
 async def test_an_answer_that_is_none_is_a_failure_in_words(fault: Fault, failure: str) -> None:
-    """The next question is answered."""
+    """A malformed answer is a failure with a message, and the next request is answered."""
     async with MetadataServer() as server:
         server.faults.append(fault)
         limit_s = 0.1 if fault.slow_s else 5.0
@@ -100,13 +100,13 @@ async def test_drops_that_never_end_are_cut_off() -> None:
 
 
 async def test_nobody_there_is_a_failure_in_words() -> None:
-    """A refused connection."""
+    """A refused connection is a failure with a message."""
     async with HttpClient(f"http://{LOOPBACK}:{free_port()}", 5.0) as door:
         assert (await door.converse(one_question(HttpRequest("GET", "/")))).failure == "no connection"
 
 
 async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata is this machine's own."""
+    """Requests bypass the environment's proxies, since metadata is this machine's own."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://{LOOPBACK}:{free_port()}")
     async with MetadataServer() as server:
@@ -114,7 +114,7 @@ async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monk
 
 
 async def test_redirects_are_not_followed() -> None:
-    """A service that sends elsewhere is none of ours."""
+    """A service that redirects is not a metadata service."""
     async with MetadataServer() as server:
         server.faults.append(Fault(raw=b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n"))
         assert (await asked(server, HttpRequest("GET", "/a"))).status == 302

@@ -1,4 +1,4 @@
-"""Instances of EC2: orders, states and errors, on moto and on what stands in for the rest of EC2."""
+"""Instances of EC2: orders, states and errors, on moto and on stubs for the rest of EC2."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ IMAGE = "ami-03cf127a"
 
 @pytest.fixture(scope="module")
 def account() -> Iterator[None]:
-    """Credentials that are nobody's, and none of the surroundings' settings."""
+    """Dummy credentials, and no settings of the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_PROFILE", "AWS_REGION", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"):
             patch.delenv(name, raising=False)
@@ -66,7 +66,7 @@ def moto_client(account: None) -> Iterator[Ec2Client]:
 
 @pytest.fixture
 def ec2(moto_client: Any) -> Ec2StandIn:
-    """An empty account with a launch template `worker`, room for four instances of two types."""
+    """An empty account with a launch template `worker`, capacity for four instances of two types."""
     ec2_backends[ACCOUNT][REGION].reset()
     moto_client.create_launch_template(LaunchTemplateName="worker", LaunchTemplateData={"ImageId": IMAGE})
     return Ec2StandIn(moto_client, 4, (TYPE, OTHER))
@@ -97,7 +97,7 @@ class Ec2Site:
         self._options = options
 
     async def open(self, mesh: str) -> InstanceProvider:
-        """Open another door to it."""
+        """Open another client to it."""
         return Ec2Instances(mesh, self._options, Ec2Connection(self._ec2))
 
 
@@ -186,7 +186,7 @@ async def test_without_leave_for_fleets_instances_are_run_one_pool_after_the_oth
 
 
 async def test_what_the_first_pool_lacks_comes_from_the_next(ec2: Ec2StandIn) -> None:
-    """RunInstances gives what it can, and is asked for the rest elsewhere."""
+    """RunInstances fills what it can in one pool, and requests the rest from the next."""
     ec2.room = 1
     run = ec2.run_instances
 
@@ -317,7 +317,7 @@ async def test_many_instances_come_page_by_page(ec2: Ec2StandIn, monkeypatch: py
     ],
 )
 async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, state: InstanceState) -> None:
-    """Those that moto passes over as well."""
+    """Each EC2 state maps to one of ours, those that moto skips included."""
     mine = provider(ec2)
     await mine.acquire(order(1))
     described = ec2.describe_instances
@@ -358,10 +358,10 @@ async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, s
 async def test_each_error_is_told_for_what_it_is(
     empty: Ec2StandIn, action: str, failure: Exception, expected: type[Exception], says: str
 ) -> None:
-    """And what to do about it."""
+    """Each EC2 error is raised with its cause and what to do about it."""
     if action == "run_instances":
         empty.failing.append(("run_instances", failure))
-    # Without leave for fleets RunInstances is asked, and without leave for that either, that is told.
+    # Without permission for fleets RunInstances is called, and without permission for that either, an error is raised.
     empty.failing.append(
         (action, failure) if action == "create_fleet" else ("create_fleet", error("UnsupportedOperation"))
     )
@@ -382,7 +382,7 @@ async def test_each_error_is_told_for_what_it_is(
 async def test_of_many_pools_errors_the_hopeful_one_is_told(
     empty: Ec2StandIn, codes: list[str], expected: type[Exception]
 ) -> None:
-    """One pool without capacity may have some later, whatever stands in another's way."""
+    """Of many pools' errors the retryable one is raised: one pool without capacity may have some later."""
     for each in (codes, codes[::-1]):
         failures = [{"ErrorCode": code, "ErrorMessage": "m"} for code in each]
         empty.create_fleet = lambda failures=failures, **_: {"Errors": failures}  # type: ignore[method-assign]
@@ -408,7 +408,7 @@ async def test_looking_and_releasing_tell_errors_too(ec2: Ec2StandIn, action: st
 
 
 async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
-    """While EC2 thinks, other tasks run."""
+    """While a call to EC2 waits, other tasks run."""
     asked, answer = threading.Event(), threading.Event()
     described = empty.describe_instances
 
@@ -427,7 +427,7 @@ async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
 
 
 class _Throttles(BaseHTTPRequestHandler):
-    """Asks for patience once, then shows an account without instances."""
+    """Is throttled once, then shows an account without instances."""
 
     asked = 0
     protocol_version = "HTTP/1.1"
@@ -480,7 +480,7 @@ async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) 
 
 
 async def test_nobody_at_the_address_is_told(account: None) -> None:
-    """With the address."""
+    """The error of an unreachable endpoint contains its address."""
     options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match=r"127\.0\.0\.1:1"):
@@ -510,7 +510,7 @@ async def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 async def test_wrong_settings_are_refused_at_once(
     account: None, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
 ) -> None:
-    """Before any call is made."""
+    """Wrong settings are refused before any call is made."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     options = replace(Ec2Options("worker", region=REGION), **wrong)
     with pytest.raises(ProviderRefused, match="check region, profile and endpoint_url"):

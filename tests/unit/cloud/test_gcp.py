@@ -50,7 +50,7 @@ async def test_a_change_between_two_questions_is_not_missed() -> None:
 
 
 async def test_a_question_held_back_ends_when_nothing_happens() -> None:
-    """With the value as it was; the service ends it, and not the door."""
+    """A long poll without a change returns the same value when the service ends it, before the client's time-out."""
     async with MetadataServer() as server:
         gcp = Gcp(held_s=1)
         await carried_out(gcp.ask(NOW), server)
@@ -79,7 +79,7 @@ def test_without_a_version_questions_stay_plain() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"MAYBE", b"\xff", b"TRUE FALSE", b"<html>"])
 def test_what_is_neither_true_nor_false_is_a_problem(body: bytes) -> None:
-    """And no sign."""
+    """A value that is neither TRUE nor FALSE is a problem, and no sign."""
     found, _ = answered(Gcp().ask(NOW), [HttpAnswer(200, body, {"etag": "1"})])
     assert (found.signs, found.problem) == ((), f"GET {PREEMPTED}: neither TRUE nor FALSE")
 

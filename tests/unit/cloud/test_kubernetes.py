@@ -19,7 +19,7 @@ def cloud(node_name: str = "node-0") -> Kubernetes:
     return Kubernetes(node_name, 25.0, lambda: NODE_TOKEN)
 
 
-def told(spec: Any) -> MetadataAnswered:
+def answer_to(spec: Any) -> MetadataAnswered:
     """What is made of a node with this spec."""
     found, _ = answered(cloud().ask(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
     return found
@@ -48,7 +48,7 @@ async def test_a_taint_with_a_time_has_a_deadline() -> None:
 )
 def test_the_taints_of_all_who_take_nodes_away_count(key: str, hint: bool) -> None:
     """A recommendation is a hint; other taints are none of ours; one key is one sign."""
-    found = told(
+    found = answer_to(
         {"taints": [{"key": "other"}, {"key": key, "effect": "NoSchedule"}, {"key": key, "effect": "NoExecute"}]}
     )
     assert [(sign.event_id, sign.is_hint) for sign in found.signs] == [(key, hint)]
@@ -57,12 +57,12 @@ def test_the_taints_of_all_who_take_nodes_away_count(key: str, hint: bool) -> No
 @pytest.mark.parametrize("spec", [{}, {"taints": None}, {"taints": []}, {"taints": [None, 1, {"key": 1}]}])
 def test_a_node_without_taints_has_no_sign(spec: Any) -> None:
     """Kubernetes leaves an empty list out."""
-    assert told(spec) == MetadataAnswered()
+    assert answer_to(spec) == MetadataAnswered()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"kind": "Pod"}', b'{"kind": "Node", "spec": 1}'])
 def test_what_is_no_node_is_a_problem(body: bytes) -> None:
-    """And withdraws nothing."""
+    """A malformed node is a problem, and withdraws no sign."""
     found, _ = answered(cloud().ask(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /api/v1/nodes/node-0: no node")
 
@@ -77,7 +77,7 @@ async def test_who_may_not_read_the_node_hears_so() -> None:
 
 
 def test_a_token_that_cannot_be_read_is_a_problem() -> None:
-    """Nothing is asked then; it may be there the next time."""
+    """An unreadable token is a problem, and no request is sent; the next attempt reads it again."""
     tokens = iter((None, NODE_TOKEN))
     kubernetes = Kubernetes("node-0", 25.0, lambda: next(tokens))
     found, asked = answered(kubernetes.ask(NOW), [])
@@ -88,7 +88,7 @@ def test_a_token_that_cannot_be_read_is_a_problem() -> None:
 
 
 async def test_a_node_is_found_by_its_name() -> None:
-    """Elsewhere it is not."""
+    """A node is found by its name, and not on another machine."""
     async with MetadataServer(clouds=("kubernetes",)) as server:
         assert await carried_out(cloud().detect(), server)
         assert not await carried_out(cloud("other").detect(), server)

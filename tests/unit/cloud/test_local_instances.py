@@ -139,7 +139,7 @@ async def child_of(options: LocalOptions, instance: AcquiredInstance) -> int:
 
 
 async def test_an_instance_is_a_session_of_its_own(options: LocalOptions, provider: LocalInstances) -> None:
-    """So a terminal's Ctrl-C does not reach it; it is nobody's child here, and so leaves no zombie."""
+    """A terminal's Ctrl-C does not reach an instance, and it leaves no zombie: it is no child of this process."""
     [instance] = await provider.acquire(order("sleeps"))
     pid = process_of(options, instance).pid
     assert os.getsid(pid) == os.getpgid(pid) == pid != os.getsid(0)
@@ -159,7 +159,7 @@ async def test_a_command_knows_which_instance_it_is(options: LocalOptions, provi
 
 
 async def test_a_program_that_ends_is_gone(provider: LocalInstances) -> None:
-    """It makes room, and its order still brings it, as gone."""
+    """An ended program frees capacity, and its order still returns it, as gone."""
     acquired = await provider.acquire(order("ends", 4))
 
     async def all_gone() -> bool:
@@ -173,7 +173,7 @@ async def test_a_program_that_ends_is_gone(provider: LocalInstances) -> None:
 
 
 async def test_the_first_type_that_can_run_is_taken(provider: LocalInstances) -> None:
-    """Of several that will do."""
+    """Of several suitable types the first in the list is used."""
     request = AcquireRequest("one", ("no-such.type", "missing", "sleeps", "says"), Market.ON_DEMAND, 1)
     assert [each.instance_type for each in await provider.acquire(request)] == ["sleeps"]
 
@@ -198,7 +198,7 @@ async def test_a_program_that_cannot_be_run_is_refused(options: LocalOptions, tm
 
 
 async def test_what_stays_after_its_grace_is_killed(options: LocalOptions) -> None:
-    """Children included; whoever looks meanwhile sees it leaving."""
+    """A program that outlives its grace period is killed with its children; until then it is listed as leaving."""
     provider = LocalInstances("mesh-a", replace(options, grace_s=0.5))
     [instance] = await provider.acquire(order("stubborn"))
     releasing = asyncio.create_task(provider.release([instance.id]))
@@ -265,7 +265,7 @@ async def test_after_a_boot_nothing_is_there(options: LocalOptions, provider: Lo
     process_of(options, instance).kill()
     assert not process_of(options, instance).is_alive()
     assert runs(int(first.split()[0]))
-    known.write_text(first)  # for whoever tidies up
+    known.write_text(first)  # for the cleanup
 
 
 async def test_an_order_that_was_cut_off_is_finished_by_its_repetition(
@@ -300,7 +300,7 @@ async def test_an_order_that_was_cut_off_is_finished_by_its_repetition(
 async def test_an_order_that_was_cut_off_can_be_released(
     options: LocalOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was never started is gone at once, and makes room."""
+    """An instance of an interrupted order that was never started is gone at once, and frees capacity."""
 
     class Died(BaseException):
         """What no handler takes for an error."""
@@ -369,7 +369,7 @@ async def test_whoever_looks_ends_what_is_overdue(options: LocalOptions) -> None
 
 
 async def test_what_cannot_be_killed_is_told(options: LocalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is stuck in the kernel, say: the release ends with an error, and it stays in the list."""
+    """A process stuck in the kernel: the release raises an error, and the instance stays in the list."""
     hours = Hours()
     provider = LocalInstances("mesh-a", replace(options, grace_s=0.0), hours)
     [instance] = await provider.acquire(order("stubborn"))
@@ -406,7 +406,7 @@ async def test_the_gone_are_forgotten_after_a_day(options: LocalOptions) -> None
 
 
 async def test_a_damaged_memory_is_not_taken_for_an_empty_one(options: LocalOptions, provider: LocalInstances) -> None:
-    """That would buy again what runs."""
+    """A damaged state file is an error: taken for an empty one, running instances would be bought again."""
     await provider.acquire(order("sleeps"))
     (options.folder / "instances.json").write_text("{")
     for call in (provider.instances(), provider.acquire(order("sleeps")), provider.release(["local-1"])):
@@ -415,14 +415,14 @@ async def test_a_damaged_memory_is_not_taken_for_an_empty_one(options: LocalOpti
 
 
 async def test_meshes_share_the_limit(options: LocalOptions, provider: LocalInstances) -> None:
-    """It is this computer's."""
+    """All meshes of this computer share one limit."""
     await provider.acquire(order("sleeps", 3))
     other = LocalInstances("mesh-b", options)
     assert len(await other.acquire(order("sleeps", 3))) == 1
 
 
 async def test_a_limit_that_was_lowered_ends_nothing(options: LocalOptions, provider: LocalInstances) -> None:
-    """It only keeps newcomers out."""
+    """A lowered limit refuses new instances, and ends no running one."""
     await provider.acquire(order("sleeps", 3))
     lower = LocalInstances("mesh-a", replace(options, limit=1))
     with pytest.raises(NoCapacity, match="3 of 1"):

@@ -25,7 +25,7 @@ CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "azure": Azure}
 
 
 class Machine:
-    """A machine's watcher, and what its worker was told."""
+    """A machine's watcher, and the notices its worker received."""
 
     def __init__(self, node: str, cloud: Cloud) -> None:
         self.cloud = cloud
@@ -34,7 +34,7 @@ class Machine:
         self.told: list[tuple[float, float]] = []
 
     async def look(self, url: str, now: float) -> None:
-        """Ask, and take in what comes; the worker drains as soon as it is told."""
+        """Poll and process the answer; the worker drains as soon as it receives a notice."""
         self.feed(self.worker, now)
         async with HttpClient(url, 5.0) as door:
             self.feed(await door.converse(self.cloud.ask(now)), now)
@@ -62,7 +62,10 @@ async def watch(
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 async def test_machines_that_go_are_told_of_their_deadlines(cloud: str) -> None:
-    """Two at once and one alone; who stays hears nothing, and without a notice nobody does."""
+    """Machines that end receive their deadline, two at once and one alone.
+
+    Others, and machines without a notice, receive nothing.
+    """
     add, remove = SpotEventKind.ADD, SpotEventKind.REMOVE
     trace = SpotTrace(
         "small",
@@ -83,7 +86,7 @@ async def test_machines_that_go_are_told_of_their_deadlines(cloud: str) -> None:
 @pytest.mark.parametrize("name", ["trace_0304_real.txt", "trace_0506_real.txt"])
 @pytest.mark.parametrize("cloud", CLOUDS)
 async def test_every_machine_of_a_published_trace_is_told_once_and_in_time(name: str, cloud: str) -> None:
-    """As the trace has it: 30 seconds ahead of its end, each once, and nobody else."""
+    """Each machine of the trace receives one notice, 30 seconds ahead of its end, and no other machine does."""
     path = Path(os.environ["SPOTWISE_DATA"]) / "spot-traces" / "spotserve" / "availability" / name
     trace = read_spot_trace(path)
     gone = {

@@ -1,4 +1,4 @@
-"""A scheduler on a bench: workers that answer when the test says so."""
+"""A scheduler on a bench: workers that answer when the test lets them."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class SchedulerBench:
         self.now += after_s
         return self.role.handle(event, self.now)
 
-    def asked(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
-        """Feed and return which workers were asked to take which requests: to reserve for them, or to serve them whole."""
-        return asked(self.feed(event, after_s))
+    def placements(self, event: SchedulerEvent, after_s: float = 0.0) -> list[tuple[str, str]]:
+        """Feed an event; return the (request, worker) of each placement."""
+        return placements(self.feed(event, after_s))
 
     def assign(self, choice_id: str = "r", epoch: int = 1, worker_id: str = "t") -> list[SchedulerCommand]:
-        """Submit, and let the worker that was asked say yes."""
+        """Submit, and let the chosen worker accept."""
         commands = self.feed(submission(choice_id, epoch))
         for order in only(commands, m.ReserveKv):
             return self.feed(reserved(choice_id, epoch, worker_id, number=order.assignment))
@@ -71,8 +71,8 @@ class SchedulerBench:
         return rejected
 
 
-def asked(commands: list[SchedulerCommand]) -> list[tuple[str, str]]:
-    """(request, worker) of each order that is the first word about a request."""
+def placements(commands: list[SchedulerCommand]) -> list[tuple[str, str]]:
+    """Return the (request, worker) of each order that places a request."""
     found = []
     for command in commands:
         match command:

@@ -15,7 +15,7 @@ from tests.unit.core.worker.bench import HERE, WorkerBench
 
 EVERY_S = 2.0
 ASKING = WorkerPolicy(reserve=Reserve.MAX_TOKENS, prefix_caching=False, confirm_every_s=EVERY_S)
-#: Members that say nothing are not what these tests are about.
+#: Members that report nothing are not what these tests are about.
 LIMITS = SchedulerLimits(confirm_every_s=EVERY_S, member_timeout_s=1e6, reservation_timeout_s=1e6)
 
 
@@ -23,7 +23,7 @@ class TestGateway:
     """It knows what is open."""
 
     def test_it_says_which_attempts_are_over(self) -> None:
-        """Of requests that ended or were never here, and earlier ones of a request that goes on."""
+        """Attempts are over that ended, were never here, or are earlier ones of a running request."""
         bench = GatewayBench()
         bench.open("open")
         bench.open("again")
@@ -54,7 +54,7 @@ class TestScheduler:
         bench.feed(m.CloseRequest("r", 2, finished=False))
         assert bench.feed(submission(epoch=1)) == bench.feed(submission(epoch=2)) == []
         assert bench.role.live == 0
-        assert bench.asked(submission(epoch=3)) == [("r", "t")]
+        assert bench.placements(submission(epoch=3)) == [("r", "t")]
 
     def test_a_submission_of_a_later_attempt_after_its_closing_is_refused(self) -> None:
         """The closing found the attempt before it."""
@@ -65,7 +65,7 @@ class TestScheduler:
         assert bench.role.live == 0
 
     def test_what_a_gateway_says_is_over_is_dropped_and_cancelled(self) -> None:
-        """Whether it waits or runs; its room goes to the next."""
+        """A waiting or running request that a gateway reports over is dropped or cancelled, and its memory goes to the next."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=3), limits=LIMITS)
         bench.assign("runs")
         bench.feed(submission("waits"))
@@ -89,7 +89,7 @@ class TestScheduler:
 
 
 class TestWorker:
-    """It lets go of what its gateway has closed, whichever message was lost."""
+    """A worker drops what its gateway has closed, whichever message was lost."""
 
     def test_what_a_gateway_says_is_over_is_let_go(self) -> None:
         """A reservation, and a prompt with it; a newer attempt stays."""
@@ -111,7 +111,7 @@ class TestWorker:
         assert sent(commands, "t") == [m.CancelRequest("a", 1)]
 
     def test_a_gateway_that_is_paused_loses_nothing(self) -> None:
-        """Its silence says nothing of its requests."""
+        """A paused gateway's requests are kept: its silence is no report about them."""
         bench = WorkerBench(policy=ASKING)
         bench.start("a", target=HERE)
         for _ in range(20):

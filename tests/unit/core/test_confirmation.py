@@ -1,4 +1,4 @@
-"""What a holder asks gateways."""
+"""What a holder of attempts asks their gateways."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EVERY_S = 2.0
 
 
 def test_each_gateway_is_asked_about_its_own() -> None:
-    """In the order in which attempts are held; those that came just now are left out."""
+    """Each gateway is queried about its own attempts in the order they are held, without those that just came."""
     asking = Confirmations("w", EVERY_S)
     g, h, next_g = (
         m.StreamRef(gateway_id, 1, incarnation) for gateway_id, incarnation in (("g", 7), ("h", 7), ("g", 8))
@@ -32,7 +32,7 @@ def test_questions_are_due_again_and_again() -> None:
 
 
 def test_a_message_is_bounded_and_all_are_asked_about() -> None:
-    """A holder of many asks in several messages."""
+    """A holder of many attempts queries all of them in several messages of bounded size."""
     held = [(m.StreamRef("g", number), (f"r{number}", 1), 0.0) for number in range(2 * MAX_ATTEMPTS + 1)]
     questions = [send.message for send in Confirmations("w", EVERY_S).ask(held, 10.0)]
     named = [question.attempts for question in questions if isinstance(question, m.ConfirmAttempts)]

@@ -23,7 +23,7 @@ TABLE = TableIterationCost(
 
 
 def test_context_weighs_what_the_cost_says() -> None:
-    """As many tokens of context as cost a prompt token as much as itself; where nobody knows, none do."""
+    """The tokens of context that cost as much as one prompt token; none if the cost is unknown."""
     linear = LinearIterationCost(0.01, prompt_token_s=1e-4, prompt_context_s=1e-7, decode_s=0.0, decode_context_s=0.0)
     assert replace(BUILT_IN, iteration=linear).context_parity == pytest.approx(1000)
     assert replace(BUILT_IN, iteration=replace(linear, prompt_context_s=0.0)).context_parity == math.inf

@@ -11,7 +11,7 @@ def turns(counters: VirtualTokenCounters, jobs: list[str], worth: float = 2.0) -
 
 
 class TestTurns:
-    """Rows go to whoever was served least."""
+    """Rows go to the least served tenant."""
 
     def test_one_tenant_keeps_its_order(self) -> None:
         """Nothing to share."""

@@ -129,7 +129,7 @@ class TestFelled:
         [("restarts", True), ("falls silent", True), ("leaves", False), ("falls silent after a notice", False)],
     )
     def test_the_third_worker_that_ends_without_notice_is_the_last(self, how: str, given_up: bool) -> None:
-        """One that had a notice, or said goodbye, was not felled."""
+        """Only unannounced ends count: a worker with a notice or a goodbye was not felled by the request."""
         bench = Bench()
         bench.open(workers=None)
         for number in range(3):
@@ -165,7 +165,7 @@ class TestFelled:
         assert bench.failures == {}
 
     def test_the_ledger_names_each_worker(self) -> None:
-        """The last one, too: who asks what a request did finds all three."""
+        """The ledger of the request names all three workers, the last included."""
         bench = Bench()
         bench.open(workers=None)
         lost = []

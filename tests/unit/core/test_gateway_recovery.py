@@ -1,4 +1,4 @@
-"""When an attempt is lost, the next one goes on at the next token."""
+"""When an attempt is lost, the next one resumes at the next token."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestNextAttempt:
 
 
 class TestRetries:
-    """A later attempt that finds nobody is repeated, for a while."""
+    """A later attempt that finds no worker is repeated, for a while."""
 
     def test_a_rejected_later_attempt_is_repeated_after_a_pause(self) -> None:
         """Not at every tick, and with what was committed."""
@@ -101,7 +101,7 @@ class TestRetries:
         assert bench.role.open_requests == 0
 
     def test_only_the_first_retry_is_immediate(self) -> None:
-        """Whatever loses attempts as fast as they are made is asked once a pause, even within one instant."""
+        """Further lost attempts are repeated after a pause each, even if all are lost within one instant."""
         bench = bench_with_members()
         assert submitted(bench.error()) == [(2, 2, ())]
         commands = bench.error(stream=2)
@@ -186,7 +186,7 @@ class TestLostWorkers:
         assert submitted(bench.assigned()) == [(2, 2, ())]
 
     def test_requests_on_other_workers_go_on(self) -> None:
-        """As do those of members nobody heard of."""
+        """Requests on other workers continue, and so do those of members without heartbeats."""
         bench = bench_with_members()
         assert leave(bench, worker_member("t2")) == []
         bench.feed(worker_member("t2"))
@@ -210,7 +210,7 @@ class TestLostScheduler:
         assert submitted(leave(bench, SCHEDULER)) == [(2, 2, ())]
 
     def test_requests_that_no_scheduler_has_taken_yet_are_not(self) -> None:
-        """Whoever asks a scheduler that is gone hears so by itself."""
+        """A request to an absent scheduler gets its error on its own, so it is not retried for the loss."""
         assert leave(bench_with_members(workers=None), SCHEDULER) == []
 
     def test_running_requests_go_on(self) -> None:
@@ -220,7 +220,7 @@ class TestLostScheduler:
         assert delivered(bench.tokens((0, 50))) == [50]
 
     def test_a_loss_between_two_attempts_is_no_further_one(self) -> None:
-        """Whatever is heard of an attempt that was given up, the next one follows when it is due."""
+        """After an attempt was given up, further news of it changes nothing: the next one starts when it is due."""
         bench = bench_with_members()
         bench.error()
         bench.assigned(epoch=2)
@@ -249,7 +249,7 @@ class TestBroker:
         assert submitted(bench.tick(after_s=0.6)) == [(3, 4, ())]
 
     def test_an_assigned_attempt_goes_on_unless_tokens_are_missing(self) -> None:
-        """A gap in its worker's batches would say so."""
+        """An assigned attempt continues unless a gap in its worker's batches shows that tokens are missing."""
         bench = bench_with_members()
         bench.tokens((0, 50), (1, 51))
         assert bench.feed(g.BusReconnected()) == []

@@ -59,7 +59,7 @@ class TestSenders:
             assert submitted(bench.feed(worker_member("t", state=m.MemberState.LEFT))) == [(2, 2, (50, 51))]
 
     def test_the_schedulers_word_may_come_after_the_tokens(self) -> None:
-        """From then on nobody else counts, and the prompt worker's fate still does not matter."""
+        """From the scheduler's late message on only the named sender counts; losing the prompt worker does not matter."""
         bench = GatewayBench()
         bench.open(workers=None)
         bench.feed(batch(1, (1, 0, 50), worker="p"))
@@ -94,7 +94,7 @@ class TestMissingTokens:
         assert submitted(bench.tick(after_s=0.2)) == [(2, 2, (50, 51, 52))]
 
     def test_a_lost_batch_costs_those_that_bring_nothing_more(self) -> None:
-        """Whose tokens were in it, nobody knows: who goes on without a gap has lost none."""
+        """A lost batch's tokens are unknown: streams that continue without a gap lost none, and the others are retried."""
         bench = GatewayBench()
         for choice_id in ("goes on", "waits", "elsewhere"):
             bench.open(choice_id, workers=("p", "t") if choice_id != "elsewhere" else ("p", "other"))
@@ -103,7 +103,7 @@ class TestMissingTokens:
         assert submitted(bench.tick(after_s=1.1)) == [(2, 4, (60,))]
 
     def test_a_last_batch_is_missed_by_its_workers_count(self) -> None:
-        """Nothing follows it: only the heartbeats tell of it, which may overtake it."""
+        """No token follows the last batch: its loss shows only in the heartbeats' count, which may overtake it."""
         bench = GatewayBench()
         bench.open()
         bench.feed(batch(1, (1, 0, 50)))
@@ -150,7 +150,7 @@ class TestMissingTokens:
 
 
 class TestTimeAway:
-    """Whoever could hear nobody takes nobody for lost."""
+    """A gateway that could receive nothing takes no worker for lost."""
 
     def test_silence_while_the_gateway_was_away_loses_nobody(self) -> None:
         """Neither a worker nor a stall; afterwards silence counts again."""

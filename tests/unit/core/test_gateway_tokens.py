@@ -12,7 +12,7 @@ from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submi
 
 
 class TestBeginning:
-    """A request becomes an attempt, and the client hears when it is taken."""
+    """A request becomes an attempt, and the client is notified when it is accepted."""
 
     def test_a_request_is_submitted_as_its_first_attempt(self) -> None:
         """Each attempt has a stream of its own."""
@@ -121,7 +121,7 @@ class TestEnds:
         ("reason", "finish"), [(FinishReason.STOP, "stopped"), (FinishReason.LENGTH, "length")], ids=str
     )
     def test_the_last_token_ends_it(self, reason: FinishReason, finish: str) -> None:
-        """The mesh is told that it finished: nobody has anything to cancel."""
+        """The last token closes the request as finished, so that no member has to cancel anything."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50), after_s=2.0)
@@ -182,7 +182,7 @@ class TestEnds:
         assert only(bench.feed(g.RequestClosed("r")), g.CloseAttempts)[0].order == m.CloseRequest("r", 2, False)
 
     def test_an_error_that_no_attempt_would_escape_fails_the_request(self) -> None:
-        """The client hears the worker's words."""
+        """An error that every attempt would meet fails the request with the worker's message."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50))

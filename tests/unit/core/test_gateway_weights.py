@@ -1,4 +1,4 @@
-"""A request goes on with the weights that its first tokens were computed with."""
+"""A request resumes only with the weights that computed its first tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_later_attempts_ask_for_those_of_the_first_token() -> None:
 
 
 def test_a_worker_without_weights_leaves_none_to_ask_for() -> None:
-    """Nor does one that was never heard of."""
+    """A worker without a digest, or one without heartbeats, leaves no weights to require."""
     bench = GatewayBench()
     bench.feed(worker_member("t"))
     bench.open()

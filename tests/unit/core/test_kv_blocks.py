@@ -71,7 +71,7 @@ def pool_with(contents: dict[str, tuple[bytes, ...]], num_blocks: int = 4) -> Bl
 
 
 def test_a_block_with_content_is_found_while_it_is_owned_and_after() -> None:
-    """Freed, it counts as free, and is found until somebody else gets it."""
+    """A freed block with content counts as free, and is found until another owner gets it."""
     pool = pool_with({"a": (b"1", b"12")})
     assert pool.find([b"1", b"12", b"123"]) == (0, 1)
     assert pool.find([b"2", b"1"]) == ()
@@ -129,7 +129,7 @@ def test_a_block_does_not_change_its_content() -> None:
 
 
 def test_growing_takes_what_is_missing_and_no_more() -> None:
-    """Nothing where the begun block has room; an error where nothing is owned or not enough is free."""
+    """Nothing is taken while the last block has free slots; without blocks or free ones it is an error."""
     pool = BlockPool(3, 16)
     pool.allocate("a", 10)
     assert pool.extend("a", 16) == (0,)

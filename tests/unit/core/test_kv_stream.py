@@ -43,7 +43,7 @@ def test_a_layer_too_large_for_a_chunk_leaves_in_several() -> None:
 
 
 def test_layers_leave_as_they_are_written() -> None:
-    """Each layer once, however often it is told of."""
+    """Each layer leaves once, however often it is reported."""
     stream = KvStream(3, 2, cell_bytes=10, chunk_bytes=1000)
     stream.wrote(1, 2)
     assert chunks(stream) == [(0, 1, 0, 2)]

@@ -11,13 +11,13 @@ from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 from tests.unit.core.worker.bench import WorkerBench, deltas
 
-#: Holds the prompt, but not all of the request: it stands in for no token worker.
+#: Can hold the prompt, but not the whole request, so it cannot replace a token worker.
 PROMPT = worker_member("p", m.Pool.PROMPT, blocks=2)
 WORKER = worker_member("w")
 
 
 def assert_one_prefill_into_a_reservation_that_stands(scheduler: SchedulerBench, inbox: list[Any]) -> None:
-    """The worker works its inbox off, the scheduler hears the answers; what is wanted stands, on both sides."""
+    """After the worker's inbox and the scheduler's answers, the wanted reservation is in place on both sides."""
     worker = WorkerBench()
     commands = [command for order in inbox for command in worker.feed(order)]
     assert deltas(commands) == []
@@ -51,7 +51,7 @@ def test_a_worker_that_was_asked_twice_meanwhile_serves_the_request() -> None:
 
 
 def test_a_worker_that_was_given_up_and_comes_back_serves_the_request() -> None:
-    """Longer silent than a member may be: nobody else is there, and its first heartbeat brings it the next order."""
+    """A worker given up after too long a silence is the only one there, and gets the next order upon its first heartbeat."""
     scheduler = SchedulerBench(PROMPT, WORKER, limits=SchedulerLimits(reservation_timeout_s=60.0, member_timeout_s=2.0))
     inbox = sent(scheduler.feed(submission()), "w")
     scheduler.feed(PROMPT, after_s=2.0)

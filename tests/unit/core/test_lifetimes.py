@@ -27,7 +27,7 @@ def test_the_chance_is_that_of_the_instances_age() -> None:
 
 
 def test_lengths_that_may_be_are_averaged() -> None:
-    """A mean length would say 0.39; one of two long ones is all but sure to be interrupted."""
+    """The mean length alone would give 0.39; averaged, one of the two long ones is all but sure to be interrupted."""
     hazard = PiecewiseHazard((0.0,), (0.001,))
     chance = interruption_chance(Place("a", 0.0, hazard, 0.0), [0.0, 1_000.0])
     assert chance == pytest.approx((1 - math.exp(-1)) / 2)
@@ -53,7 +53,7 @@ def test_of_equals_the_earlier_is_first() -> None:
 
 
 def test_a_request_of_no_length_is_refused() -> None:
-    """It says what to give."""
+    """The error contains what to give."""
     with pytest.raises(ValueError, match="at least one length"):
         interruption_chance(Place("a", 0.0, None, 0.0), [])
 
@@ -67,7 +67,7 @@ def test_a_request_of_no_length_is_refused() -> None:
 def test_where_all_go_alike_the_order_is_by_load(
     seen: list[tuple[float, float]], remaining_s: float, interruption_s: float
 ) -> None:
-    """A hazard without age tells nobody apart."""
+    """A hazard without age gives all instances the same order, so the load decides."""
     constant = PiecewiseHazard((0.0,), (0.001,))
     places = [Place(f"i{i}", age_s, constant, round(load_s, 3)) for i, (age_s, load_s) in enumerate(seen)]
     loads = [place.load_s for place in rank(places, [remaining_s], interruption_s)]

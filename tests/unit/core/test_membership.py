@@ -40,7 +40,7 @@ def test_a_silent_member_that_is_heard_again_joins_again() -> None:
 
 
 def test_a_restart_is_a_loss_and_a_joining() -> None:
-    """What the first incarnation held is gone, even if nobody noticed its absence."""
+    """A restart loses what the first incarnation held, even if its absence went unnoticed."""
     members = Membership(TIMEOUT_S)
     reborn = replace(GATEWAY, incarnation=2)
     members.observe(GATEWAY, 0.0)
@@ -60,7 +60,7 @@ def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing() -> None:
 
 
 def test_who_says_that_it_left_is_lost_at_once() -> None:
-    """A good-bye needs no timeout; one from somebody unknown changes nothing."""
+    """A goodbye takes effect without a time-out; one of an unknown member changes nothing."""
     members = Membership(TIMEOUT_S)
     gone = replace(GATEWAY, state=MemberState.LEFT)
     assert members.observe(gone, 0.0) == []
@@ -110,7 +110,7 @@ def test_several_silent_members_are_lost_in_order_of_id() -> None:
 
 
 def test_members_that_are_gone_for_long_are_forgotten() -> None:
-    """However many ids there have been: of those that fell silent, and of those that were only heard to leave."""
+    """However many ids there were, silent members and ones of which only a goodbye came are forgotten after a while."""
     members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     for number in range(100):
@@ -127,7 +127,7 @@ def test_members_that_are_gone_for_long_are_forgotten() -> None:
 
 
 def test_one_whose_process_ended_without_a_word_is_lost_at_once() -> None:
-    """Somebody else says so; of an incarnation that is gone already it means nothing, and one that beats on joins again."""
+    """Another member's report ends it at once; for an ended incarnation it changes nothing, and a new heartbeat joins anew."""
     members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     ended = replace(GATEWAY, state=MemberState.LOST)
@@ -140,7 +140,7 @@ def test_one_whose_process_ended_without_a_word_is_lost_at_once() -> None:
 
 
 def test_time_away_is_no_silence() -> None:
-    """The listener could have heard nobody; afterwards silence counts as before."""
+    """The listener could receive nothing while away; afterwards silence counts as before."""
     members = Membership(TIMEOUT_S, {MemberKind.CLUSTER_SCHEDULER: 10.0})
     scheduler = plain_member("s", MemberKind.CLUSTER_SCHEDULER)
     members.observe(GATEWAY, 0.0)

@@ -172,7 +172,10 @@ class TestNextRuns:
         return QueueState(queue, place, waits_since_s, used_s)
 
     def test_those_above_are_waited_for_down_to_the_own_queue(self) -> None:
-        """Q1's job goes on for 1 + 2 s before it stands behind one in Q3; erratum: the numbers are not the other way round."""
+        """Q1's job continues for 1 + 2 s before it queues behind one in Q3; erratum.
+
+        The numbers are not the other way round.
+        """
         assert queues().next_runs_s([self.queue_state(1, 1), self.queue_state(3, 2)], 1, 100.0) == [0.0, 3.0]
 
     def test_they_run_side_by_side(self) -> None:

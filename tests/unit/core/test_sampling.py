@@ -1,4 +1,4 @@
-"""The one source of randomness, and what sampling parameters say of themselves."""
+"""The one source of randomness, and the properties of sampling parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_a_pure_number_from_zero_to_below_one(seed: int, index: int) -> No
     ],
 )
 def test_its_values_never_change_between_versions(seed: int, index: int, drawn: float) -> None:
-    """A worker of another version must go on with the very same text."""
+    """The values are fixed across versions: a worker of another version must continue with the very same text."""
     assert counter_uniform(seed, index) == drawn
 
 
@@ -63,7 +63,7 @@ def test_it_is_spread_evenly(step: str) -> None:
 
 
 def test_neighbouring_draws_are_not_correlated() -> None:
-    """The number of one token says nothing about the next one's."""
+    """The draw of one token predicts nothing about the next one's."""
     count = 20_000
     drawn = [counter_uniform(11, index) - 0.5 for index in range(count)]
     covariance = sum(a * b for a, b in itertools.pairwise(drawn)) / (count - 1)

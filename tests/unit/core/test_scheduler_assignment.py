@@ -24,10 +24,10 @@ SMALL = worker_member("t", blocks=3)
 
 
 class TestConversation:
-    """Reserve on the token worker, then start the prefill and tell the gateway."""
+    """Reserve on the token worker, then start the prefill and notify the gateway."""
 
     def test_an_accepted_request_is_reserved_on_its_token_worker(self) -> None:
-        """The gateway hears at once that it is taken; the prompt worker hears nothing yet."""
+        """The gateway is notified of the acceptance at once; the prompt worker gets no message yet."""
         commands = SchedulerBench().feed(submission())
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
         assert sent(commands, "t") == [
@@ -125,26 +125,26 @@ class TestConversation:
 
 
 class TestQueue:
-    """First come, first served; what finds no room waits here."""
+    """First come, first served; a request for which no worker has memory waits here."""
 
     def test_a_later_request_never_passes_one_without_room(self) -> None:
         """Not even a small one that would fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
-        assert bench.asked(submission("large")) == []
-        assert bench.asked(submission("small", prompt=1, new=1)) == []
+        assert bench.placements(submission("large")) == []
+        assert bench.placements(submission("small", prompt=1, new=1)) == []
         assert bench.role.queued == 2
         roomy = worker_member("t", blocks=5)
-        assert bench.asked(roomy) == [("large", "t"), ("small", "t")]
+        assert bench.placements(roomy) == [("large", "t"), ("small", "t")]
         assert bench.role.queued == 0
 
     def test_the_lower_priority_number_comes_first(self) -> None:
-        """Among equals whoever came first; one that nobody took is back where it was."""
+        """Equal priorities are served in order of arrival; a refused request returns to its place."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         for choice_id, priority in (("a", 0), ("late", 7), ("b", 0), ("urgent", -2), ("c", 0)):
-            assert bench.asked(submission(choice_id, priority=priority)) == []
+            assert bench.placements(submission(choice_id, priority=priority)) == []
         order = []
         for number in range(1, 6):
-            ((choice_id, _),) = bench.asked(worker_member("t", blocks=3, seen=(("s", number - 1),)))
+            ((choice_id, _),) = bench.placements(worker_member("t", blocks=3, seen=(("s", number - 1),)))
             order.append(choice_id)
             if number == 1:  # refused once
                 bench.feed(refused(choice_id, number=1))
@@ -154,46 +154,46 @@ class TestQueue:
         assert bench.role.queued == 1
 
     def test_a_more_urgent_request_without_room_holds_up_the_others(self) -> None:
-        """Also those that came before it; and one whose turn never comes waits no longer than anybody may."""
+        """A request without memory also holds up earlier arrivals of lower priority; its own wait is bounded as any other's."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=0))
         bench.feed(submission("small", prompt=1, new=1))
         bench.feed(submission("large", priority=-1), after_s=30.0)
-        assert bench.asked(worker_member("t", blocks=5, free=2)) == []
+        assert bench.placements(worker_member("t", blocks=5, free=2)) == []
         assert bench.rejection(m.Tick(), after_s=31.0).choice_id == "small"
-        assert bench.asked(worker_member("t", blocks=5)) == [("large", "t")]
+        assert bench.placements(worker_member("t", blocks=5)) == [("large", "t")]
 
     def test_blocks_promised_and_not_yet_reported_are_not_promised_again(self) -> None:
         """Until a heartbeat includes the first request, the second finds no room."""
         bench = SchedulerBench(worker_member("t", blocks=5))
-        assert bench.asked(submission("a")) == [("a", "t")]
-        assert bench.asked(submission("b")) == []
-        assert bench.asked(worker_member("t", blocks=5)) == []  # sent before it heard of "a"
-        assert bench.asked(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
-        assert bench.asked(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
+        assert bench.placements(submission("a")) == [("a", "t")]
+        assert bench.placements(submission("b")) == []
+        assert bench.placements(worker_member("t", blocks=5)) == []  # sent before the worker received "a"
+        assert bench.placements(worker_member("t", blocks=5, free=2, seen=(("s", 1),))) == []
+        assert bench.placements(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
 
     def test_a_refused_request_goes_back_to_the_head_and_is_tried_upon_a_heartbeat(self) -> None:
-        """It keeps its place before those that wait."""
+        """A refused request keeps its place at the head, and is tried upon the next heartbeat."""
         bench = SchedulerBench(SMALL)
         bench.feed(submission("a"))
         bench.feed(submission("b"))
         assert bench.feed(refused("a")) == []
         assert bench.role.queued == 2
-        assert bench.asked(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
+        assert bench.placements(worker_member("t", blocks=3, seen=(("s", 1),))) == [("a", "t")]
 
     def test_what_waits_is_placed_by_the_report_of_whoever_has_room(self) -> None:
-        """Reports of workers without room change nothing, and one that drains has none."""
+        """Reports of workers without free memory place nothing, and a draining worker takes nothing."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0), worker_member("t2", blocks=3, free=0))
-        assert bench.asked(submission()) == []
-        assert bench.asked(worker_member("t", blocks=3, free=2)) == []
-        assert bench.asked(worker_member("t", blocks=3, state=m.MemberState.DRAINING)) == []
-        assert bench.asked(worker_member("t2", blocks=3)) == [("r", "t2")]
+        assert bench.placements(submission()) == []
+        assert bench.placements(worker_member("t", blocks=3, free=2)) == []
+        assert bench.placements(worker_member("t", blocks=3, state=m.MemberState.DRAINING)) == []
+        assert bench.placements(worker_member("t2", blocks=3)) == [("r", "t2")]
 
     def test_after_a_refusal_any_report_brings_the_request_to_another_worker(self) -> None:
-        """It was placed when it was last looked at: nobody knows yet that the others have no room."""
+        """Any report places a refused request elsewhere: that other workers had no memory is not known before it is tried."""
         bench = SchedulerBench(SMALL, worker_member("t2", blocks=3, owed=5))
-        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.placements(submission()) == [("r", "t")]
         bench.feed(refused())
-        assert bench.asked(worker_member("t", blocks=3, free=0, seen=(("s", 1),))) == [("r", "t2")]
+        assert bench.placements(worker_member("t", blocks=3, free=0, seen=(("s", 1),))) == [("r", "t2")]
 
     def test_several_refused_requests_keep_their_order(self) -> None:
         """Whichever came first is assigned first, in whatever order the refusals arrive."""
@@ -203,14 +203,14 @@ class TestQueue:
                 bench.feed(submission(choice_id))
             for choice_id in order:
                 bench.feed(refused(choice_id, number="abc".index(choice_id) + 1))
-            assert bench.asked(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
+            assert bench.placements(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
     def test_a_refusal_of_something_else_changes_nothing(self) -> None:
         """Of another epoch, another worker, an unknown request, another order or one assigned already."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):
-            # whoever speaks of what was not asked of it last may hold something that nobody wants
+            # a worker that answers an older order may hold a reservation that is no longer wanted
             assert cancels(bench.feed(stray)) == [(holder, stray.choice_id, stray.epoch)]
         assert bench.feed(refused(epoch=2, number=7)) == []
         assert bench.role.queued == 0
@@ -219,24 +219,24 @@ class TestQueue:
         assert (bench.role.queued, bench.role.live) == (0, 1)
 
     def test_closing_the_head_lets_the_next_go_on(self) -> None:
-        """A client that gave up waiting stands in nobody's way."""
+        """A client that gives up at the head does not hold up the queue."""
         bench = SchedulerBench(worker_member("t", blocks=9, free=3))
         bench.feed(submission("large", prompt=100))
         bench.feed(submission("small"))
-        assert bench.asked(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
+        assert bench.placements(m.CloseRequest("large", 1, finished=False)) == [("small", "t")]
 
 
 class TestRejections:
-    """What will not be served hears so, with a reason and when to ask again."""
+    """A rejected request gets a reason and when to retry."""
 
     def test_no_workers(self) -> None:
-        """An empty mesh, or one that only drains, says so at once."""
+        """In an empty or all-draining mesh the rejection comes at once."""
         draining = worker_member("t", state=m.MemberState.DRAINING)
         rejected = SchedulerBench(draining).rejection(submission())
         assert (rejected.code, rejected.retry_after_s) == (RejectCode.NO_WORKERS, 5.0)
 
     def test_never_fits(self) -> None:
-        """A request larger than any worker is told the sizes, and never to ask again."""
+        """A request larger than any worker is rejected with the sizes, and not to be retried."""
         bench = SchedulerBench(worker_member("t", blocks=2), worker_member("t2", blocks=1))
         rejected = bench.rejection(submission())
         assert (rejected.code, rejected.retry_after_s) == (RejectCode.NEVER_FITS, None)
@@ -245,7 +245,7 @@ class TestRejections:
         assert bench.role.live == 0
 
     def test_mesh_full(self) -> None:
-        """One more than the queue takes is told to come again soon."""
+        """A request over the queue's limit is rejected, to be retried soon."""
         bench = SchedulerBench(SMALL, limits=SchedulerLimits(max_queued=1))
         bench.feed(submission("runs"))
         bench.feed(submission("waits"))
@@ -255,7 +255,7 @@ class TestRejections:
         assert (bench.role.queued, bench.role.live) == (1, 2)
 
     def test_queue_timeout(self) -> None:
-        """Waiting is bounded; those that came later wait on."""
+        """A wait is bounded; later arrivals keep waiting."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0), limits=SchedulerLimits(max_queue_s=10.0))
         bench.feed(submission("early"))
         bench.feed(submission("late"), after_s=5.0)
@@ -272,14 +272,14 @@ class TestRejections:
         bench = SchedulerBench(worker_member("t", blocks=9, free=3), limits=limits)
         bench.feed(submission("large", prompt=100))
         bench.feed(submission("small"), after_s=0.9)
-        assert bench.asked(m.Tick(), after_s=0.2) == [("small", "t")]
+        assert bench.placements(m.Tick(), after_s=0.2) == [("small", "t")]
 
 
 class TestEpochs:
     """A higher epoch replaces a lower one."""
 
     def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self) -> None:
-        """Both workers drop the old attempt before they hear of the new one."""
+        """Both workers get the old attempt's cancellation before the new attempt."""
         bench = SchedulerBench()
         bench.assign()
         commands = bench.feed(submission(epoch=2))
@@ -288,7 +288,7 @@ class TestEpochs:
         assert bench.role.live == 1
 
     def test_a_new_attempt_replaces_a_queued_one(self) -> None:
-        """There is nobody to cancel it on, and it waits only once."""
+        """A queued attempt is replaced in the queue, without a cancellation to any worker."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         bench.feed(submission())
         assert cancels(bench.feed(submission(epoch=2))) == []

@@ -14,14 +14,14 @@ from tests.unit.core.scheduler_bench import (
     TOKEN,
     SchedulerBench,
     accepted,
-    asked,
     cancels,
+    placements,
     refused,
     reserved,
     submission,
 )
 
-#: Holds the prompt, but not all of the request: it stands in for no token worker.
+#: Can hold the prompt, but not the whole request, so it cannot replace a token worker.
 SMALL_PROMPT = worker_member("p", Pool.PROMPT, blocks=2)
 PATIENT = SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0)
 GATEWAY = plain_member("g", MemberKind.GATEWAY)
@@ -31,7 +31,7 @@ class TestClose:
     """A gateway is done with a request."""
 
     def test_an_unfinished_request_is_cancelled_on_both_workers(self) -> None:
-        """The client left: nobody computes for it any more."""
+        """When the client leaves, the request is cancelled on both workers."""
         bench = SchedulerBench()
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
@@ -44,7 +44,7 @@ class TestClose:
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
 
     def test_a_finished_request_is_only_forgotten(self) -> None:
-        """Its workers have let go of it by themselves."""
+        """Its workers have dropped a finished request by themselves, so no cancellation is sent."""
         bench = SchedulerBench()
         bench.assign()
         assert bench.feed(m.CloseRequest("r", 1, finished=True)) == []
@@ -65,7 +65,7 @@ class TestClose:
         assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
 
     def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self) -> None:
-        """A close says up to which attempt it is meant."""
+        """A close carries the attempt up to which it is meant."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
@@ -82,13 +82,13 @@ class TestSilence:
     """A token worker that lives and does not answer."""
 
     def test_after_the_timeout_the_reservation_is_cancelled_and_another_worker_asked(self) -> None:
-        """What was asked of the silent one counts against it."""
+        """The silent worker's reservation is cancelled, and counts against it until it reports."""
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2"), limits=PATIENT)
-        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.placements(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
         commands = bench.feed(m.Tick(), after_s=0.2)
         assert cancels(commands) == [("t", "r", 1)]
-        assert asked(commands) == [("r", "t2")]
+        assert placements(commands) == [("r", "t2")]
 
     def test_its_late_grant_is_cancelled_and_its_late_refusal_leaves_the_request_where_it_is(self) -> None:
         """The request is in other hands now."""
@@ -102,7 +102,7 @@ class TestSilence:
         assert only(bench.feed(granted), m.RequestAssigned)[0].token_worker == "t2"
 
     def test_a_late_answer_of_a_worker_that_was_asked_again_changes_nothing(self) -> None:
-        """Its cancellation stood between the two orders; one more would end the reservation that is wanted."""
+        """The cancellation came between the two orders; one more would end the wanted reservation."""
         for late in (reserved(number=1), refused(number=1)):
             bench = SchedulerBench(limits=PATIENT)
             bench.feed(submission())
@@ -112,7 +112,7 @@ class TestSilence:
             assert only(bench.feed(reserved(number=2)), m.StartPrefill)[0].epoch == 1
 
     def test_a_late_grant_while_the_request_waits_is_cancelled(self) -> None:
-        """It is asked of nobody at the moment, so nothing that is wanted can be hit."""
+        """A late grant is cancelled: no order is outstanding, so no wanted reservation can be hit."""
         bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=3), limits=PATIENT)
         bench.feed(submission())
         bench.feed(m.Tick(), after_s=2.5)
@@ -127,26 +127,26 @@ class TestSilence:
 
 
 class TestSilenceInPlace:
-    """A worker that was asked for both phases may compute them and only not have been heard."""
+    """A silent worker that got a request to serve in place may be computing it."""
 
     def test_the_attempt_is_over_and_the_gateway_asked_for_another(self) -> None:
         """Which fences this one: it may have brought tokens."""
         bench = SchedulerBench(TOKEN, worker_member("t2", owed=5), limits=PATIENT)
-        assert bench.asked(submission()) == [("r", "t")]
+        assert bench.placements(submission()) == [("r", "t")]
         assert bench.feed(m.Tick(), after_s=1.9) == []
         commands = bench.feed(m.Tick(), after_s=0.2)
         assert cancels(commands) == [("t", "r", 1)]
-        assert asked(commands) == []
+        assert placements(commands) == []
         (batch,) = sent(commands, "g")
         assert isinstance(batch, m.TokenBatch)
         (delta,) = batch.deltas
         assert (delta.attempt_id, delta.token_id, delta.finish_reason) == (101, None, FinishReason.ERROR)
         assert (delta.error, delta.retryable) == ("worker t did not answer the scheduler", True)
         assert bench.role.live == 0
-        assert bench.asked(submission(epoch=2)) == [("r", "t2")]
+        assert bench.placements(submission(epoch=2)) == [("r", "t2")]
 
     def test_so_it_is_where_the_worker_is_lost(self) -> None:
-        """The gateway was not told of it and does not watch it."""
+        """The loss counts as silence: the gateway was not notified of the worker and does not watch it."""
         bench = SchedulerBench(TOKEN)
         bench.feed(submission())
         commands = bench.feed(replace(TOKEN, state=MemberState.LEFT))
@@ -189,19 +189,19 @@ class TestLostWorkers:
         bench.feed(submission())
         assert cancels(bench.feed(replace(TOKEN, state=MemberState.LEFT))) == [("t", "r", 1)]
         assert bench.role.queued == 1
-        assert bench.asked(m.Tick()) == [("r", "t2")]
+        assert bench.placements(m.Tick()) == [("r", "t2")]
         assert only(bench.feed(reserved()), m.StartPrefill) == []
 
     def test_a_prompt_worker_lost_while_reserving_frees_the_reservation(self) -> None:
-        """The token worker may be asked again, for another prompt worker."""
+        """The token worker may get the request again, for another prompt worker."""
         bench = SchedulerBench(PROMPT, worker_member("p2", Pool.PROMPT, pending=5), TOKEN)
         bench.feed(submission())
         assert cancels(bench.feed(replace(PROMPT, state=MemberState.LEFT))) == [("t", "r", 1)]
-        assert bench.asked(m.Tick()) == [("r", "t")]
+        assert bench.placements(m.Tick()) == [("r", "t")]
         assert only(bench.feed(reserved(number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_a_silent_worker_is_lost_and_its_requests_keep_their_order(self) -> None:
-        """Those that wait already stay behind those that come back."""
+        """Requests of a silent worker return to the queue ahead of the waiting ones."""
         bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=6))
         for choice_id in ("a", "b", "c"):
             bench.feed(submission(choice_id))
@@ -210,16 +210,16 @@ class TestLostWorkers:
         # it may only have been silent, with the orders still in its inbox
         assert sorted(cancels(bench.feed(m.Tick(), after_s=1.1))) == [("t", "a", 1), ("t", "b", 1)]
         assert bench.role.queued == 3
-        assert bench.asked(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
+        assert bench.placements(worker_member("t2")) == [("a", "t2"), ("b", "t2"), ("c", "t2")]
 
     def test_a_restarted_worker_holds_nothing_of_before(self) -> None:
-        """Its room is judged by its new report alone, and what was being reserved is reserved anew."""
+        """Its memory is judged by its new report alone, and open reservations are requested anew."""
         bench = SchedulerBench(SMALL_PROMPT, worker_member("t", blocks=3))
         bench.feed(submission("a"))
-        assert bench.asked(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
+        assert bench.placements(worker_member("t", blocks=3, incarnation=2)) == [("a", "t")]
 
     def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing(self) -> None:
-        """It does not bring back the room, or the state, that the worker had before it started anew."""
+        """A late heartbeat does not restore the memory, or the state, from before the restart."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0, incarnation=2))
         bench.feed(submission())
         assert bench.feed(worker_member("t", blocks=3, incarnation=1)) == []
@@ -237,7 +237,7 @@ class TestLostWorkers:
         bench = SchedulerBench(PROMPT, TOKEN, worker_member("t2", owed=50))
         bench.feed(submission("a"))
         bench.feed(replace(TOKEN, state=MemberState.DRAINING))
-        assert bench.asked(submission("b")) == [("b", "t2")]
+        assert bench.placements(submission("b")) == [("b", "t2")]
         assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].token_worker == "t"
 
 
@@ -290,7 +290,7 @@ class TestOtherMembers:
         assert sent(commands, "g") == []
 
     def test_a_silent_gateway_is_a_lost_one(self) -> None:
-        """Nobody would take the tokens."""
+        """No process would take the tokens of a silent gateway, so its requests are cancelled."""
         bench = SchedulerBench(limits=SchedulerLimits(member_timeout_s=2.0, gateway_timeout_s=2.0))
         bench.feed(GATEWAY)
         bench.assign()

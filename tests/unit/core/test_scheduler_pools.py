@@ -1,4 +1,4 @@
-"""What a scheduler makes of pools: whom it asks, what it says of it, and whom it gives another home."""
+"""The scheduler and pools: placement, its ledger entries, and changes of home pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TestSpill:
     """A pool over its threshold gets help."""
 
     def test_a_prompt_in_place_is_ordered_from_one_worker(self) -> None:
-        """The ledger says by which rule."""
+        """One worker gets the request in place, and the ledger names the placement rule."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         (start,) = sent(bench.feed(submission()), "t")
         assert isinstance(start, m.StartPrefill)
@@ -27,13 +27,13 @@ class TestSpill:
         assert ledger(commands, "assigned")[0]["placed_by"] == "conversion"
 
     def test_a_converted_worker_takes_the_next_ones_too(self) -> None:
-        """From the moment of the choice on, before anybody has answered: one is disturbed rather than two."""
+        """From the choice on, the converted worker takes the next requests too, so that one is disturbed, not two."""
         policy = replace(TIGHT, max_pending_prompt_tokens=60)
         full = worker_member("p", Pool.PROMPT, pending=40)
         bench = SchedulerBench(full, TOKEN, worker_member("t2"), policy=policy)
-        assert bench.asked(submission("a")) == [("a", "t")]
-        assert bench.asked(submission("b")) == [("b", "t")]
-        assert bench.asked(submission("c")) == [("c", "t2")]
+        assert bench.placements(submission("a")) == [("a", "t")]
+        assert bench.placements(submission("b")) == [("b", "t")]
+        assert bench.placements(submission("c")) == [("c", "t2")]
 
     def test_a_refusal_brings_a_converted_worker_home(self) -> None:
         """With its next heartbeat, which has seen the order and has nothing of it."""
@@ -103,7 +103,7 @@ class TestHomes:
     """A worker that works for the other pool for long is given to it."""
 
     def test_the_order_goes_to_the_worker_at_the_end_of_a_window(self) -> None:
-        """Once; the scheduler believes it when the worker says so."""
+        """The order is sent once; the scheduler believes the change when the worker reports it."""
         away = worker_member("t", prompts_in_place=1)
         bench = SchedulerBench(FULL, away, worker_member("t2"), policy=TIGHT)
         bench.feed(m.Tick())
@@ -123,10 +123,10 @@ class TestHomes:
 
 
 class TestRestart:
-    """A new scheduler knows what the others say, and needs no more."""
+    """A new scheduler rebuilds its state from the members' reports alone."""
 
     def test_reports_put_everybody_where_they_were(self) -> None:
-        """Homes that changed, work that is foreign, room that is taken, orders of the predecessor that nobody counts."""
+        """Reports restore home pools, off-pool work, used memory, and the predecessor's orders."""
         told = [
             worker_member("p", Pool.PROMPT, pending=30, prompts_to_hand_off=1, seen=(("s", 900),)),
             worker_member("t", prompts_in_place=1, pending=5, owed=9, free=50, seen=(("s", 901),)),
@@ -146,4 +146,4 @@ class TestRestart:
             counts = [(view.pending_prompt_tokens, view.remaining_tokens, view.free_tokens) for view in role.pools]
             assert counts == [(30, 0, 16 * 100), (5, 9, 16 * 50), (0, 20, 16 * 100)]
         after = submission("after", prompt=5)
-        assert old.asked(after) == new.asked(after) == [("after", "t")]
+        assert old.placements(after) == new.placements(after) == [("after", "t")]

@@ -48,7 +48,7 @@ class TestProductLimit:
         assert kaplan_meier(lives)(10) == 0.5
 
     def test_the_median_is_the_age_that_half_pass(self) -> None:
-        """Nobody knows it where most live on."""
+        """The median is unknown where most live longer than observed."""
         assert kaplan_meier([Life(10, True), Life(20, True)]).median_s == 10
         assert kaplan_meier([Life(10, True), Life(20, False), Life(20, False)]).median_s is None
         assert kaplan_meier([]) == StepSurvival((), ())
@@ -129,7 +129,7 @@ class TestFit:
     """The hazard that lives show."""
 
     def test_one_piece_is_ends_per_second_watched(self) -> None:
-        """Those who live on count with what was seen of them."""
+        """Survivors count with the time they were observed."""
         hazard = fit_hazard([Life(100, True), Life(300, False), Life(200, True, first_seen_s=100)], pieces=1)
         assert hazard.from_s == (0.0,)
         assert hazard.per_s == pytest.approx((2 / 500,))
@@ -157,7 +157,7 @@ class TestFit:
         assert fit_hazard([Life(100, False)]).ends(0, 1e6) == 0.0
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:
-        """It says what to give."""
+        """The error contains what to give."""
         with pytest.raises(ValueError, match="watched"):
             fit_hazard([])
         with pytest.raises(ValueError, match="pieces"):

@@ -50,5 +50,5 @@ def table(text: str) -> list[list[str]]:
 
 
 def quoted(cell: str) -> list[str]:
-    """What stands in backticks."""
+    """The texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)

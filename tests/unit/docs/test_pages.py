@@ -62,7 +62,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     assert isinstance(commands, TyperGroup)
     for line in shown:
         for call in re.findall(r"(?:^|[\s/])spotwise ((?:[a-z]+)(?: [^|;&#]*)?)", line):
-            # What stands in quotes is another command's, or a prompt.
+            # Text in quotes belongs to another command, or is a prompt.
             name, *words = re.sub(r"\"[^\"]*\"|'[^']*'", "QUOTED", call).split()
             assert name in commands.commands, line
             command = commands.commands[name]
@@ -80,7 +80,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 @every_page
 def test_make_targets_exist(page: Path) -> None:
-    """Every target that a page tells to make."""
+    """Every `make` target that a page names."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     text = page.read_text()
     named = [target for block in fenced(text, "sh") for target in re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)]
@@ -170,7 +170,7 @@ def test_log_events_exist() -> None:
 
 
 def test_the_picture_is_well_formed() -> None:
-    """It parses, names the six services, and has a title and a description for those who cannot see it."""
+    """It parses, names the six services, and has a title and a description for screen readers."""
     picture = ElementTree.parse(ROOT / "docs" / "mesh.svg").getroot()
     texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert {kind.value.replace("_", " ") for kind in MemberKind} <= texts

@@ -1,7 +1,7 @@
-"""A process that loads an engine with shared weights and tells, one JSON line each: how it got them, its tokens, its pages.
+"""A process that loads an engine with shared weights and prints, one JSON line each: how it got them, its tokens, its pages.
 
 `python -m tests.unit.engine.sharing_worker MODEL_FOLDER DTYPE WEIGHTS_FOLDER`. It lives until its standard input ends, and
-tells its pages again at each line.
+prints its pages again at each line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pages_of(pid: int, folder: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Load, compute, tell."""
+    """Load, compute, print."""
     model_dir, dtype, weights = sys.argv[1:]
     with capture_logs() as logs:
         config = EngineConfig(Path(model_dir), dtype, "cpu", 4 << 20, threads=1, shared_weights=Path(weights))

@@ -1,6 +1,6 @@
 """In bfloat16, too, a sequence's logits are the same bit for bit, whatever runs beside it and however it is cut.
 
-This is what makes seeds exact, and lets a request that lost its worker go on with the tokens that it would have had.
+This is what makes seeds exact, and lets a request that lost its worker resume with the same tokens.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_neighbours_and_chunks_change_no_bit(
 def test_a_resumed_request_goes_on_as_if_nothing_had_happened(
     engine: Engine, folder: Path, committed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its prompt and output so far are prefilled at once on another engine: the next logits are those that decoding gave."""
+    """Its prompt and output so far are prefilled on another engine: the next logits equal those of decoding."""
     expected, outputs = run_alone(engine, monkeypatch)
     watch = Watch(load_engine(folder, "bfloat16"), monkeypatch)
     for index, output in enumerate(outputs):
@@ -103,7 +103,7 @@ def test_a_resumed_request_goes_on_as_if_nothing_had_happened(
 
 
 def test_threads_change_no_bit(engine: Engine, best_kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker with more cores goes on with another one's requests."""
+    """A worker with more cores resumes another one's requests bit for bit."""
     expected, _ = run_alone(engine, monkeypatch)
     for threads in (2, 3):
         best_kernels.set_threads(threads)

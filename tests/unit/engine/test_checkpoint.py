@@ -1,4 +1,4 @@
-"""Folders of weights: what their headers say, and every way in which they are not whole, named in one line."""
+"""Folders of weights: the contents of their headers, and every way to be incomplete, named in one line."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_config_that_computes_something_else_has_another_digest(value: str, fo
 
 
 def test_a_file_that_shrinks_meanwhile_is_refused(folder: Path) -> None:
-    """And kills nobody, as a mapped one would."""
+    """A file that shrinks meanwhile is refused without killing the process, as a mapped one would."""
     checkpoint = read_checkpoint(folder)
     cut(WEIGHTS, 5000)(folder)
     with pytest.raises(ModelError, match="was truncated while it was read, within "):

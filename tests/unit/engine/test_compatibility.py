@@ -107,7 +107,7 @@ def test_a_wrong_setting_says_which(llama_folder: Path, changes: dict[str, Any],
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_says_so(llama_folder: Path) -> None:
-    """The message names the way out."""
+    """The message names the option that avoids it."""
     with pytest.raises(ValueError, match="--device cpu"):
         Engine.load(EngineConfig(llama_folder, device="cuda"))
 

@@ -53,7 +53,7 @@ def test_replayed_decodes_give_the_tokens_of_computed_ones(llama_folder: Path, b
 
 
 def test_the_replays_leave_the_same_kv_and_padding_writes_its_own_block(llama_folder: Path) -> None:
-    """Three rows in a bucket of four: no block of a sequence, or of nobody, differs from what is computed without padding."""
+    """Three rows in a bucket of four: no block but padding's differs from a computation without padding."""
     replayed, computed = engine_of(llama_folder, TapeCapture()), engine_of(llama_folder, None)
     for engine in (replayed, computed):
         finished(engine, [20, 40, 33])
@@ -126,7 +126,7 @@ def test_prefills_and_mixed_batches_are_not_replayed(llama_folder: Path) -> None
 
 @pytest.mark.parametrize("block", [300, -1])
 def test_a_block_that_is_not_there_is_refused(llama_folder: Path, block: int) -> None:
-    """The scratch block is not there for sequences either; the engine goes on."""
+    """An impossible block is refused, the scratch block included; the engine keeps working."""
     engine = engine_of(llama_folder, TapeCapture())
     engine.add_sequence(record("a", prompt(0, 5)))
     engine.run_iteration(Batch((BatchRow("a@1", 0, 5, (0,)),)))
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_recorded_is_computed(llama_folder: Path) -> None
 
 
 def test_a_cache_without_a_block_for_padding_is_refused(llama_folder: Path) -> None:
-    """Padding must not write what somebody may own."""
+    """Padding must not write a block that a sequence may own."""
     model, facts = load_model(EngineConfig(llama_folder, "float32", "cpu", threads=1))
     with pytest.raises(ValueError, match="scratch block"):
         Engine(model, facts, PagedKvCache(facts.geometry, 4, 16, torch.float32, CPU), capture=TapeCapture())

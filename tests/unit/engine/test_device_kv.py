@@ -77,7 +77,7 @@ def test_payloads_that_are_checked_differently_are_not_exchanged() -> None:
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_what_does_not_fit_is_refused(direct: bool) -> None:
-    """Wrong sizes, layers, and blocks that nobody may own."""
+    """Wrong sizes, wrong layers, and blocks that no sequence may own are refused."""
     kv = DeviceKv(filled(0), direct=direct)
     payload = kv.export_layers(0, 1, (1, 2))
     for first_layer, block_ids in ((0, (1,)), (0, (1, 10)), (3, (1, 2))):

@@ -21,7 +21,7 @@ def test_the_engine_says_what_it_is(engine: Engine) -> None:
 
 
 def test_a_cache_too_small_for_a_block_is_refused(llama_folder: Path) -> None:
-    """The message says how much a block takes."""
+    """The message contains the size of a block."""
     with pytest.raises(ValueError, match="one block of this model takes 12288"):
         load_engine(llama_folder, kv_cache_bytes=12287)
 
@@ -65,7 +65,7 @@ def test_sequences_are_known_by_attempt_and_dropped_for_good(engine: Engine) -> 
     ],
 )
 def test_a_row_that_names_what_does_not_exist_changes_nothing(engine: Engine, row: BatchRow) -> None:
-    """Unknown sequences, unknown tokens, missing or impossible blocks raise; the engine goes on."""
+    """Unknown sequences, unknown tokens, missing or impossible blocks raise; the engine keeps working."""
     engine.add_sequence(record("a", [1, 2, 3]))
     with pytest.raises(ValueError):
         engine.run_iteration(Batch((row,)))

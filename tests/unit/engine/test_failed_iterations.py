@@ -26,8 +26,8 @@ def sequences(engine: Engine, suffix: str, first_block: int) -> Batch:
     return Batch((rows[0]._replace(first_position=3, num_tokens=1), *rows[1:]))
 
 
-def told(sampled: tuple[SampledToken, ...]) -> list[Any]:
-    """All but whose it is."""
+def without_owner(sampled: tuple[SampledToken, ...]) -> list[Any]:
+    """Return the tokens without their sequence ids."""
     return [(token.token_id, token.logprobs, token.prompt_logprobs) for token in sampled]
 
 
@@ -36,7 +36,7 @@ def test_the_same_rows_bring_the_same_tokens_afterwards(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Sampling counts on nothing that a failed iteration used up; scores of prompts are there, and once."""
-    expected = told(engine.run_iteration(sequences(engine, "sound", 0)))
+    expected = without_owner(engine.run_iteration(sequences(engine, "sound", 0)))
     batch = sequences(engine, "again", 8)
 
     def fail(*args: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ def test_the_same_rows_bring_the_same_tokens_afterwards(
         for _ in range(2):
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.run_iteration(batch)
-    again = told(engine.run_iteration(batch))
+    again = without_owner(engine.run_iteration(batch))
     assert [token_id for token_id, *_ in again] == [token_id for token_id, *_ in expected]
     assert [scores is None for *_, scores in again] == [True, True, False]
     assert again == expected

@@ -112,7 +112,7 @@ def test_a_block_that_is_not_there_is_refused(loaded: tuple[Any, ModelFacts]) ->
 
 
 def test_a_trial_leaves_the_cache_empty(loaded: tuple[Any, ModelFacts]) -> None:
-    """As if nobody had been there."""
+    """After the trial every block of the cache is as before."""
     _, facts = loaded
     cache = cache_of(facts)
     assert tried(fake_flashinfer, cache, facts) is not None

@@ -1,4 +1,4 @@
-"""What an engine tells of its layers while an iteration runs."""
+"""What an engine reports of its layers while an iteration runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_iteration_that_raises_tells_no_more(engine: Engine, monkeypatch: pyt
 
 
 def test_layers_that_come_out_of_order_are_not_told_of(engine: Engine) -> None:
-    """A number of layers must say which; what is left out is written when the iteration ends."""
+    """A reported number of layers stands for the first ones; layers left out count as written when the iteration ends."""
 
     class Attention:
         on_written = None

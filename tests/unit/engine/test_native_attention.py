@@ -214,7 +214,7 @@ def test_one_key_that_outweighs_all_others_is_all_that_counts(kernels: Kernels, 
 
 
 def test_a_plan_names_only_blocks_that_exist() -> None:
-    """The kernel reads what it is told; what a row does not reach may be anything."""
+    """The kernel reads every block of the plan; entries beyond a row's length may be anything."""
     rows = Rows.of(KvGeometry(2, 1, 16, 16), torch.float32, ((0, 20),))
     row, sequence = rows.rows[0]
     layout = NativeLayout(rows.cache)

@@ -126,7 +126,7 @@ def test_a_library_is_named_alike_in_every_folder(sources: Path, compiler: Compi
 def test_the_users_cache_takes_over_where_sources_cannot_be_written(
     sources: Path, compiler: Compiler, tmp_path: Path
 ) -> None:
-    """An installation of somebody else's; and where the cache cannot be written either, the message names both."""
+    """Another user's installation is built in the user's cache; if that is read-only, too, the message names both."""
     (sources / "_build").write_text("in the way")
     library = build.ensure_library(GENERIC)
     assert library.parent == tmp_path / "cache" / "spotwise" / "native"
@@ -168,7 +168,7 @@ def test_a_missing_compiler_is_named_with_its_remedy(
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     script: str | None, reason: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it said; no half-written library that the next start would take for one."""
+    """The error quotes the compiler; no half-written library is left that the next start would load."""
     path = tmp_path / "compiler"
     if script is not None:
         Compiler(path, script)
@@ -181,7 +181,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
 def test_an_engine_without_a_compiler_computes_with_torch(
     sources: Path, no_compiler: None, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log says why it is slower, and the tokens are the same."""
+    """The engine computes the same tokens with torch, and the log has the reason why it is slower."""
     native = Driver(load_engine(llama_folder))
     load_kernels.cache_clear()
     try:
@@ -198,14 +198,14 @@ def test_an_engine_without_a_compiler_computes_with_torch(
 
 
 def test_a_library_that_cannot_be_loaded_is_done_without(sources: Path, compiler: Compiler) -> None:
-    """Made for another system, or cut short: torch computes, and the log says so."""
+    """With a library of another system, or a truncated one, torch computes, and a log line reports it."""
     with capture_logs() as logs:
         assert load_kernels.__wrapped__() is None
     assert [log["event"] for log in logs] == ["no_native_kernels"]
 
 
 def test_distributions_carry_the_sources_and_no_libraries() -> None:
-    """Whoever installs one compiles for the processor at hand; a library of this machine may not run there."""
+    """An installation compiles for its own processor; a library of this machine may not run there."""
     needed = {f"libs/spotwise/engine/native/{path.name}" for path in build._SOURCES.glob("*.[ch]*")}
     assert "libs/spotwise/engine/native/kernels.cpp" in needed and len(needed) >= 5
     for builder in (WheelBuilder(str(ROOT)), SdistBuilder(str(ROOT))):

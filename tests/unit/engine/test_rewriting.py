@@ -20,7 +20,7 @@ from tests.unit.engine.tiny_models import Driver, load_engine, record
 
 
 class ScaledResidual(LlamaDecoderLayer):
-    """Has the modules of the common form, and adds a tenth more than they say."""
+    """Has the modules of the common form, and adds a tenth more than they compute."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         output: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
@@ -85,7 +85,7 @@ def test_a_model_with_a_layer_of_its_own_keeps_its_tokens(
 
 
 def test_trying_layers_leaves_nothing_behind(llama_folder: Path, best_kernels: Kernels) -> None:
-    """No hook, no plan; a model whose layers are all fused says nothing."""
+    """No hook and no plan is left; a model whose layers are all fused logs nothing."""
     with capture_logs() as logs:
         engine = load_engine(llama_folder)
     assert logs == [] and engine.fused_layers == 3

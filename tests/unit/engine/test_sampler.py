@@ -262,7 +262,7 @@ def test_a_tiny_temperature_is_the_likeliest_and_no_overflow(
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
-    """They sum to one over the vocabulary, are sorted, and the counts asked for differ by row."""
+    """They sum to one over the vocabulary, are sorted, and rows may request different counts."""
     logits = logits_of(7, rows=3)
     found = token_logprobs(logits, [4, 5, 6], [VOCAB, 2, 0])
     assert np.exp(found[0].top_logprobs).sum() == pytest.approx(1.0, abs=1e-5)

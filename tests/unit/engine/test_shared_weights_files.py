@@ -134,7 +134,7 @@ def test_where_there_can_be_no_file_a_worker_has_its_own_copy(
     best_kernels: Kernels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And says so; it serves all the same."""
+    """Without a place for the file a worker logs it, loads its own copy, and serves."""
     trouble(cache, monkeypatch)
     engine, logs = load(folder, cache)
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("weights_not_shared", "warning")]
@@ -179,7 +179,7 @@ class FullDisk:
 
 
 def test_more_weights_than_the_model_has_are_not_written(folder: Path, cache: Path) -> None:
-    """The room of a file is bounded by the model's own size."""
+    """A file's size is bounded by the model's own."""
     with capture_logs() as logs, open_memory(cache, folder, plain_model(weight=(8, 8))) as memory:
         assert memory.place("huge", 10_000, torch.float32, lambda to: to.fill_(1)).tolist() == [1.0] * 10_000
     assert events([dict(entry) for entry in logs]) == ["weights_not_shared"]

@@ -65,7 +65,7 @@ def record(
     max_new_tokens: int = 32,
     **stop: Any,
 ) -> RequestRecord:
-    """A greedy request, where nothing else is said."""
+    """A greedy request by default."""
     return RequestRecord(
         choice_id=choice_id,
         epoch=1,

@@ -43,6 +43,6 @@ class Watch(Driver):
         monkeypatch.setattr(engine, "run_iteration", file)
 
     def add(self, request: RequestRecord) -> None:
-        """Take a sequence in, perhaps one that goes on after some of its output."""
+        """Add a sequence, perhaps one that resumes after some of its output."""
         self.offsets[request.sequence_id] = len(request.output_token_ids)
         super().add(request)

@@ -71,7 +71,7 @@ def encode(model_dir: Path) -> Callable[[str], list[int]]:
 
 @pytest.fixture
 def mesh(encode: Callable[[str], list[int]]) -> FakeMesh:
-    """A mesh that says `Hello, world!` and the end of the sequence."""
+    """A mesh that generates `Hello, world!` and the end of the sequence."""
     return FakeMesh([*encode("Hello, world!"), 2])
 
 

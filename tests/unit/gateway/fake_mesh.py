@@ -32,7 +32,7 @@ class FakeMesh:
     error: Exception = field(default_factory=lambda: GenerationError(503, "mesh_full", "All workers are full.", 1.4))
     hang_at: int | None = None  #: wait for ever before this token
     hung: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  #: the choices that wait so
-    announces: bool = False  #: say at once that the sequence was accepted
+    announces: bool = False  #: report at once that the sequence was accepted
     ready: bool = True
     cached: dict[int, int] = field(default_factory=dict)  #: prompt tokens whose KV was there already, by choice
     specs: dict[str, SequenceSpec] = field(default_factory=dict)

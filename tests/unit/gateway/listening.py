@@ -56,7 +56,7 @@ class Client:
     writer: asyncio.StreamWriter
 
     async def send(self, data: bytes) -> None:
-        """Send, if the server still wants to know."""
+        """Send, unless the server has closed the connection."""
         with contextlib.suppress(ConnectionError):
             self.writer.write(data)
             await self.writer.drain()

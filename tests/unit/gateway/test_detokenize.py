@@ -44,13 +44,13 @@ def test_an_emoji_is_given_with_its_last_byte(text: ChatText, model_dir_tokenize
 
 
 def test_an_unfinished_character_is_told_at_the_end_only(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
-    """The replacement character stands for bytes whose rest never came."""
+    """An unfinished character appears as the replacement character, and only at the end of the text."""
     first_byte = model_dir_tokenizer.token_to_id("ð")
     assert pieces_of(text.detokenizer(), [first_byte]) == ["", "\ufffd"]
 
 
 def test_bytes_that_never_become_text_are_not_held_for_ever(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
-    """A model that says only continuation bytes does not make every step slower."""
+    """A model that generates only continuation bytes does not make every step slower."""
     continuation: Any = model_dir_tokenizer.token_to_id("Ģ")
     detokenizer = text.detokenizer()
     pieces = [detokenizer.push(continuation) for _ in range(100)]
@@ -76,7 +76,7 @@ def test_spaces_of_sentencepiece_models_survive(token_ids: list[Any]) -> None:
 
 
 def test_goes_on_when_later_bytes_spoil_earlier_ones() -> None:
-    """Byte fallback decodes a run of bytes as one: what was given stays, the stream goes on."""
+    """Byte fallback decodes a run of bytes as one: sent text stays, and the stream continues."""
     tokenizer = byte_fallback_tokenizer()
     e_acute, half = [0xC3 + 1, 0xA9 + 1], 0xE2 + 1
     pieces = pieces_of(Detokenizer(tokenizer, frozenset()), [258, *e_acute, half, 260, 259])

@@ -87,7 +87,7 @@ async def test_an_unfinished_character_at_the_length(client: httpx.AsyncClient, 
 async def test_stop_string(
     client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode, batch_tokens: int, include: bool
 ) -> None:
-    """Across token borders; tokens count up to the one that completed it, and the mesh is told to stop."""
+    """A stop string is found across token borders; tokens count up to its last one, and the sequence is stopped."""
     words = "stop strings span token borders"
     mesh.reply, mesh.batch_tokens = [*encode(words), *encode(" and more and more"), 2], batch_tokens
     stop = "ngs span to"
@@ -156,7 +156,7 @@ async def test_one_failing_choice_fails_the_answer(client: httpx.AsyncClient, me
 
 
 async def test_chat_logprobs(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """One entry a counted token, with exact bytes; as many alternatives as asked for."""
+    """One entry a counted token, with exact bytes and the requested number of alternatives."""
     body = CHAT | {"logprobs": True, "top_logprobs": 2}
     content = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"]["content"]
     assert len(content) == len(mesh.reply)

@@ -122,7 +122,7 @@ async def _send_for_ever(send: Callable[[bytes], Any]) -> None:
 
 
 async def test_no_more_connections_than_there_are_places(make_app: MakeApp, mesh: FakeMesh) -> None:
-    """A further one is told 503 while all are busy, takes an idle one's place otherwise; many more are cut off."""
+    """While all are busy a further one gets 503, else it takes an idle one's place; many more are cut off."""
     mesh.hang_at = 0
     async with listening(make_app(), replace(PATIENT, max_connections=4)) as server:
         busy = [await server.connect() for _ in range(4)]
@@ -222,7 +222,10 @@ async def test_pipelined_requests_are_answered_in_order(make_app: MakeApp, mesh:
 async def test_an_offer_to_upgrade_is_declined_and_the_body_read(
     make_app: MakeApp, mesh: FakeMesh, chunked: bool, upgrade: str
 ) -> None:
-    """As every stock client of the JDK sends it; the connection goes on, and requests without a body are answered as well."""
+    """As every stock client of the JDK sends it.
+
+    The connection stays open, and requests without a body are answered as well.
+    """
     offer = (
         "Connection: Upgrade, HTTP2-Settings",
         f"Upgrade: {upgrade}",

@@ -159,7 +159,7 @@ async def test_malformed_json(client: httpx.AsyncClient, body: bytes) -> None:
 
 @pytest.mark.parametrize("valid", [CHAT, COMPLETION])
 async def test_model_is_required_and_known(client: httpx.AsyncClient, valid: dict[str, Any]) -> None:
-    """No model is 400; another one is 404 and says which is served."""
+    """A missing model is 400; another one is 404 with the served model's name."""
     path = "/v1/chat/completions" if "messages" in valid else "/v1/completions"
     missing = await client.post(path, json={key: value for key, value in valid.items() if key != "model"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "model")

@@ -105,7 +105,7 @@ def test_what_is_no_origin_is_refused_at_the_start(origins: str, model_dir: Path
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "gzip, identity"])
 async def test_encoded_bodies(client: httpx.AsyncClient, coding: str) -> None:
-    """415, which says what to send instead; `identity` is none."""
+    """An encoded body gets 415 with what to send instead; `identity` is none."""
     response = await client.post("/v1/completions", content=b"\x1f\x8b", headers={"Content-Encoding": coding})
     assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_content_encoding")
     assert response.headers["accept-encoding"] == "identity"

@@ -1,4 +1,4 @@
-"""What the mesh is asked for, parameter by parameter."""
+"""The gateway's requests to the mesh, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERYTHING = {
 async def test_every_parameter_reaches_the_mesh(
     client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, object]
 ) -> None:
-    """Sampling parameters and stop criteria are exactly what the client said."""
+    """Sampling parameters and stop criteria are exactly the client's."""
     assert (await client.post(path, json=body | EVERYTHING)).status_code == 200
     assert mesh.spec.sampling == SamplingParams(
         temperature=0.5,
@@ -114,7 +114,7 @@ async def test_choices_without_a_seed_differ(client: httpx.AsyncClient, mesh: Fa
 
 
 async def test_a_single_sequence_has_the_answers_id(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """So that the ledger of a request can be asked for by the id that the client saw."""
+    """The ledger of a request with one sequence is found by the id that the client saw."""
     response = await client.post("/v1/chat/completions", json=CHAT)
     assert list(mesh.specs) == [response.json()["id"]] == [response.headers["x-request-id"]]
     assert response.json()["id"].startswith("chatcmpl-")

@@ -23,7 +23,7 @@ def connect(app: FastAPI, **headers: str) -> httpx.AsyncClient:
 
 
 async def test_models(client: httpx.AsyncClient) -> None:
-    """The list and the single model tell the context length; slashes in the name are fine."""
+    """The list and the single model contain the context length; slashes in the name are fine."""
     listed = (await client.get("/v1/models")).json()
     assert listed["object"] == "list"
     assert listed["data"][0] | {"created": 0} == {

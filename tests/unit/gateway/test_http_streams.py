@@ -123,7 +123,7 @@ async def test_usage_ends_the_stream_on_request(
 
 
 async def test_choices_are_interleaved(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
-    """Choices run at the same time; each event says whose it is."""
+    """Choices run at the same time; each event carries its choice's index."""
     words = {0: "the quick brown fox", 1: "stop strings span", 2: "emoji 😀 everywhere"}
     mesh.replies = {index: [*encode(text), 2] for index, text in words.items()}
     events = await stream(client, "/v1/completions", COMPLETION | {"n": 3})
@@ -171,7 +171,7 @@ async def test_tokens_that_came_together_are_one_event(client: httpx.AsyncClient
 async def test_failure_in_mid_stream(
     client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, error: Exception
 ) -> None:
-    """An error event, then the end; the other choices are cancelled, nothing of ours is told."""
+    """An error event, then the end; the other choices are cancelled, and no internals are shown."""
     mesh.fail_at, mesh.fail_index, mesh.error = 2, 1, error
     mesh.hang_at = 3
     response = await client.post("/v1/chat/completions", json=CHAT | {"n": 2, "stream": True})

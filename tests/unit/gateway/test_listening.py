@@ -1,4 +1,4 @@
-"""The API's port: taken or not this machine's, and when the gateway says that it is ready."""
+"""The API's port: a taken one, one of another machine, and when the gateway reports READY."""
 
 from __future__ import annotations
 

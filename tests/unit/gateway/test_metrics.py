@@ -22,7 +22,7 @@ def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
 
 
 def test_kv_use_is_that_of_all_workers_together() -> None:
-    """A worker that has not said yet what it holds does not count."""
+    """A worker without a report of its blocks does not count."""
     registry = CollectorRegistry()
     loads = (WorkerLoad(kv_blocks_total=30, kv_blocks_used=10), WorkerLoad(kv_blocks_total=10, kv_blocks_used=10), None)
     GatewayMetrics(registry, "m").observe_workers(worker(f"w{n}", 1, load) for n, load in enumerate(loads))

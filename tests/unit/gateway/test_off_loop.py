@@ -28,7 +28,7 @@ async def test_errors_come_through() -> None:
 
 
 async def test_large_work_is_done_one_by_one_and_does_not_keep_small_work_waiting() -> None:
-    """Also when the client leaves whose work is running: a thread cannot be stopped, and goes on taking memory."""
+    """Large work stays serial after its client left: its thread cannot be stopped, and keeps its memory."""
     off_loop = OffLoop()
     go_on, running, most = threading.Event(), 0, 0
 

@@ -1,4 +1,4 @@
-"""Every parameter of vLLM's and OpenAI's APIs is honoured, refused or ignored, and does what its class says."""
+"""Every parameter of vLLM's and OpenAI's APIs is honoured, refused or ignored, by its class."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ refusals = pytest.mark.parametrize(
 
 
 def something(rule: Refused) -> Any:
-    """A value that asks for something, of the type of those that do not."""
+    """A value that is not the default, of the default's type."""
     if not rule.off:
         return {} if rule.name.startswith("guided") else [{"role": "user", "content": "Hi"}]
     match rule.off[0]:
@@ -125,7 +125,7 @@ async def test_empty_values_of_constraints_are_requests(client: httpx.AsyncClien
 
 @each_endpoint
 async def test_what_is_ignored_is_accepted(client: httpx.AsyncClient, mesh: FakeMesh, endpoint: Endpoint) -> None:
-    """With any value; so is what nobody knows."""
+    """An ignored or unknown parameter is accepted with any value."""
     names = [rule.name for rule in IGNORED if endpoint in rule.at]
     body = BODIES[endpoint] | {name: {"a": [1]} for name in [*names, "anything"]}
     assert (await client.post(PATHS[endpoint], json=body)).status_code == 200

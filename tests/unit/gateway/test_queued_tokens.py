@@ -15,7 +15,7 @@ from spotwise.gateway.token_stream import TokenStream
 
 @pytest.fixture
 def stream() -> TokenStream:
-    """A stream that nobody reads yet."""
+    """A stream without a reader yet."""
     return TokenStream("r", SequenceSpec((1,), SamplingParams(), StopCriteria(8)), 0.0)
 
 

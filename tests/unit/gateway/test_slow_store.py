@@ -86,7 +86,7 @@ async def _leave(client: asyncio.Task[None]) -> None:
 
 
 async def test_who_leaves_before_the_record_is_written_is_never_submitted(model_dir: Path) -> None:
-    """The record that was written after all is deleted, and a scheduler hears of neither."""
+    """The record that was written after all is deleted, and a scheduler receives neither request."""
     mesh = OneGateway(model_dir)
     async with mesh.generation() as generation:
         client = asyncio.create_task(_take(generation, "r"))

@@ -63,7 +63,7 @@ def test_examples(pieces: list[str], stops: list[str], want: str) -> None:
 
 
 def test_gives_nothing_after_a_match() -> None:
-    """What the model still says is not part of the text."""
+    """Tokens after a match are not part of the text."""
     scanner = StopStringScanner(StopTables(("END",)))
     assert scanner.push("a END b") == "a "
     assert (scanner.push("c"), scanner.flush(), scanner.matched) == ("", "", "END")

@@ -66,7 +66,7 @@ class TestListedKeys:
         ],
     )
     def test_a_wrong_entry_is_named_by_its_place(self, model_dir: Path, listed: str, says: str) -> None:
-        """When the gateway starts, and without what is in it: whoever reads the log learns no part of a key."""
+        """A wrong entry is reported at the gateway's start by its place, so that the log contains no part of a key."""
         with pytest.raises(ValidationError) as caught:
             GatewaySettings(service_id="gateway-0", model_dir=model_dir, api_keys=listed)
         (problem,) = caught.value.errors()
@@ -122,7 +122,7 @@ class TestTenant:
     async def test_without_keys_users_are_told_apart_all_the_same(
         self, client: httpx.AsyncClient, mesh: FakeMesh
     ) -> None:
-        """An open API believes what it is told."""
+        """An open API trusts the `user` parameter."""
         await client.post("/v1/completions", json=COMPLETION | {"user": "bob"})
         assert mesh.spec.tenant == "user:bob"
 
@@ -144,7 +144,7 @@ class TestPriority:
         given: dict[str, Any],
         priority: int,
     ) -> None:
-        """0 unless the client says another."""
+        """The priority goes with every sequence, 0 by default."""
         assert (await client.post(path, json=body | given | {"n": 2})).status_code == 200
         assert [spec.priority for spec in mesh.specs.values()] == [priority, priority]
 

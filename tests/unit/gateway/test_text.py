@@ -19,7 +19,7 @@ Encode = Callable[[str], list[int]]
 
 
 def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, encode: Encode) -> None:
-    """`<s>` begins a prompt as this tokenizer says."""
+    """A completion prompt begins with `<s>`, as this tokenizer is configured."""
     assert text.encode("Hello") == (0, *encode("Hello"))
 
 
@@ -37,7 +37,7 @@ def test_long_prompts_give_the_same_tokens(
 def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
     text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    """Some parts of it suffice, or its length; what is told of its tokens is true."""
+    """Some parts, or its length, suffice to refuse it; the number of tokens in the error is true."""
     monkeypatch.setattr("spotwise.gateway.text._PART_CHARACTERS", 500)
     tokenized = 0
     tokenize = ChatText._encode
@@ -82,7 +82,7 @@ def test_template_refusal_is_told(text: ChatText) -> None:
 
 
 def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
-    """A base model's folder loads; chats say what to do instead."""
+    """A base model's folder loads; a chat request gets an error with what to do instead."""
     folder = shutil.copytree(model_dir, tmp_path / "base")
     (folder / "chat_template.jinja").unlink()
     base = ChatText.load(folder)

@@ -66,7 +66,10 @@ async def ask(app: FastAPI, messages: list[dict[str, Any]]) -> httpx.Response:
 async def test_a_call_without_content_is_rendered(
     chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh, template: str
 ) -> None:
-    """Null, absent or empty to the client; to the template whatever makes it say the call, and never the word None."""
+    """The content is null, absent or empty to the client.
+
+    To the template it is a value that renders the call, never the word None.
+    """
     app, text = chat_with(template)
     for absent in ({"content": None}, {}, {"content": ""}):
         response = await ask(app, conversation(tool_calls=[CALL], **absent))
@@ -104,7 +107,7 @@ async def test_a_template_that_wants_null_is_refused(chat_with: Callable[[str], 
 async def test_calls_that_the_template_would_drop_are_refused(
     client: httpx.AsyncClient, mesh: FakeMesh, assistant: dict[str, Any], param: str
 ) -> None:
-    """Though the function's name stands elsewhere in the conversation."""
+    """A call that the template would drop is refused, though the function's name appears elsewhere in the conversation."""
     messages = [{"role": "system", "content": "You have get_weather."}, *conversation(**assistant)[1:]]
     response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
     error = response.json()["error"]

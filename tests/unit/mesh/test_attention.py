@@ -1,4 +1,4 @@
-"""How long a member could hear nobody."""
+"""How long a member could receive no messages."""
 
 from __future__ import annotations
 

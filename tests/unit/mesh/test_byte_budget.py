@@ -1,4 +1,4 @@
-"""A budget of bytes, and those who wait for their part of it."""
+"""A budget of bytes, and the tasks that wait for a share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from spotwise.mesh.byte_budget import ByteBudget
 
 
 async def settle() -> None:
-    """Let tasks that can go on do so."""
+    """Let ready tasks run."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def test_no_more_is_held_than_the_limit() -> None:
-    """Who finds no room waits until somebody gives some back."""
+    """A task over the limit waits until another releases bytes."""
     budget = ByteBudget(10)
     await budget.take(6)
     second = asyncio.create_task(budget.take(6))
@@ -53,7 +53,7 @@ async def test_what_is_larger_than_the_budget_goes_alone() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_who_gives_up_is_passed_over(first: bool) -> None:
-    """Wherever he stood; nothing of his is held."""
+    """A task that gives up, anywhere in the queue, holds nothing."""
     budget = ByteBudget(10)
     await budget.take(6)
     waiting = [asyncio.create_task(budget.take(size)) for size in ((8, 4) if first else (8, 9))]

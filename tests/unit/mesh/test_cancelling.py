@@ -9,7 +9,7 @@ from spotwise.mesh.cancelling import end_tasks
 
 
 async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:
-    """Clients of servers do so now and then; whoever waits for such a task would wait for ever."""
+    """Server clients sometimes swallow a cancellation; a wait for such a task must end all the same."""
     lost = 0
 
     async def stubborn() -> None:

@@ -20,7 +20,7 @@ def _restored() -> Iterator[None]:
 
 
 def test_the_youngest_are_looked_through_seldom_and_cycles_still_go() -> None:
-    """Thousands of objects that live bring no look; as many cycles that nobody holds are freed."""
+    """Thousands of live objects cause no collection; as many unreachable cycles are freed."""
     collect_rarely()
     gc.collect()
     looks = gc.get_stats()[0]["collections"]

@@ -1,4 +1,4 @@
-"""When a member says that it is there."""
+"""When a member sends heartbeats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.contracts.waiting import PATIENCE_S, until
 
 
 async def test_news_is_told_before_its_turn_and_several_are_one() -> None:
-    """What is told is what holds then; the regular heartbeats are further apart than this test lasts."""
+    """News is sent ahead of the next heartbeat, several in one message, which holds the state of that moment."""
     bus, pids = MemoryBus(MemoryBroker()), [1]
     told: list[int] = []
 

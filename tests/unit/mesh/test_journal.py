@@ -1,4 +1,4 @@
-"""What a role was told and said, written and decided again."""
+"""A role's events and commands, written and replayed."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkey
 
 
 def test_a_gateways_journal_tells_of_its_requests(tmp_path: Path) -> None:
-    """Arrival, sizes and times of those that were answered; the file is a trace."""
+    """The gateway's journal has arrival, sizes and times of the answered requests; the file is a trace."""
     recorder = Recorder(tmp_path, member("g", m.MemberKind.GATEWAY), GatewayRole, "g")
     recorder.feed(g.RequestReceived("a", 30, 2), g.RequestReceived("open", 9, 2), g.RequestReceived("gone", 9, 2))
     arrived_s = recorder.clock.now() - 0.2

@@ -68,7 +68,7 @@ def test_noise_is_malformed_and_nothing_else(noise: bytes) -> None:
 
 
 def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
-    """A header whose checksum is right but whose kind nobody knows is refused."""
+    """A header with a right checksum and an unknown kind is refused."""
     body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
     body[5] = 99
     with pytest.raises(KvFrameError, match="does not know"):
@@ -84,7 +84,7 @@ def test_a_header_of_another_version_says_so() -> None:
 
 
 def test_an_absurd_payload_size_is_malformed() -> None:
-    """A payload beyond the limit is not received, whatever the header's checksum says."""
+    """A payload beyond the limit is not received, though the header's checksum is right."""
     frame = KvFrame(FrameKind.CHUNK, "r", 1, 1, 1, 1, payload_bytes=kv_frames.MAX_PAYLOAD_BYTES + 1)
     with pytest.raises(KvFrameError, match="allowed"):
         kv_frames.decode_frame(kv_frames.encode_frame(frame))

@@ -17,7 +17,7 @@ class TestMemoryStore(StoreContract):
 
 
 async def test_a_registration_lasts_as_long_as_the_fake_clock_says() -> None:
-    """Time stands still until the test moves it, and never goes back."""
+    """Time moves only when the test moves it, and never goes back."""
     clock = FakeClock(now_s=100.0)
     store = MemoryStore(clock)
     await store.register(MEMBER, 2.0)

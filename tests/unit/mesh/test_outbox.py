@@ -33,7 +33,7 @@ async def test_whoever_takes_waits_for_a_message() -> None:
 
 
 async def test_a_broker_that_takes_nothing_costs_so_much_memory_and_no_more() -> None:
-    """The oldest messages go; that this began is said once, and how many went once it is over."""
+    """The oldest messages are dropped; the start is logged once, and the number dropped once it is over."""
     outbox = Outbox(max_bytes=100)
     with capture_logs() as logs:
         for number in range(1000):
@@ -45,5 +45,5 @@ async def test_a_broker_that_takes_nothing_costs_so_much_memory_and_no_more() ->
             ("outbox_full", None),
             ("outbox_emptied", 990),
         ]
-    outbox.put("s", b"x" * 1000)  # larger than all that may wait, and still what there is to say
+    outbox.put("s", b"x" * 1000)  # larger than all that may wait, and still the latest message
     assert len((await outbox.take())[1]) == 1000

@@ -12,7 +12,7 @@ from spotwise.mesh.role_loop import RoleLoop
 
 
 class Echo:
-    """A role that orders whatever it is told, and notes when."""
+    """A role that returns every event as a command, and notes when."""
 
     def __init__(self) -> None:
         self.at_s: list[float] = []
@@ -26,7 +26,7 @@ class Echo:
 
 
 def test_commands_are_performed_in_order_by_the_performer_of_their_type() -> None:
-    """And the role is told the time of the loop's clock."""
+    """Commands run in order, by the performer of their type, and the role gets the loop's clock."""
     role, clock = Echo(), FakeClock(now_s=5.0)
     done: list[Any] = []
     loop = RoleLoop(role, clock, {int: done.append, str: lambda text: done.append(text.upper())})

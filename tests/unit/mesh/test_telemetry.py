@@ -29,7 +29,7 @@ def _logging_as_before() -> Iterator[None]:
 
 
 class Unwritable(io.StringIO):
-    """A full disk, or a pipe that nobody reads."""
+    """A full disk, or a pipe without a reader."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

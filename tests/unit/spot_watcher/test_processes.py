@@ -36,7 +36,7 @@ def member(pid: int, member_id: str = "w", *, host: str = HOST, incarnation: int
 
 @pytest.fixture
 def ended() -> list[Member]:
-    """Members whose end was told."""
+    """Members whose end was reported."""
     return []
 
 
@@ -79,7 +79,7 @@ async def test_one_that_said_goodbye_is_not_told_of(
 async def test_what_is_not_of_this_machine_is_not_watched(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """Another host, a pid that somebody else has here, one that nobody has, and the watcher itself."""
+    """Another host, a pid that another process has here, one that no process has, and the watcher itself are not watched."""
     processes.observe(member(process.pid, host="elsewhere"))
     processes.observe(member(process.pid, incarnation=1))
     processes.observe(member(2**22 + 1))

@@ -35,7 +35,7 @@ HOST = "machine-0"
 
 
 class Mesh:
-    """A watcher, and what everyone hears of it."""
+    """A watcher, and the messages it sends to the others."""
 
     def __init__(self, watcher: SpotWatcher, host: ServiceHost, metrics: WatcherMetrics) -> None:
         self.watcher = watcher
@@ -56,7 +56,7 @@ class Mesh:
         await self.host.bus.subscribe(subjects.INTERRUPTIONS, heard)
 
     async def beat(self, worker_id: str, state: State = State.READY) -> None:
-        """A worker of the watcher's machine says how it is."""
+        """Send a heartbeat of a worker on the watcher's machine."""
         member = Member(worker_id, MemberKind.TOKEN_WORKER, 1, state, HOST, 1, "h:1")
         await self.host.bus.publish(subjects.heartbeat(worker_id), encode(member))
 
@@ -109,7 +109,7 @@ async def test_a_sign_becomes_one_notice_with_the_clouds_deadline(cloud: str) ->
 
 
 def mesh_cloud(cloud: str) -> str:
-    """What is found where nothing was said: the first that speaks."""
+    """Without a configured cloud the first that answers is used."""
     return "aws" if cloud == "auto" else cloud
 
 
@@ -131,7 +131,7 @@ async def test_a_taint_becomes_a_notice(tmp_path: Path) -> None:
 
 
 async def test_azure_is_answered_when_the_last_worker_has_left() -> None:
-    """Not before, however often it is asked; a failure is tried again."""
+    """Azure is not answered before the last worker has left; a failure is tried again."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure")) as mesh:
         await mesh.beat("a")
         await mesh.beat("b")
@@ -165,7 +165,7 @@ FAULTS = [
 
 
 async def test_metadata_that_misbehaves_is_said_once_and_costs_no_notice() -> None:
-    """Every fault there is, one after the other; the sign that comes then is heard."""
+    """Every fault is logged once, one after the other; the sign that follows is noticed."""
     async with MetadataServer(HOST) as server:
         server.faults += FAULTS
         with capture_logs() as logs:
@@ -183,7 +183,7 @@ async def test_metadata_that_misbehaves_is_said_once_and_costs_no_notice() -> No
 
 
 async def test_nobody_there_is_asked_again_and_again() -> None:
-    """The service goes on, and serves operators."""
+    """Without a metadata service the watcher polls again, and keeps serving operators."""
     async with watching(settings_of(cloud="gcp")) as mesh:
         await until(lambda: mesh.counted("spotwise_spot_questions_total", cloud="gcp", outcome="failed") >= 3)
         await mesh.beat("w")
@@ -203,7 +203,7 @@ async def test_without_a_cloud_nobody_is_asked_and_operators_are_heard() -> None
 
 
 async def test_a_machine_of_no_cloud_is_said_to_be_of_none() -> None:
-    """After some tries; the service goes on."""
+    """After some tries the watcher reports no cloud, and keeps serving."""
     async with MetadataServer(HOST, clouds=()) as server:
         with capture_logs() as logs:
             async with watching(settings_of(server, cloud="auto", node_name="node-0")):

@@ -89,7 +89,7 @@ def test_token_zero_and_no_token_are_told_apart() -> None:
 
 
 def test_absent_and_empty_prompt_logprobs_are_told_apart() -> None:
-    """The first prompt token has none; a list may be empty; none may have been asked for."""
+    """The first prompt token has no logprobs, a list may be empty, and logprobs may not have been requested."""
     for prompt_logprobs in (None, (), (None,)):
         batch = m.TokenBatch("w", (m.TokenDelta(1, 0, 5, prompt_logprobs=prompt_logprobs),))
         assert codec.decode(codec.encode(batch)) == batch

@@ -8,14 +8,14 @@ from spotwise.wire import subjects
 
 
 def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
-    """What one member hears, no other does."""
+    """A message to one member's subject reaches no other."""
     names = [name(member) for name in (subjects.inbox, subjects.heartbeat) for member in ("a", "b")]
     assert len(set(names)) == 4
     assert subjects.inbox("w") == "spotwise.v1.inbox.w"
 
 
 def test_the_wildcard_hears_every_heartbeat_and_nothing_else() -> None:
-    """A NATS `*` stands for one part of a subject."""
+    """A NATS `*` stands for one part of a subject, so the wildcard matches every heartbeat and nothing else."""
     prefix, star = subjects.HEARTBEATS.rsplit(".", 1)
     assert star == "*"
     assert subjects.heartbeat("w").rsplit(".", 1) == [prefix, "w"]
@@ -24,7 +24,7 @@ def test_the_wildcard_hears_every_heartbeat_and_nothing_else() -> None:
 
 
 def test_choices_share_their_ledger_and_have_records_of_their_own() -> None:
-    """`n` choices are one API request to whoever asks for its story."""
+    """`n` choices are one API request in the ledger."""
     assert subjects.ledger_key("api#0") == subjects.ledger_key("api#1") == subjects.ledger_key("api")
     assert subjects.ledger_key("api") != subjects.ledger_key("other")
     assert subjects.request_key("api#0") != subjects.request_key("api#1")

@@ -23,7 +23,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 def expected_tokens(prompt: tuple[int, ...], count: int) -> list[int]:
-    """What one worker alone would say after a prompt."""
+    """The tokens that one worker alone would generate after a prompt."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens))
@@ -131,7 +131,7 @@ class SummingEngine:
         self._tokens[record.sequence_id] = [*record.prompt_token_ids, *record.output_token_ids]
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
-        """Add a token that was sampled elsewhere."""
+        """Add a token that was sampled on another worker."""
         self._tokens[sequence_id].append(token_id)
 
     def drop_sequence(self, sequence_id: str) -> None:

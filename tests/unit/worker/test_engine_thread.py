@@ -1,4 +1,4 @@
-"""The engine's one thread: what is asked is done in order, and what fails is told."""
+"""The engine's one thread: calls run in order, and failures are reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def thread(engine: SummingEngine) -> AsyncIterator[EngineThread]:
 
 
 class Outcome:
-    """What an iteration came to, as the event loop was told."""
+    """The result of an iteration, as the event loop received it."""
 
     def __init__(self) -> None:
         self.finished: list[tuple[SampledToken, ...]] = []
@@ -65,7 +65,7 @@ class Outcome:
 
 
 async def test_calls_run_in_order_on_one_thread_beside_the_loop(thread: EngineThread, engine: SummingEngine) -> None:
-    """A token appended before an iteration is seen by it, a sequence dropped after it is not missed; the loop goes on."""
+    """An iteration sees a token appended before it, and does not miss a sequence dropped after it; the loop continues."""
     outcome = Outcome()
     engine.gate.clear()
     await thread.add_sequence(RECORD)
@@ -106,7 +106,7 @@ async def test_a_sequence_that_the_engine_refuses_is_the_callers_to_handle(threa
 
 
 async def test_a_call_that_fails_is_logged(thread: EngineThread, engine: SummingEngine) -> None:
-    """Nobody waits for it; the thread goes on."""
+    """The error of a call without a waiter is logged; the thread continues."""
     with capture_logs() as logs:
         thread.append_token("nobody@1", 3)
         await thread.add_sequence(RECORD)
@@ -115,7 +115,7 @@ async def test_a_call_that_fails_is_logged(thread: EngineThread, engine: Summing
 
 
 async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThread, engine: SummingEngine) -> None:
-    """The iteration at work ends; the one behind it never starts, and nobody is told of it."""
+    """The running iteration ends; the one behind it never starts, without a report."""
     outcome, forgotten = Outcome(), Outcome()
     engine.gate.clear()
     await thread.add_sequence(RECORD)
@@ -133,7 +133,7 @@ async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThre
 
 
 async def test_moves_of_kv_run_beside_an_iteration_and_in_order(engine: SummingEngine) -> None:
-    """On a thread of their own, while the engine's waits; one that fails says so, and the next one runs."""
+    """On a thread of their own, beside the engine's; a failed one is reported, and the next one runs."""
     host = ByteHost(engine.kv, 6)
     thread = EngineThread(cast(Engine, engine), host=cast(HostSwap, host))
     assert thread.host_blocks == 6

@@ -1,4 +1,4 @@
-"""What a process of workers answers for which of them."""
+"""A process's answers for each of its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spotwise.worker.engine_view import RuntimeView
 
 
 def runtime(name: str) -> Any:
-    """A runtime that says its name."""
+    """A runtime that answers with its name."""
     return SimpleNamespace(
         description=lambda: f"description of {name}", times=SimpleNamespace(since=lambda n: (name, n))
     )

@@ -19,7 +19,7 @@ def shape(tokens: int) -> BatchShape:
 
 
 def test_times_are_numbered_and_told_from_a_number_on() -> None:
-    """Nobody need fetch one twice."""
+    """Times are numbered, so that a reader fetches each only once."""
     times = IterationTimes()
     assert times.since(0) == RecentIterations(0, ())
     for number in (1, 2, 3):
@@ -49,7 +49,7 @@ def test_a_failed_iteration_says_nothing() -> None:
 
 
 def test_old_times_are_forgotten() -> None:
-    """So many that a worker does not grow; numbers go on."""
+    """The oldest are dropped, so that a worker does not grow; the numbers continue."""
     times = IterationTimes()
     for number in range(10_000):
         times.ordered(BatchShape.of(batch(1)), float(number))

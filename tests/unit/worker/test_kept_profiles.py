@@ -74,7 +74,7 @@ def test_a_profile_of_something_else_is_none(tmp_path: Path, change: dict[str, o
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "spotwise-cost-profile/0"}', '{"measured": 3}'])
 def test_what_is_damaged_or_of_another_format_is_measured_anew(tmp_path: Path, text: str) -> None:
-    """And the log says what is wrong with it."""
+    """A file that is damaged or of another format is measured anew, and the log has what is wrong with it."""
     write(tmp_path).write_text(text)
     with capture_logs() as logs:
         assert KeptProfiles(tmp_path).read(ENGINE) is None
@@ -110,7 +110,7 @@ async def test_where_no_file_can_be_the_log_says_why(tmp_path: Path) -> None:
 
 
 async def test_one_measures_at_a_time(tmp_path: Path) -> None:
-    """Whoever comes meanwhile has its turn afterwards; one of another engine does not wait."""
+    """One worker measures while others of the same engine wait; one of another engine does not wait."""
     kept, order = KeptProfiles(tmp_path), []
     measures, may_end = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The hand-offs that leave a worker, and what its engine tells them."""
+"""The hand-offs that leave a worker, and its engine's reports to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPEN = c.OpenPush("r", 1, TARGET, (0, 1, 2), num_tokens=40, written_tokens=16)
 
 
 class HeldPush:
-    """A push that ends when the test says so."""
+    """A push that ends when the test ends it."""
 
     def __init__(self) -> None:
         self.wrote_calls: list[tuple[int, int]] = []
@@ -46,7 +46,7 @@ class HeldPush:
 
 
 class Outbox:
-    """A transport of held pushes, and what the role was told."""
+    """A transport of held pushes, and the events that the role received."""
 
     def __init__(self) -> None:
         self.opened: list[HeldPush] = []
@@ -81,7 +81,7 @@ def batch(first: int, tokens: int, sequence_id: str = "r@1") -> Batch:
 
 
 async def test_a_computed_prompt_is_written_and_committed_at_once(outbox: Outbox) -> None:
-    """All its blocks in all layers; the engine has nothing to tell of it."""
+    """All its blocks in all layers; the engine makes no report of it."""
     outbox.pushes.push(c.PushKv(HANDOFF, TARGET, (0, 1, 2)))
     (push,) = outbox.opened
     assert (push.wrote_calls, push.committed) == ([(LAYERS, 3)], [HANDOFF])
@@ -100,7 +100,7 @@ async def test_blocks_that_exist_already_leave_at_once(outbox: Outbox) -> None:
 
 
 async def test_an_iteration_tells_of_its_layers_in_whole_blocks(outbox: Outbox) -> None:
-    """A block that the next part goes on writing is held back; the last part brings it."""
+    """A block that the next part still writes is held back; the last part brings it."""
     outbox.pushes.open(OPEN)
     push = outbox.opened[0]
     push.wrote_calls.clear()
@@ -118,7 +118,7 @@ async def test_an_iteration_tells_of_its_layers_in_whole_blocks(outbox: Outbox) 
 
 
 async def test_layers_that_the_loop_has_not_looked_at_wake_it_once(outbox: Outbox) -> None:
-    """Told of together, by the latest number."""
+    """They are reported together, by the latest number."""
     outbox.pushes.open(OPEN)
     push = outbox.opened[0]
     push.wrote_calls.clear()
@@ -176,7 +176,7 @@ async def test_costs_are_noted_by_peer_and_way(outbox: Outbox) -> None:
 
 
 async def test_a_push_that_cannot_be_is_a_failed_hand_off(outbox: Outbox) -> None:
-    """Told after the event that asked for it has been answered."""
+    """The failure is reported after the event that caused the push has been handled."""
     outbox.pushes.push(c.PushKv(HANDOFF, KvTarget("t", 7, "t:2", (4,)), (0, 1, 2)))
     assert outbox.events == []
     await until(lambda: outbox.events)

@@ -37,7 +37,7 @@ def swapping(when_full: WhenFull) -> WorkerPolicy:
 
 
 def test_what_a_move_came_to_is_told_and_room_is_news() -> None:
-    """The role first, which then knows of the room; a copy back, and one that failed, make none."""
+    """The role gets the result first; a copy out is news of free memory, a copy in or a failed one is not."""
     ends: list[Any] = []
     engine = SimpleNamespace(
         swap_out=lambda there, here, ended: ends.append((there, here, ended)),

@@ -16,7 +16,7 @@ def thread(folder: Path, number: int, text: str) -> None:
 
 
 def test_waiting_for_cores_is_counted_over_all_threads(tmp_path: Path) -> None:
-    """Between two looks; a thread that says nothing is none."""
+    """Between two samples; a thread without readings counts as none."""
     thread(tmp_path, 1, "1000000000 500000000 7\n")
     thread(tmp_path, 2, "")
     before = CoreTime.so_far(tmp_path)

@@ -26,7 +26,7 @@ async def mesh() -> AsyncIterator[TwinMesh]:
 
 
 async def test_a_request_that_was_begun_with_other_weights_is_given_back(mesh: TwinMesh) -> None:
-    """Its next tokens would belong to another text: the gateway is told, with both digests, and may try elsewhere."""
+    """Its next tokens would belong to another text: the gateway gets both digests, and may try another worker."""
     async with mesh.worker("w") as worker:
         worker.host.introduce(model_digest="B")
         await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest="A")
@@ -39,7 +39,7 @@ async def test_a_request_that_was_begun_with_other_weights_is_given_back(mesh: T
 
 @pytest.mark.parametrize("digest", [None, "B"])
 async def test_one_that_was_begun_with_the_same_or_with_none_is_served(mesh: TwinMesh, digest: str | None) -> None:
-    """A first attempt asks for none."""
+    """A first attempt requires no digest."""
     async with mesh.worker("w") as worker:
         worker.host.introduce(model_digest="B")
         await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest=digest)
@@ -50,7 +50,7 @@ async def test_one_that_was_begun_with_the_same_or_with_none_is_served(mesh: Twi
 
 @pytest.mark.parametrize(("served", "warned"), [("A", True), ("B", False), (None, False)])
 async def test_a_worker_that_joins_says_why_it_will_get_no_work(served: str | None, warned: bool) -> None:
-    """By what the scheduler registered; where it has not decided yet there is nothing to say."""
+    """By the digest that the scheduler registered; before that decision nothing is logged."""
 
     class Joining:
         id = "w"

@@ -160,7 +160,7 @@ async def test_the_ledger_tells_who_did_what(mesh: TwinMesh, worker: TwinWorker,
 async def test_a_request_without_its_record_fails_and_may_be_tried_again(
     mesh: TwinMesh, worker: TwinWorker, written: bool
 ) -> None:
-    """The gateway is told, and the reservation is given back."""
+    """The gateway gets a retryable error, and the reservation is released."""
     if written:
         await mesh.write("r", PROMPT, 3, attempt_id=1)
     stream = m.StreamRef("gateway", 1)
@@ -228,7 +228,7 @@ async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_wor
 async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """The gateway has the first token, and is told why no more come; the prompt worker keeps nothing."""
+    """The gateway has the first token and gets a retryable error; the prompt worker keeps nothing."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
@@ -246,7 +246,7 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
 async def test_a_cancelled_request_is_dropped_wherever_it_is(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """In the middle of its prefill on the one, waiting for it on the other: both keep nothing and say nothing."""
+    """In the middle of its prefill on the one, waiting for it on the other: both keep nothing and send nothing."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
@@ -322,7 +322,7 @@ async def drain(mesh: TwinMesh, worker_id: str, in_s: float) -> None:
 
 
 async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """It says DRAINING, refuses new work, and stops serving once nothing is left."""
+    """It reports DRAINING, refuses new work, and stops serving once nothing is left."""
     worker.engine.gate.clear()
     await mesh.write("r", PROMPT, 4, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)
@@ -340,7 +340,7 @@ async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, wo
 
 
 async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """To be tried again elsewhere; the worker does not wait for it."""
+    """Requests are given back for another worker, and the worker does not wait for them."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
     await mesh.heard_of(m.KvReserved, "r")

@@ -1,4 +1,4 @@
-"""A worker's settings, as what its role is told."""
+"""A worker's settings, and the role's that follow from them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def test_without_a_word_a_worker_has_the_default_policy(model_dir: Path) -> None:
-    """Iteration-level batches, blocks on demand, prefixes reused; prompts are cut for the sake of those that decode.
+    """Iteration-level batches, blocks on demand, prefixes reused; prompts are chunked for the decodes beside them.
 
-    They leave for other workers in the cheaper way.
+    Hand-offs leave in the cheaper way.
     """
     assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(
         max_stall_s=0.06, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
@@ -119,7 +119,7 @@ def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -
 
 
 def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
-    """Nobody knows how long their quanta are."""
+    """Without a cost profile the quanta of the queues are unknown."""
     with pytest.raises(ValueError, match="a cost to charge service by"):
         WorkerSettings(model_dir=model_dir, policy="mlfq").worker_policy()  # type: ignore[arg-type]
 

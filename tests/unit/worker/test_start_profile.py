@@ -44,7 +44,7 @@ async def test_the_cost_behind_the_iterations_is_found() -> None:
 
 
 async def test_nothing_stays_behind() -> None:
-    """The engine knows no sequence, and was asked for nothing but iterations."""
+    """The engine knows no sequence, and ran nothing but iterations."""
     engine = TimedEngine(COST)
     await measured(engine)
     assert engine.num_sequences == 0

@@ -139,7 +139,7 @@ class TwinMesh:
         await self.prefill(prompt_worker, choice_id, prompt, count, attempt_id, target)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
-        """What a worker's heartbeats said of it so far."""
+        """The states in a worker's heartbeats so far."""
         return {beat.state for beat in self.beats(worker_id)}
 
     def beats(self, worker_id: str) -> list[m.Member]:
@@ -147,7 +147,7 @@ class TwinMesh:
         return [each for each in self.heard if isinstance(each, m.Member) and each.id == worker_id]
 
     def deltas(self, attempt_id: int) -> list[m.TokenDelta]:
-        """What the gateway heard of a stream, in order."""
+        """The gateway's received messages of a stream, in order."""
         batches = [each for each in self.heard if isinstance(each, m.TokenBatch)]
         return [delta for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 

@@ -37,7 +37,7 @@ async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
 
 
 async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
-    """So is a stream without any."""
+    """A stream with fewer tokens than requested, or with none, is an error."""
     with pytest.raises(CommandError, match="brought 2 tokens where 3"):
         await ask(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
     with pytest.raises(CommandError, match="brought 0 tokens where 3"):
@@ -45,7 +45,7 @@ async def test_fewer_tokens_than_asked_for_are_an_error() -> None:
 
 
 async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
-    """And has as many tokens as were asked for."""
+    """An unstreamed answer is identified by its id, and has as many tokens as requested."""
     answer = httpx.Response(200, json={"id": "cmpl-7", "usage": {"completion_tokens": 3}})
     client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
     assert await ask_whole(client, "m", [1], 3) == "cmpl-7"
@@ -54,13 +54,13 @@ async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
 
 
 async def test_an_error_in_the_stream_is_told() -> None:
-    """In the server's words."""
+    """An error in the stream is raised with the server's message."""
     with pytest.raises(CommandError, match="a stream failed: worker lost"):
         await ask(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
 
 
 async def test_refusals_are_http_errors_as_command_errors() -> None:
-    """Status and text, or that nobody answers."""
+    """A refusal is an error with status and text; a closed port one that names the connection."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
         return httpx.Response(429, text="full")
@@ -83,7 +83,7 @@ def test_times_of_an_answer() -> None:
 
 
 def test_prompts_are_their_seed() -> None:
-    """And as long as asked for."""
+    """One seed gives the same prompts, of the requested length."""
     assert random_prompt(random.Random("a"), 50) == random_prompt(random.Random("a"), 50)
     assert random_prompt(random.Random("a"), 50) != random_prompt(random.Random("b"), 50)
     assert len(random_prompt(random.Random("a"), 50)) == 50

@@ -20,7 +20,7 @@ def test_nearest_rank(count: int, percent: int, expected: int) -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
 def test_it_was_seen_and_enough_do_not_exceed_it(values: list[float], percent: int) -> None:
-    """And no smaller value has that."""
+    """A percentile is the smallest sample that enough samples do not exceed."""
     found = percentile(values, percent)
     assert found in values
     assert 100 * sum(value <= found for value in values) >= percent * len(values)
@@ -28,6 +28,6 @@ def test_it_was_seen_and_enough_do_not_exceed_it(values: list[float], percent: i
 
 
 def test_of_nothing_there_is_none() -> None:
-    """An error, not a zero."""
+    """A percentile of no samples is an error, not a zero."""
     with pytest.raises(ValueError, match="no values"):
         percentile([], 50)

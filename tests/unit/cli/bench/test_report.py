@@ -55,7 +55,7 @@ def test_failures_are_told_by_reason() -> None:
 
 
 def test_document_and_table_say_the_same(tmp_path: Path) -> None:
-    """Six keys a row, computed ones included; spreads are for people, what they come from stands beside the rows."""
+    """Six keys a row, computed ones included; spreads are in the table only, their samples in the document beside the rows."""
     rows = [
         ReportRow("TPOT, ms", 12.0, 10.0, Target(at_most=1.0), (11.0, 13.0), (1.1, 1.3)),
         ReportRow("alone", 7.0),

@@ -22,7 +22,7 @@ def test_every_decision_is_timed_once() -> None:
 
 
 def test_a_fleet_that_is_full_lets_requests_wait() -> None:
-    """And places them by heartbeats."""
+    """A full fleet lets requests wait, and heartbeats place them."""
     taken = measure(20, 300, 200, 1, lambda count: None)
     assert taken.waited > 0
     assert len(taken.answers_us) >= 200

@@ -42,6 +42,6 @@ def test_a_peer_that_is_absent_is_told_at_once(spotwise: CommandLine, tmp_path: 
 
 
 def test_arguments_for_up_are_words_of_a_shell() -> None:
-    """Quoted ones stay whole."""
+    """Arguments for `up` are split as by a shell, so that quoted ones stay whole."""
     assert up_arguments("") == []
     assert up_arguments("--kv-cache 1GiB --model 'my model'") == ["--kv-cache", "1GiB", "--model", "my model"]

@@ -37,7 +37,7 @@ def test_a_plan_says_what_moves_and_what_that_is_worth(spotwise: CommandLine, tm
 
 
 def test_what_stands_and_stays_does_not_stop(spotwise: CommandLine, tmp_path: Path) -> None:
-    """One pipeline loses its instance, and the other runs on: nobody's KV comes to it."""
+    """One pipeline loses its instance, and the other continues: no KV moves to it."""
     file = tmp_path / "plan.json"
     ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --requests 0 --json {file}".split())
     assert ended.status == 0, ended.stderr

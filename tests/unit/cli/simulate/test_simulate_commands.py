@@ -30,7 +30,7 @@ def test_a_run_reports_all_its_figures(spotwise: CommandLine, tmp_path: Path) ->
 
 
 def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Path) -> None:
-    """All of it, without a rate."""
+    """The whole trace is served at its own times, without a rate."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
     lines = "".join(f"2024-01-01 00:00:{second:02},500,20\n" for second in range(30))
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
@@ -59,7 +59,7 @@ def test_why_requests_failed_is_said(spotwise: CommandLine, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("machines", "homes"), [("2,1", {"prompt", "token"}), ("3", {"mixed"})])
 def test_a_recorded_machine_is_simulated(spotwise: CommandLine, tmp_path: Path, machines: str, homes: set[str]) -> None:
-    """As many as are asked for, in two pools or mixed; held against one that is alone, and priced as was said."""
+    """As many machines as requested, in two pools or mixed, compared with a single one and with the given price."""
     profile, file = tmp_path / "machine.json", tmp_path / "run.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
     arguments = f"simulate run --profile {profile} --machines {machines} --price 3.5 --rates 2 {TINY} --json {file}"
@@ -85,7 +85,7 @@ def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name:
 
 @pytest.mark.parametrize("rates", ["1", "1,2"])
 def test_recorded_machines_are_drawn(spotwise: CommandLine, tmp_path: Path, rates: str) -> None:
-    """As designs of the paper are."""
+    """Recorded machines are drawn as designs of the paper are."""
     profile, plot = tmp_path / "machine.json", tmp_path / "drawn.svg"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
     arguments = f"simulate run --profile {profile} --machines 1,1 --rates {rates} {TINY} --plot {plot}"
@@ -132,7 +132,7 @@ def test_a_search_that_was_stopped_goes_on(spotwise: CommandLine, tmp_path: Path
 
 
 def test_the_fastserve_paper_is_measured_again(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With so few jobs that nobody waits: what is asked for is printed, drawn, and in the file with all that it depends on."""
+    """With few jobs and no waiting: the requested figures are printed, drawn, and in the file with all that they depend on."""
     file, figures = tmp_path / "fastserve.json", tmp_path / "figures"
     names = ["v1-rate", "mlfq-quantum", "artifact"]
     options = f"--quick --requests 10 --jobs 1 --studies {','.join(names)} --runs {tmp_path / 'runs'}"
@@ -175,7 +175,7 @@ def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: Comman
 
 
 def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLine, tmp_path: Path) -> None:
-    """In two pools it would hand KV over, and nobody knows what that costs."""
+    """In two pools it would hand KV over, whose cost was not measured."""
     profile = tmp_path / "machine.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
     mixed = spotwise(*f"simulate run --profile {profile} --machines 3 --rates 2 {TINY}".split())

@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_the_spotserve_paper_is_measured_again(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
-    """What is asked for is printed, drawn, and in the file with all that it depends on."""
+    """The requested figures are printed, drawn, and in the file with all that they depend on."""
     file, figures = tmp_path / "spotserve.json", tmp_path / "figures"
     options = f"--quick --jobs 1 --studies golden,on-demand,zero-notice --runs {tmp_path / 'runs'}"
     ended = spotwise(*f"simulate paper spotserve --data {data} {options} --json {file} --figures {figures}".split())

@@ -67,7 +67,7 @@ def test_pairs_in_quarantine_are_avoided_by_all(
 
 
 def test_a_worker_that_failed_is_avoided() -> None:
-    """For both phases; where nobody else is there, it is better than nobody."""
+    """A worker that failed is avoided for both phases, but is used where there is no other."""
     assert chosen(*LARGE, avoid=(("t",),)) == ("p", "u", PlacedBy.HOME_POOL)
     assert chosen(*LARGE, avoid=(("p",),)) == ("q", "t", PlacedBy.HOME_POOL)
     assert chosen(worker_member("t"), avoid=(("t",),))[:2] == ("t", "t")
@@ -75,5 +75,5 @@ def test_a_worker_that_failed_is_avoided() -> None:
 
 
 def test_one_that_others_have_no_room_for_is_placed_all_the_same() -> None:
-    """To avoid is a preference: whoever waits for somebody else keeps all behind it waiting."""
+    """Avoidance is only a preference: a request that waited for another worker would hold up the queue behind it."""
     assert chosen(worker_member("t"), worker_member("u", free=1), avoid=(("t",),))[:2] == ("t", "t")

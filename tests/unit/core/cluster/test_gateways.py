@@ -33,21 +33,21 @@ class TestForgetting:
         assert sent(bench.feed(serving(2)), "t") == []
 
     def test_of_one_that_is_absent_for_long(self) -> None:
-        """A scheduler that has just started knows nobody yet, and waits."""
+        """A scheduler that has just started knows no gateway yet, and waits."""
         bench = SchedulerBench(limits=LIMITS)
         assert sent(bench.feed(serving()), "t") == []
         assert sent(bench.feed(serving(), after_s=9.9), "t") == []
         assert sent(bench.feed(serving(), after_s=0.2), "t") == [FORGET]
 
     def test_not_of_one_that_was_heard_in_time(self) -> None:
-        """Its absence is counted anew."""
+        """A heartbeat in time restarts the count of a gateway's absence."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(serving())
         bench.feed(gateway(), after_s=9.0)
         assert sent(bench.feed(serving(), after_s=2.0), "t") == []
 
     def test_not_in_time_that_the_scheduler_was_away(self) -> None:
-        """It could have heard nobody."""
+        """The scheduler's own absence does not count as silence: it could receive nothing."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(serving())
         bench.feed(m.Tick(away_s=30.0), after_s=30.0)
@@ -67,7 +67,7 @@ class TestSlowGateways:
         assert len(cancels(bench.feed(m.Tick(), after_s=1.0))) == 2
 
     def test_one_that_leaves_is_gone_at_once(self) -> None:
-        """It said so."""
+        """A gateway that reports LEFT is gone at once."""
         bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
         bench.assign()
         left = plain_member("g", MemberKind.GATEWAY, state=MemberState.LEFT)
@@ -75,7 +75,7 @@ class TestSlowGateways:
 
 
 class TestTimeAway:
-    """A scheduler that could hear nobody gives nobody up."""
+    """A scheduler that could receive nothing declares no gateway lost."""
 
     def test_neither_workers_nor_gateways_nor_orders(self) -> None:
         """The tick that comes before all that waited in its inbox finds everyone silent."""

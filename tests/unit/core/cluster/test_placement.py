@@ -15,13 +15,13 @@ class TestShortestQueue:
     """Join the shortest queue, on both sides at once."""
 
     def test_prompts_go_where_fewest_prompt_tokens_wait(self) -> None:
-        """Tokens count, not requests; the token side's length says nothing about prompts."""
+        """Prompts go where the fewest prompt tokens wait, whatever the number of requests or the token side's queue."""
         busy = prompt_worker("p1", pending=50)
         idle = prompt_worker("p2", pending=49, owed=500)
         assert choice(busy, idle, worker_member("t")) == ("p2", "t")
 
     def test_tokens_go_where_fewest_are_owed(self) -> None:
-        """The prompt side's length says nothing about tokens."""
+        """Decodes go to the worker with the fewest remaining tokens, whatever the prompt side's queue."""
         busy = worker_member("t1", owed=100)
         idle = worker_member("t2", owed=99, pending=50)
         assert choice(prompt_worker("p"), busy, idle) == ("p", "t2")
@@ -41,7 +41,7 @@ class TestPrefixes:
     """A worker that holds the prompt's beginning has less of it to compute."""
 
     def test_what_is_held_shortens_the_queue(self) -> None:
-        """70 tokens wait there and 10 are to be computed: fewer than 100 elsewhere; with 71 to be computed they are more."""
+        """Cached tokens shorten the queue: 70 waiting and 10 to compute beat 100 elsewhere; with 71 to compute they do not."""
         holder, other = prompt_worker("p2", pending=70), prompt_worker("p1")
         assert choice(holder, other, worker_member("t"), prompt_tokens=100, kv_tokens=110, held={"p2": 90}) == (
             "p2",
@@ -53,7 +53,7 @@ class TestPrefixes:
         )
 
     def test_ties_go_to_the_smaller_id_whoever_holds_what(self) -> None:
-        """A queue is a queue."""
+        """Equal queues are decided by the smaller id, without regard to cached prefixes."""
         workers = [prompt_worker("p1"), prompt_worker("p2", pending=10), worker_member("t")]
         assert choice(*workers, held={"p2": 10}) == ("p1", "t")
 
@@ -74,7 +74,7 @@ class TestPrefixes:
         assert chosen(*workers, prompt_tokens=100, kv_tokens=110) == ("t", "t", PlacedBy.CONVERSION)
 
     def test_a_holder_that_is_gone_or_not_of_the_group_is_passed_over(self) -> None:
-        """What it holds helps nobody."""
+        """The cached prefix of an absent worker, or of one outside the group, is ignored."""
         workers = [prompt_worker("p"), worker_member("t")]
         assert choice(*workers, held={"gone": 16, "t": 16}) == ("p", "t")
 
@@ -85,7 +85,7 @@ class TestPrefixes:
 
 
 class TestMeshesOfFewPools:
-    """Where a pool has nobody, the others do its work."""
+    """Where a pool has no workers, the others do its work."""
 
     def test_the_mixed_pool_takes_tokens_where_there_is_no_token_pool(self) -> None:
         """Its workers take KV in as those of the token pool do."""
@@ -128,12 +128,12 @@ class TestMeshesOfFewPools:
         assert choice(prompt_worker("p", state=MemberState.DRAINING), worker_member("t")) == ("t", "t")
 
     def test_no_workers_no_choice(self) -> None:
-        """An empty mesh has no room."""
+        """In a mesh without workers no placement is found."""
         assert choice() is None
 
 
 class TestRoom:
-    """A token worker is chosen only with room for what it reserves."""
+    """A token worker is chosen only if it has memory for what it reserves."""
 
     def test_the_shortest_queue_without_room_is_passed_over(self) -> None:
         """33 tokens fill 3 blocks of 16."""
@@ -154,7 +154,7 @@ class TestRoom:
 
 
 class TestBreakEven:
-    """Both phases on one machine where that delays everybody less, if it was measured."""
+    """Both phases on one worker where that causes the least total delay, if its cost was measured."""
 
     @staticmethod
     def by(prompt: dict[str, Any], token: dict[str, Any], **demand: Any) -> PlacedBy:
@@ -163,7 +163,7 @@ class TestBreakEven:
         return found[2]
 
     def test_an_idle_token_worker_computes_a_prompt_whose_push_costs_more_than_nothing(self) -> None:
-        """Nobody is held up there."""
+        """An idle token worker computes the prompt in place: it delays no decode there, and saves the push."""
         assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.1}, {}) is PlacedBy.BREAK_EVEN
         assert self.by({"prompt_token_s": 1.0, "kv_push_token_s": 0.0}, {}) is PlacedBy.HOME_POOL
 
@@ -192,7 +192,7 @@ class TestBreakEven:
         assert self.by(figures, {"decoding": 3}, held={"t": 15}) is PlacedBy.BREAK_EVEN
 
     def test_without_both_figures_phases_are_split(self) -> None:
-        """Nothing is guessed."""
+        """Without both measured costs the phases are split."""
         assert self.by({"prompt_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
         assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
 
@@ -202,19 +202,19 @@ class TestBreakEven:
         assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME_POOL
 
     def test_a_token_worker_over_its_threshold_of_prompts_gets_none(self) -> None:
-        """Whatever the figures say."""
+        """A token worker over its threshold of prompts gets none, whatever the costs."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 100.0}
         assert self.by(figures, {"pending": 85}) is PlacedBy.HOME_POOL
 
     def test_it_is_looked_at_in_the_mixed_pool_too(self) -> None:
-        """Wherever a request would be split."""
+        """The break-even applies in the mixed pool too, wherever a request would be split."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
         away = worker_member("t", prompts_in_place=1)
         assert chosen(prompt_worker("p", **figures), away) == ("t", "t", PlacedBy.BREAK_EVEN)
 
 
 class TestShortPools:
-    """Which pools had nobody within the threshold, for whoever plans homes."""
+    """The pools without a worker within the threshold, which re-purposing reads."""
 
     @staticmethod
     def short(*members: Member) -> tuple[Pool, ...]:
@@ -223,13 +223,13 @@ class TestShortPools:
         return found.short
 
     def test_none_while_both_pools_do_their_work(self) -> None:
-        """Away from home or not."""
+        """No pool is short while both do their work, whether or not workers have off-pool work."""
         assert self.short(prompt_worker("p"), worker_member("t")) == ()
         assert self.short(prompt_worker("p", decoding=1), worker_member("t")) == ()
         assert self.short(prompt_worker("p"), worker_member("t", prompts_in_place=1)) == ()
 
     def test_the_one_that_sent_work_to_others(self) -> None:
-        """Either, or both."""
+        """The short pool is the one that sent work to others, or both are."""
         full_p, full_t = prompt_worker("p", pending=90), worker_member("t", free=1)
         assert self.short(full_p, worker_member("t")) == (Pool.PROMPT,)
         assert self.short(prompt_worker("p"), full_t) == (Pool.TOKEN,)

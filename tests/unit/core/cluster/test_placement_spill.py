@@ -14,7 +14,7 @@ class TestPromptsSpillOver:
     FULL = prompt_worker("p", pending=85)
 
     def test_a_queue_that_is_empty_is_never_over(self) -> None:
-        """A prompt longer than the threshold must go somewhere."""
+        """An empty queue is within any threshold: a prompt longer than the threshold must be placed."""
         long = {"prompt_tokens": 500, "kv_tokens": 510}
         assert chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), **long) == (
             "p",
@@ -23,12 +23,12 @@ class TestPromptsSpillOver:
         )
 
     def test_the_threshold_itself_is_within(self) -> None:
-        """84 and 16 are 100."""
+        """A queue exactly at the threshold is within it: 84 and 16 are 100."""
         workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
         assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
 
     def test_the_mixed_pool_comes_first_and_serves_in_place(self) -> None:
-        """KV never leaves a worker whose home is not the prompt pool."""
+        """Its KV never leaves a worker whose home pool is not the prompt pool."""
         workers = [self.FULL, mixed_worker("m", owed=900), worker_member("t")]
         assert chosen(*workers) == ("m", "m", PlacedBy.MIXED_POOL)
 
@@ -38,7 +38,7 @@ class TestPromptsSpillOver:
         assert chosen(self.FULL, worker_member("t1"), away) == ("t2", "t2", PlacedBy.MIXED_POOL)
 
     def test_a_prompt_worker_that_decodes_is_in_the_mixed_pool_and_hands_off(self) -> None:
-        """Its home is the prompt pool still."""
+        """A prompt worker with decodes is in the mixed pool, and still hands off: its home pool is the prompt pool."""
         away = prompt_worker("p2", decoding=1)
         assert chosen(self.FULL, away, worker_member("t")) == ("p2", "t", PlacedBy.MIXED_POOL)
         assert chosen(self.FULL, away, mixed_worker("m", pending=1), worker_member("t")) == (
@@ -53,7 +53,7 @@ class TestPromptsSpillOver:
         assert chosen(*workers) == ("p1", "t", PlacedBy.HOME_POOL)
 
     def test_else_the_token_worker_that_owes_least_is_converted(self) -> None:
-        """It computes the prompt in place, if it has room for all of it."""
+        """The token worker with the fewest remaining tokens computes the prompt in place, if it has memory for all of it."""
         over = mixed_worker("m", pending=90)
         workers = [self.FULL, over, worker_member("t1", owed=5), worker_member("t2"), worker_member("t3", owed=9)]
         assert chosen(*workers) == ("t2", "t2", PlacedBy.CONVERSION)
@@ -61,7 +61,7 @@ class TestPromptsSpillOver:
         assert chosen(self.FULL, over, worker_member("t1", owed=5), small) == ("t1", "t1", PlacedBy.CONVERSION)
 
     def test_all_over_the_shortest_queue_of_the_home_pool(self) -> None:
-        """Whatever its length; one that is away from home is of that pool, too."""
+        """With all over their thresholds the home pool's shortest queue is chosen, of workers with off-pool work, too."""
         workers = [self.FULL, prompt_worker("p2", pending=95), worker_member("t", pending=90, prompts_in_place=1)]
         assert chosen(*workers) == ("p", "t", PlacedBy.ALL_OVER)
         away = prompt_worker("p2", pending=84, decoding=1)
@@ -77,7 +77,7 @@ class TestPromptsSpillOver:
 
 
 class TestTokensSpillOver:
-    """A token pool over its threshold: the mixed pool, a converted prompt worker, wherever there is room."""
+    """A token pool over its threshold: the mixed pool, a converted prompt worker, any worker with memory."""
 
     FULL = worker_member("t", free=1)
 
@@ -87,13 +87,13 @@ class TestTokensSpillOver:
         assert chosen(*workers) == ("p", "m", PlacedBy.MIXED_POOL)
 
     def test_token_workers_with_prompts_in_place_are_in_the_mixed_pool(self) -> None:
-        """One of them without comes first, though it owes more."""
+        """A mixed-pool token worker comes before a conversion, though it has more remaining tokens."""
         away = worker_member("t2", prompts_in_place=1)
         assert chosen(prompt_worker("p"), worker_member("t1", owed=50), away) == ("p", "t1", PlacedBy.HOME_POOL)
         assert chosen(prompt_worker("p"), self.FULL, away) == ("p", "t2", PlacedBy.MIXED_POOL)
 
     def test_a_prompt_worker_that_decodes_serves_in_place(self) -> None:
-        """No KV goes to a worker whose home is the prompt pool."""
+        """No KV is sent to a worker whose home is the prompt pool."""
         away = prompt_worker("p2", decoding=1, pending=50)
         assert chosen(prompt_worker("p1"), self.FULL, away) == ("p2", "p2", PlacedBy.MIXED_POOL)
         owes_less = mixed_worker("m", owed=5)
@@ -104,7 +104,7 @@ class TestTokensSpillOver:
         )
 
     def test_else_the_prompt_worker_with_the_shortest_queue_is_converted(self) -> None:
-        """It decodes what it has computed, if it has room for all of it."""
+        """The prompt worker decodes what it has computed, if it has memory for all of it."""
         workers = [prompt_worker("p1", pending=50), prompt_worker("p2", pending=40), self.FULL]
         assert chosen(*workers) == ("p2", "p2", PlacedBy.CONVERSION)
         assert chosen(prompt_worker("p1", free=1), prompt_worker("p2", pending=40), self.FULL) == (
@@ -126,7 +126,7 @@ class TestTokensSpillOver:
         )
 
     def test_all_over_the_token_worker_that_owes_least(self) -> None:
-        """Before the mixed pool, where it has room."""
+        """With all over their thresholds the token worker comes before the mixed pool, if it has memory."""
         bound = PoolPolicy(max_pending_prompt_tokens=100, max_owed_tokens=50)
         full = prompt_worker("p", pending=90)
         over = mixed_worker("m", owed=41)

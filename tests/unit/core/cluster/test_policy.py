@@ -1,4 +1,4 @@
-"""What a scheduler may be told of pools."""
+"""The scheduler's settings of pools."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ from spotwise.core.cluster.policy import PoolPolicy
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    """By its name."""
+    """A setting out of range is refused by its name."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PoolPolicy(**wrong)

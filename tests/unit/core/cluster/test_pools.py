@@ -30,7 +30,7 @@ class TestGroups:
     """One place a worker, and it follows what the worker holds."""
 
     def test_everybody_stands_where_home_and_work_put_it(self) -> None:
-        """Home first, then whether it is there."""
+        """A worker's pool follows from its home pool and its off-pool work."""
         pools = pools_of(
             worker_member("p", Pool.PROMPT),
             worker_member("pd", Pool.PROMPT, decoding=1),
@@ -55,7 +55,7 @@ class TestGroups:
         assert pools.group_of("t") == TOKEN_ON_POOL
 
     def test_a_new_home_is_what_the_worker_says(self) -> None:
-        """Nothing else changes it."""
+        """A home pool changes only by the worker's report."""
         pools = pools_of(worker_member("w"))
         pools.reported(worker_member("w", Pool.PROMPT), "s", 1000.0)
         assert pools.group_of("w") == PROMPT_ON_POOL
@@ -71,7 +71,7 @@ class TestGroups:
         assert (pools.group_of("t"), pools.ready) == (None, 0)
 
     def test_a_lost_worker_is_forgotten(self) -> None:
-        """What was intended for it concerns nobody any more."""
+        """Work that was intended for a lost worker is no longer counted."""
         pools = pools_of(worker_member("t"))
         pools.intend("t", "r", 10)
         pools.lose("t")
@@ -87,10 +87,10 @@ class TestGroups:
 
 
 class TestQuestions:
-    """What a choice asks."""
+    """The queries of a placement."""
 
     def test_the_first_of_each_group(self) -> None:
-        """By the queue asked for; groups without anybody are left out."""
+        """Each group's worker with the shortest queue of the given kind; empty groups are left out."""
         pools = pools_of(
             worker_member("t1", owed=9), worker_member("t2", owed=8, pending=5), worker_member("m", Pool.MIXED)
         )
@@ -99,14 +99,14 @@ class TestQuestions:
         assert [view.id for view in pools.first_of(Queue.BOTH, groups, ANY)] == ["t1", "m"]
 
     def test_room_anywhere(self) -> None:
-        """In any group."""
+        """Free memory in any group counts."""
         for pool in Pool:
             pools = pools_of(worker_member("w", pool, free=1))
             assert pools.have_room(Need(15, 1, reserves=True))
             assert not pools.have_room(Need(16, 1, reserves=True))
 
     def test_the_largest_cache(self) -> None:
-        """Of ready workers, free or not."""
+        """The largest cache is that of any ready worker, free or not."""
         draining = worker_member("t3", blocks=900, state=MemberState.DRAINING)
         pools = pools_of(worker_member("t1", blocks=5), worker_member("t2", Pool.PROMPT, blocks=7, free=0), draining)
         assert pools.most_kv_tokens() == 7 * 16

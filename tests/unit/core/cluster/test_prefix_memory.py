@@ -15,13 +15,15 @@ def test_the_longest_beginning_in_common_is_told() -> None:
     memory.sent((1, 2, 3), "p", 1)
     assert memory.held((1, 2, 9), first_incarnation) == {"p": 128}
     assert memory.held((1, 2, 3, 4), first_incarnation) == {"p": 192}
-    assert memory.held((9, 2), first_incarnation) == {"p": 128}  # names are of whole beginnings: 2 says all of it
+    assert memory.held((9, 2), first_incarnation) == {
+        "p": 128
+    }  # names are of whole prefixes: the second implies the first
     assert memory.held((9,), first_incarnation) == {}
     assert memory.held((), first_incarnation) == {}
 
 
 def test_each_holder_is_named_with_its_most() -> None:
-    """The most first."""
+    """Each holder is listed with its longest prefix, the longest first."""
     memory = PrefixMemory(100)
     memory.sent((1,), "a", 1)
     memory.sent((1, 2), "b", 1)
@@ -29,7 +31,7 @@ def test_each_holder_is_named_with_its_most() -> None:
 
 
 def test_the_latest_holders_are_remembered() -> None:
-    """A beginning that all prompts share is held by everybody soon; a few are enough."""
+    """Only the latest holders of a prefix are kept: every worker soon holds a common one, and a few suffice."""
     memory = PrefixMemory(100)
     for number in range(HOLDERS + 3):
         memory.sent((1,), f"w{number}", 1)
@@ -56,7 +58,7 @@ def test_another_incarnation_holds_nothing_of_it() -> None:
 
 
 def test_without_capacity_nothing_is_remembered() -> None:
-    """The way to switch it off."""
+    """A capacity of 0 switches the prefix memory off."""
     memory = PrefixMemory(0)
     memory.sent((1,), "p", 1)
     assert memory.held((1,), first_incarnation) == {}

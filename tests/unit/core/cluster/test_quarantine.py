@@ -41,7 +41,7 @@ def test_a_success_in_between_clears_a_pair() -> None:
 
 
 def test_attempts_of_before_that_fail_late_prolong_nothing() -> None:
-    """They are counted."""
+    """Late failures of attempts from before the quarantine are counted, and do not prolong it."""
     quarantine = resting()
     for _ in range(20):
         quarantine.failed(BAD, 105.0)
@@ -61,7 +61,7 @@ def test_a_pair_is_tried_with_one_request_afterwards() -> None:
 
 
 def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
-    """As long as its trials fail."""
+    """Each quarantine is twice as long as the last, up to a bound, as long as its trials fail."""
     quarantine = resting()
     now, lengths = 100.0, []
     for _ in range(8):
@@ -96,7 +96,7 @@ def test_a_worker_that_is_gone_takes_its_pairs_along() -> None:
 
 
 def test_old_news_is_forgotten() -> None:
-    """Nothing is kept for ever."""
+    """Old failures are forgotten, so that no pair's history is kept for ever."""
     quarantine = resting()
     quarantine.expire(100.0 + FIRST_S + FORGOTTEN_S - 1.0)
     assert quarantine

@@ -1,4 +1,4 @@
-"""When a worker changes its home."""
+"""When a worker's home pool changes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_one_worker_a_window() -> None:
 
 
 def test_of_two_that_were_away_alike_the_smaller_id_goes() -> None:
-    """Here as everywhere."""
+    """Of two with equal off-pool time the smaller id changes its home pool."""
     watch = Watch(P1, T2, T1, worker_member("t3"))
     watch.hear(BUSY_T2)
     assert watch.window(BUSY_T1, BUSY_T1, 9, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
@@ -108,6 +108,6 @@ def test_the_next_change_waits_until_the_last_worker_has_settled() -> None:
 
 
 def test_without_a_window_homes_stay() -> None:
-    """The way to switch it off."""
+    """Without a window home pools never change."""
     policy = PoolPolicy(repurpose_window_s=None)
     assert Watch(P1, T1, T2, policy=policy).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) is None

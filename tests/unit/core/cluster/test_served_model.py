@@ -1,4 +1,4 @@
-"""Which weights a mesh serves, and what becomes of workers with others."""
+"""Which weights a mesh serves, and that workers with others get no requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def worker(name: str, digest: str | None, since: int = 1, pool: Pool = Pool.MIXE
 
 
 def test_the_longest_running_worker_decides() -> None:
-    """In whatever order they are heard of, and by id where two started at once; one that still loads has no say."""
+    """The longest-running worker decides, in any order of heartbeats, by id if two started at once.
+
+    Loading ones do not count.
+    """
     loading = replace(worker("a", None, since=0), state=MemberState.STARTING)
     for workers in ([loading, worker("b", "B", 5), worker("c", "C", 4)], [worker("c", "C", 4), worker("b", "B", 5)]):
         served = ServedModel()
@@ -47,7 +50,7 @@ def test_it_stays_decided() -> None:
 def test_workers_without_weights_are_one_model() -> None:
     """A mesh of simulated workers serves, and one with weights among them gets nothing."""
     bench = SchedulerBench(worker("s1", None), worker("s2", None), worker("real", "A", 2))
-    assert {bench.asked(submission(name))[0][1] for name in "abcd"} == {"s1", "s2"}
+    assert {bench.placements(submission(name))[0][1] for name in "abcd"} == {"s1", "s2"}
 
 
 def test_a_worker_with_other_weights_gets_no_request() -> None:
@@ -57,7 +60,7 @@ def test_a_worker_with_other_weights_gets_no_request() -> None:
         stray = worker(f"stray-{pool}", "B", 2, pool)
         bench.feed(stray)
         bench.feed(stray)
-    assert {bench.asked(submission(name))[0][1] for name in "abc"} <= {"p", "t"}
+    assert {bench.placements(submission(name))[0][1] for name in "abc"} <= {"p", "t"}
     assert [member.id for member in bench.role.pools.with_other_weights()] == [
         "stray-mixed",
         "stray-prompt",
@@ -79,9 +82,9 @@ def test_a_worker_that_comes_back_with_other_weights_loses_its_place() -> None:
     """The id is known, its new process is another model."""
     bench = SchedulerBench(worker("t", "A"), worker("u", "A"))
     bench.feed(worker("t", "B", 2))
-    assert {bench.asked(submission(name))[0][1] for name in "abc"} == {"u"}
+    assert {bench.placements(submission(name))[0][1] for name in "abc"} == {"u"}
     bench.feed(worker("t", "A", 3))
-    assert "t" in {bench.asked(submission(name))[0][1] for name in "def"}
+    assert "t" in {bench.placements(submission(name))[0][1] for name in "def"}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
@@ -103,6 +106,6 @@ def test_a_registration_whose_worker_is_gone_does_not_decide() -> None:
     assert [member.id for member in bench.role.pools.with_other_weights()] == ["new"]
     bench.feed(m.Tick(), after_s=1.5)
     bench.feed(worker("new", "B", 2))
-    assert bench.asked(submission()) == [("r", "new")]
+    assert bench.placements(submission()) == [("r", "new")]
     bench.feed(worker("old", "A", 3))
     assert bench.role.pools.served_model.digest == "B"

@@ -35,7 +35,7 @@ class TestCounts:
         assert counts(view) == (2, 29, 16 * 35)
 
     def test_a_report_that_has_seen_nothing_forgets_nothing(self) -> None:
-        """A worker that has not heard of this scheduler yet includes none of its orders."""
+        """A report from before the worker received this scheduler's first order confirms none of them."""
         view = WorkerView(worker_member("w"))
         view.assign(Assignment(1, SENT_S, kv_blocks=5))
         view.reported(worker_member("w", seen=(("other", 9),)), "s", SENT_S)
@@ -96,7 +96,7 @@ class TestPool:
     def test_a_worker_is_in_the_mixed_pool_while_it_reports_foreign_work(
         self, home: Pool, native: dict[str, Any], foreign: dict[str, Any]
     ) -> None:
-        """And at home with any amount of its own."""
+        """A worker with off-pool work is in the mixed pool, and in its home pool with any amount of its own work."""
         view = WorkerView(worker_member("w", home, **native))
         assert not view.is_off_pool
         view.reported(worker_member("w", home, **native, **foreign), "s", SENT_S)
@@ -105,7 +105,7 @@ class TestPool:
         assert not view.is_off_pool
 
     def test_a_token_worker_is_in_it_from_the_moment_that_a_prompt_is_meant_for_it(self) -> None:
-        """Before it can say so itself: the next request must not convert another."""
+        """A token worker is in the mixed pool from the placement on, so that the next request does not convert another."""
         view = WorkerView(worker_member("w"))
         view.intend("r", 10)
         assert view.is_off_pool
@@ -128,7 +128,7 @@ class TestPool:
         assert not view.is_off_pool
 
     def test_workers_at_home_in_the_mixed_pool_stay_there(self) -> None:
-        """Nothing is foreign to them; one that names no home is one of them."""
+        """A worker of the mixed home pool, or without a home pool, has no off-pool work and stays there."""
         member = worker_member("w", Pool.MIXED)
         homeless = Member("w", member.kind, 1, member.state, "host", 1, "", load=member.load)
         for of_both in (member, homeless):

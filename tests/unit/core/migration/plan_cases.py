@@ -63,7 +63,7 @@ class Case:
         return self._bytes(position, self.map.config, tuple(running))
 
     def weight(self, byte: Byte) -> int:
-        """How many bytes a byte stands for: KV is cut token by token."""
+        """The real bytes per byte counted here: KV is cut token by token."""
         return 1 if byte[0].request is None else self.tokens()[byte[0].request]
 
     def tokens(self) -> dict[str, int]:
@@ -122,7 +122,7 @@ def ports_of(transfer: Transfer) -> list[tuple[str, object]]:
 
 @dataclass
 class Replay:
-    """Carries a plan out as its law says, each transfer taking as long as it is told.
+    """Carries a plan out by its law, each transfer taking a given time.
 
     Attributes:
         ends_s: of each transfer.
@@ -170,7 +170,7 @@ class Replay:
 
     def _fill(self, freed_s: object) -> None:
         assert callable(freed_s)
-        # everything that goes on has its room, whether its KV moves or not
+        # every request that resumes has its memory, whether its KV moves or not
         spare: dict[tuple[Device, bool], int] = {}
         for device in self.case.devices():
             held, needed = self.case.held(device), self.case.needed(device, set())

@@ -12,7 +12,7 @@ from spotwise.core.migration.planning.buffer_order import Cut, Flow, FlowOf, Mem
 
 
 def flows_of(loads: list[tuple[dict[int, int], dict[int, int]]]) -> FlowOf:
-    """Return what cuts of loads do: (received, freed) by room."""
+    """Return the effect of cuts of loads: (received, freed) by region."""
 
     def flow_of(cut: Cut) -> Flow:
         def share(num_bytes: int) -> int:
@@ -36,7 +36,7 @@ def rooms_for(
 
 
 def peak_of(order: list[Cut], loads: list[tuple[dict[int, int], dict[int, int]]]) -> int:
-    """Return the largest buffer of any room, counted by hand: what is there above the larger of start and end."""
+    """Return the largest buffer of any region, counted by hand: usage above the larger of start and end."""
     flow_of = flows_of(loads)
     regions = {room for load in loads for changes in load for room in changes}
     grows = {room: sum(load[0].get(room, 0) - load[1].get(room, 0) for load in loads) for room in regions}
@@ -50,7 +50,7 @@ def peak_of(order: list[Cut], loads: list[tuple[dict[int, int], dict[int, int]]]
     return peak
 
 
-#: Two regions that swap four layers: 0 and 1 go from room 0 to 1, 2 and 3 the other way.
+#: Two regions that swap four layers: 0 and 1 move from region 0 to 1, 2 and 3 the other way.
 SWAP: list[tuple[dict[int, int], dict[int, int]]] = [
     ({1: 10}, {0: 10}),
     ({1: 10}, {0: 10}),
@@ -60,22 +60,22 @@ SWAP: list[tuple[dict[int, int], dict[int, int]]] = [
 
 
 class TestOrder:
-    """Front to back, as long as there is room."""
+    """Front to back, as long as memory suffices."""
 
     def test_without_a_limit_they_go_from_the_front(self) -> None:
-        """The buffer is what it is."""
+        """Without a limit loads go front to back, whatever buffer that takes."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), None)
         assert order == [Cut(0), Cut(1), Cut(2), Cut(3)]
         assert peak_of(order, SWAP) == 20
 
     def test_a_load_that_has_no_room_waits_until_something_has_gone(self) -> None:
-        """Layer 1 would be the second in room 1; layers 2 and 3 pass it."""
+        """A load that does not fit waits: layer 1 would be the second in region 1, so layers 2 and 3 pass it."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), 10)
         assert [cut.load for cut in order] == [0, 2, 3, 1]
         assert peak_of(order, SWAP) == 10
 
     def test_an_urgent_load_waits_no_longer_than_it_must(self) -> None:
-        """Were layers 0 and 1 on a dying machine, 1 would go as soon as 2 has made room."""
+        """An urgent load moves as soon as it fits: with layers 0 and 1 on a dying machine, 1 moves once 2 has freed memory."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), 10, urgent=2)
         assert [cut.load for cut in order] == [0, 2, 1, 3]
 
@@ -88,7 +88,7 @@ class TestOrder:
 
     def test_of_deferred_loads_the_one_that_fills_buffers_least_goes(self) -> None:
         """And of equals the first."""
-        # room 9 ends 3 larger than it began; after loads 0 and 3 it is 1 over that, so that 1 makes 4 of it, and 2 makes 3
+        # region 9 ends 3 larger than it began; after loads 0 and 3 it is 1 over that, so that 1 makes 4 of it, and 2 makes 3
         loads: list[tuple[dict[int, int], dict[int, int]]] = [
             ({9: 6}, {}),
             ({9: 3}, {}),
@@ -115,14 +115,14 @@ class TestOrder:
         assert together[0] == Cut(0, 0, 2)
 
     def test_cuts_of_loads_that_need_one_anothers_room_take_turns(self) -> None:
-        """Two regions swap what fills them, with room for a third of it."""
+        """Two regions swap what fills them in turns, with free memory for a third of it."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [({0: 9}, {1: 9}), ({1: 9}, {0: 9})]
         order = order_loads(range(2), flows_of(loads), rooms_for(loads), 3)
         assert peak_of(order, loads) == 3
         assert [{cut.load for cut in order[turn : turn + 2]} for turn in (0, 2, 4)] == [{0, 1}] * 3
 
     def test_where_nothing_fits_any_more_the_order_goes_back_and_cuts_finer(self) -> None:
-        """Load 0 fills room 2 for good, as far as 1 does not make room there; and 1 brings more into it first."""
+        """Load 0 fills region 2 until load 1 frees memory there, and load 1 brings more into it first: the order backtracks."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [
             ({1: 40, 2: 40}, {3: 40, 1: 30}),
             ({2: 60, 3: 10}, {2: 80, 1: 30}),
@@ -173,10 +173,10 @@ def test_with_the_least_limit_that_any_order_keeps_loads_are_moved_within_it(
 
 
 class TestGates:
-    """Nobody waits for more than it must."""
+    """No load waits longer than it must."""
 
     def test_a_load_waits_for_the_memory_that_it_needs_and_no_other(self) -> None:
-        """With room for two, the third waits for what the first freed."""
+        """With memory for two loads, the third waits for what the first freed."""
         moves = [Flow({0: 10}, {0: 10}) for _ in range(4)]
         owners = {0: 7}
         assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 20) == [{}, {}, {7: 0}, {7: 1}]
@@ -184,7 +184,7 @@ class TestGates:
         assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 40) == [{}, {}, {}, {}]
 
     def test_an_order_that_cannot_keep_the_limit_is_refused(self) -> None:
-        """Gates delay; they do not reorder."""
+        """An order over the limit is refused: gates delay loads, and do not reorder them."""
         moves = [Flow({0: 10}, {}), Flow({}, {0: 10})]
         with pytest.raises(ValueError, match="order the moves first"):
             gates(moves, MemoryRegions.at_start({0: 0}, moves, {}, {}), 5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spotwise.core.migration.fleet import events as e
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 
-#: Nobody waits for others.
+#: A fleet in which no change waits for others.
 AT_ONCE = FleetLimits(gather_s=0.0)
 
 
@@ -21,8 +21,8 @@ def begun(commands: list[e.FleetCommand]) -> e.BeginChange | None:
     return next((command for command in commands if isinstance(command, e.BeginChange)), None)
 
 
-def said(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
-    """What is said, but for orders to be woken."""
+def without_wakeups(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
+    """The commands, without orders of wake-ups."""
     return [command for command in commands if not isinstance(command, e.WakeAt)]
 
 
@@ -41,9 +41,9 @@ class TestOneAtATime:
         """With all that came meanwhile, by deadline."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
-        assert said(fleet.handle(e.InstanceNoticed("c", 210.0), 102.0)) == []
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("c", 210.0), 102.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
             e.BeginChange(2, (e.Leaving("c", 210.0), e.Leaving("b", 220.0)))
         ]
 
@@ -68,7 +68,7 @@ class TestOneAtATime:
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.ChangeEnded(1, False), 105.0) == [e.WakeAt(107.0)]
-        assert said(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
+        assert without_wakeups(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
 
     def test_a_change_for_the_load_that_failed_is_made_again_too(self) -> None:
         """What the load wanted, it still wants."""
@@ -86,20 +86,20 @@ class TestMerging:
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("b", 130.0), 100.0) == [e.WakeAt(100.5)]
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.25) == []
-        assert said(fleet.handle(e.FleetTick(), 100.5)) == [
+        assert without_wakeups(fleet.handle(e.FleetTick(), 100.5)) == [
             e.BeginChange(1, (e.Leaving("b", 130.0), e.Leaving("a", 130.0)))
         ]
 
     def test_a_short_notice_waits_a_tenth_of_it(self) -> None:
-        """Its time is dear."""
+        """A short notice waits only a tenth of its time."""
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("a", 102.0), 100.0) == [e.WakeAt(100.2)]
 
     def test_losses_without_notice_merge_too(self) -> None:
         """The KV of each is dropped at once, and there is one change for both."""
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
-        assert said(fleet.handle(e.InstanceLost("a"), 100.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.InstanceLost("b"), 100.25)) == [e.DropKv("b")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 100.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("b"), 100.25)) == [e.DropKv("b")]
         assert fleet.handle(e.FleetTick(), 100.5) == [
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
         ]
@@ -110,7 +110,7 @@ class TestMerging:
         first = e.InstanceNoticed("a", 130.0)
         fleet.handle(first, 100.0)
         assert fleet.handle(first, 101.0) == []
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
         assert fleet.handle(first, 111.0) == []
         assert fleet.handle(e.InstanceLost("a"), 130.0) == []
         assert fleet.handle(e.InstanceLost("a"), 131.0) == []
@@ -124,11 +124,13 @@ class TestNewcomers:
         """Then it has a change of its own."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [e.BeginChange(2, (), (e.Joining("new", 105.0),))]
+        assert without_wakeups(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
+            e.BeginChange(2, (), (e.Joining("new", 105.0),))
+        ]
 
     def test_it_waits_even_where_the_interruption_has_not_begun(self) -> None:
-        """What came first comes first."""
+        """A newcomer waits for the noticed change, which came first, though that has not begun."""
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceAcquired("new", 100.0), 100.5)
@@ -155,8 +157,8 @@ class TestNewcomers:
         """It has a position in what comes."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
-        assert said(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
-        assert said(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
             e.BeginChange(2, (e.Leaving("new", 105.0, lost=True),))
         ]
 
@@ -165,26 +167,26 @@ class TestEarlyDeaths:
     """An instance that goes before its deadline costs its KV, never a request."""
 
     def test_one_that_is_leaving_costs_its_kv_and_the_change_goes_on(self) -> None:
-        """Once, however often it is said."""
+        """A leaving instance that is lost costs its KV once, however often the loss is reported, and the change continues."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.InstanceLost("a"), 111.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 111.0)) == []
         assert fleet.under_way is not None
-        assert said(fleet.handle(e.ChangeEnded(1, True), 112.0)) == []
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 112.0)) == []
         assert fleet.unsettled == ()
 
     def test_one_that_was_to_stay_stops_the_change(self) -> None:
         """The new configuration counts on it. What the change was for is decided again, with the loss."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.InstanceLost("b"), 105.0)) == [e.DropKv("b"), e.AbandonChange(1)]
-        assert said(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceLost("b"), 105.0)) == [e.DropKv("b"), e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
             e.BeginChange(2, (e.Leaving("b", 105.0, lost=True), e.Leaving("a", 130.0)))
         ]
 
     def test_an_abandoned_change_that_ended_all_the_same_has_settled_what_it_was_for(self) -> None:
-        """Only the loss is left."""
+        """An abandoned change that ended all the same has settled what it was for, so only the loss is left."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceLost("b"), 105.0)
@@ -193,23 +195,23 @@ class TestEarlyDeaths:
         )
 
     def test_a_deadline_that_comes_is_a_loss(self) -> None:
-        """Nobody needs to say so."""
+        """At the deadline an instance counts as lost, without a report."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
-        assert said(fleet.handle(e.FleetTick(), 129.9)) == []
-        assert said(fleet.handle(e.FleetTick(), 130.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.InstanceLost("a"), 130.5)) == []
+        assert without_wakeups(fleet.handle(e.FleetTick(), 129.9)) == []
+        assert without_wakeups(fleet.handle(e.FleetTick(), 130.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 130.5)) == []
 
     def test_a_notice_of_no_time_is_a_loss(self) -> None:
-        """Its deadline is now."""
+        """A notice whose deadline is now is a loss."""
         fleet = FleetChanges(AT_ONCE)
-        assert said(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
             e.DropKv("a"),
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True),)),
         ]
 
     def test_one_whose_interruption_is_settled_costs_nothing(self) -> None:
-        """Nothing is on it any more."""
+        """An instance whose interruption is settled holds nothing, so its loss costs nothing."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeEnded(1, True), 110.0)
@@ -224,15 +226,15 @@ class TestNestedNotices:
         fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
-        assert said(fleet.handle(e.InstanceNoticed("b", 125.0), 102.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 125.0), 102.0)) == []
 
     def test_one_without_abandons_the_change_and_both_are_decided_together(self) -> None:
         """Waiting for the end would cost its KV."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
-        assert said(fleet.handle(e.InstanceNoticed("b", 124.0), 102.0)) == [e.AbandonChange(1)]
-        assert said(fleet.handle(e.InstanceNoticed("c", 123.0), 102.5)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 124.0), 102.0)) == [e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("c", 123.0), 102.5)) == []
         assert begun(fleet.handle(e.ChangeEnded(1, False), 103.0)) == e.BeginChange(
             2, (e.Leaving("c", 123.0), e.Leaving("b", 124.0), e.Leaving("a", 130.0))
         )
@@ -242,15 +244,15 @@ class TestNestedNotices:
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceNoticed("b", 115.0), 100.5)
-        assert said(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == [e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == [e.AbandonChange(1)]
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceNoticed("b", 125.0), 100.5)
-        assert said(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
-        assert said(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
+        assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
 
     def test_another_deadline_of_who_is_leaving_is_told_to_the_change(self) -> None:
-        """Its requests are arranged again."""
+        """Another deadline of a leaving instance is passed to the change, which arranges its requests again."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.InstanceNoticed("a", 115.0), 101.0) == [
@@ -263,7 +265,7 @@ class TestWithdrawal:
     """A notice that is taken back."""
 
     def test_before_the_change_there_is_none(self) -> None:
-        """Nothing has happened yet."""
+        """A notice withdrawn before its change begins leaves no change to make."""
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 100.5)
@@ -271,7 +273,7 @@ class TestWithdrawal:
 
     @pytest.mark.parametrize("during", [True, False])
     def test_during_or_after_the_change_it_is_a_newcomer(self, during: bool) -> None:
-        """Its place has been taken away."""
+        """An instance withdrawn during or after the change is a newcomer, for its place has been taken away."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         if during:
@@ -283,24 +285,24 @@ class TestWithdrawal:
         assert begun(commands) == e.BeginChange(2, (), (e.Joining("a", 105.0),))
 
     def test_withdrawn_and_given_again_during_the_change_it_is_what_it_was(self) -> None:
-        """Also if that change then fails."""
+        """An instance withdrawn and noticed again during the change counts as leaving, also if that change fails."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
-        assert said(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
+        assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
         fleet.handle(e.ChangeEnded(1, False), 107.0)
         assert begun(fleet.handle(e.FleetTick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
 
     def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self) -> None:
-        """And is no newcomer."""
+        """An instance lost after its withdrawal costs its KV, and is no newcomer."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
-        assert said(fleet.handle(e.InstanceLost("a"), 106.0)) == [e.DropKv("a")]
-        assert said(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
+        assert without_wakeups(fleet.handle(e.InstanceLost("a"), 106.0)) == [e.DropKv("a")]
+        assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
 
     def test_of_one_that_is_gone_it_means_nothing(self) -> None:
-        """Nobody comes back."""
+        """A withdrawn notice of a lost instance does not bring it back."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceLost("a"), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 101.0)

@@ -1,4 +1,4 @@
-"""Which pipeline goes on with whose requests."""
+"""Which new pipeline continues which old pipeline's requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def waiting(inheritance: Inheritance) -> str:
 
 
 class TestKept:
-    """Who goes on, and who waits."""
+    """Which requests continue, and which wait."""
 
     def test_those_who_have_decoded_most_go_on(self) -> None:
         """As many as the new batches hold; the others wait, who has decoded most first."""
@@ -52,7 +52,7 @@ class TestKept:
         assert waiting(inheritance) == "0c 1b 0a"
 
     def test_of_equals_the_earlier_goes_on(self) -> None:
-        """Earlier pipelines first, there earlier requests."""
+        """Earlier pipelines come first, and within them earlier requests."""
         inheritance = after(stands("2,2,1,2", [5, 5], [5, 5]), "1,2,1,3")
         assert ids(inheritance) == {0: "0a 0b 1a"}
         assert waiting(inheritance) == "1b"
@@ -82,22 +82,22 @@ class TestTogether:
     """Requests of a pipeline stay together."""
 
     def test_each_pipeline_goes_on_under_its_number(self) -> None:
-        """Where the new configuration has it."""
+        """Each pipeline keeps its number where the new configuration has it."""
         inheritance = after(stands("3,2,1,2", [1], [2, 3], [4]), "4,1,2,2")
         assert ids(inheritance) == {0: "0a", 1: "1a 1b", 2: "2a"}
         assert inheritance.predecessors == {0: 0, 1: 1, 2: 2}
 
     def test_a_smaller_batch_sends_on_those_with_least_kv(self) -> None:
-        """To a pipeline with room, together."""
+        """A smaller batch keeps the requests with most KV; the others go together to a pipeline with free slots."""
         assert ids(after(stands("1,1,1,4", [30, 10, 20, 40]), "2,1,2,2")) == {0: "0a 0d", 1: "0b 0c"}
 
     def test_pipelines_without_a_successor_join_others_whole(self) -> None:
-        """The one with room for all, though another has more room for some."""
+        """They join the pipeline with slots for all of them, though another has more slots for some."""
         before = stands("4,2,1,4", [9, 9], [9, 9], [1], [1, 1])
         assert ids(after(before, "3,1,4,4")) == {0: "0a 0b", 1: "1a 1b", 2: "3a 3b 2a"}
 
     def test_a_room_that_has_less_but_too_little_space_is_passed_over(self) -> None:
-        """Two go where two have room."""
+        """Two requests that belong together go where two slots are free."""
         before = stands("3,1,1,3", [300, 300, 300], [900, 900], [2, 2])
         assert ids(after(before, "2,2,1,4")) == {0: "0a 0b 0c", 1: "1a 1b 2a 2b"}
 
@@ -107,7 +107,7 @@ class TestTogether:
         assert ids(after(before, "2,2,1,6")) == {0: "0a 0b 0c 2a 2b 2c", 1: "1a 1b 3a 3b 4a 4b"}
 
     def test_kv_is_spread_evenly_where_that_cuts_nothing(self) -> None:
-        """A new pipeline as large as two old ones goes on with two."""
+        """A new pipeline as large as two old ones continues both."""
         before = stands("4,1,1,2", [900, 900], [800, 800], [5, 5], [4, 4])
         assert ids(after(before, "2,2,1,8")) == {0: "0a 0b 3a 3b", 1: "1a 1b 2a 2b"}
 
@@ -122,24 +122,24 @@ class TestRunningOn:
     """Who need not stop."""
 
     def test_all_run_on_where_pipelines_are_added(self) -> None:
-        """Those without requests, too."""
+        """Where pipelines are added all old ones run on, those without requests included."""
         inheritance = after(stands("3,2,2,2", [1, 2], [], [3]), "5,2,2,2")
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
     def test_one_that_loses_a_device_does_not(self) -> None:
-        """The others do."""
+        """A pipeline that loses a device does not run on, and the others do."""
         inheritance = after(stands("3,2,1,2", [1], [2], [3], leaves=(2,)), "3,2,1,2")
         assert inheritance.running_on == {0: 0, 2: 2}
         assert inheritance.predecessors[1] == 1
 
     def test_another_degree_stops_all(self) -> None:
-        """Of either kind."""
+        """Another tensor or pipeline degree stops all pipelines."""
         before = stands("2,2,2,2", [1], [2])
         assert after(before, "2,2,1,2").running_on == {}
         assert after(before, "2,4,2,2").running_on == {}
 
     def test_of_fewer_pipelines_those_that_may_run_on_are_kept(self) -> None:
-        """Even if the one that loses a device has more KV; its requests go where there is room."""
+        """A pipeline that may run on is kept, even if one that loses a device has more KV; the other's requests move."""
         inheritance = after(stands("3,2,1,2", [1], [90, 91], [3], leaves=(2,)), "2,2,1,3")
         assert ids(inheritance) == {0: "0a 1a 1b", 1: "2a"}
         assert inheritance.running_on == {1: 2}
@@ -159,7 +159,7 @@ class TestRunningOn:
         assert inheritance.running_on == {1: 1}
 
     def test_a_pipeline_that_gives_a_request_up_does_not(self) -> None:
-        """Its batch changes."""
+        """A pipeline that gives a request up does not run on, for its batch changes."""
         inheritance = after(stands("2,1,1,2", [5, 4], [3]), "2,1,1,1")
         assert ids(inheritance) == {0: "0a", 1: "0b"}
         assert inheritance.running_on == {}
@@ -171,7 +171,7 @@ class TestRunningOn:
         assert inheritance.running_on == {}
 
     def test_idle_ones_run_on_where_pipelines_are_left(self) -> None:
-        """After those with requests have theirs."""
+        """Idle pipelines run on in places left over by those with requests."""
         inheritance = after(stands("3,1,1,2", [], [], [4]), "2,1,1,2")
         assert inheritance.running_on == {0: 2, 1: 1}
 
@@ -203,6 +203,6 @@ class TestPhasesApart:
         assert after(stands("1+2,1,1,2", leaves=(0,)), "1+1,1,1,2").running_on == {0: 2, 1: 1}
 
     def test_phases_can_be_put_together_again(self) -> None:
-        """All go on anywhere."""
+        """With phases together again, every pipeline can continue any request."""
         inheritance = after(stands("1+1,1,1,2", [0], [6]), "2,1,1,2")
         assert inheritance.running_on == {0: 0, 1: 1}

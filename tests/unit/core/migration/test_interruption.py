@@ -1,4 +1,4 @@
-"""What becomes of each request on an instance that goes."""
+"""The decision for each request on an instance that ends."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestChoice:
         assert fates(arrange(NOW, notice, [running("waits", 0)])) == {"waits": Disposition.RECOMPUTE}
 
     def test_an_unknown_end_is_not_counted_on(self) -> None:
-        """`remaining` 0 is nobody's knowledge."""
+        """`remaining` 0 means unknown, and no request is expected to finish by it."""
         assert fates(arrange(NOW, NOTICE, [running("unknown", 500, remaining=0)])) == {"unknown": Disposition.MOVE}
 
     def test_without_notice_all_are_computed_elsewhere(self) -> None:
@@ -103,7 +103,7 @@ class TestChoice:
         assert (cut.disposition, cut.stop_s) == (Disposition.RECOMPUTE, NOTICE.deadline_s - 0.4)
 
     def test_a_request_given_twice_is_refused(self) -> None:
-        """It would get two fates."""
+        """A request given twice is refused, for it would get two decisions."""
         with pytest.raises(ValueError, match="same id"):
             arrange(NOW, NOTICE, [running("a", 1), running("a", 2)])
 
@@ -127,7 +127,7 @@ class TestJustInTime:
         assert found.copy_end_s <= NOTICE.deadline_s - 10.0
 
     def test_copies_run_one_after_another_the_smallest_first(self) -> None:
-        """In whatever order requests are given."""
+        """Copies run one after another, the smallest first, whatever the order of the requests."""
         found = arrange(NOW, NOTICE, [running("large", 3_000), running("small", 1_000), running("middle", 2_000)])
         by_start = sorted(found, key=lambda each: each.copy_start_s or 0.0)
         assert [each.choice_id for each in by_start] == ["small", "middle", "large"]
@@ -143,7 +143,7 @@ class TestJustInTime:
         assert found == {"one": Disposition.RECOMPUTE, "two": Disposition.MOVE, "three": Disposition.MOVE}
 
     def test_what_saves_most_per_second_is_not_all(self) -> None:
-        """The greedy choice takes the one worth most per second, and then has no room for the other two."""
+        """The greedy choice takes the request worth most per second, and then has no time for the other two."""
         remote = RemoteHolder(lambda tokens: {16_000: 200.0, 14_500: 160.0}[tokens])
         notice = replace(NOTICE, remote=remote)
         requests = [running("dense", 16_000), running("two", 14_500), running("three", 14_500)]
@@ -154,7 +154,7 @@ class TestJustInTime:
         }
 
     def test_a_link_that_is_busy_is_waited_for(self) -> None:
-        """No copy begins before."""
+        """No copy begins before the busy link is free."""
         requests = [running("a", 14_000), running("b", 14_500)]
         free = arrange(NOW, NOTICE, requests)
         assert [each.disposition for each in free] == [Disposition.MOVE, Disposition.MOVE]
@@ -162,14 +162,14 @@ class TestJustInTime:
         assert [each.disposition for each in busy] == [Disposition.RECOMPUTE, Disposition.MOVE]
 
     def test_who_is_recomputed_decodes_until_somebody_takes_it(self) -> None:
-        """Decoding here meanwhile costs nobody anything."""
+        """A request to be recomputed decodes until another instance takes it: decoding here delays no other."""
         notice = replace(SLOW, remote=RemoteHolder(prompt_s, ready_s=NOW + 10.1))
         (found,) = arrange(NOW, notice, [running("long", 500)])
         assert (found.steps, found.stop_s) == (40, NOW + 10.0)
         assert found.wait_s == pytest.approx(0.1 + 5.4)
 
     def test_who_is_ready_too_late_makes_all_wait(self) -> None:
-        """Until then, whatever the copy takes."""
+        """No copy begins before a late remote holder is ready, however short the copy."""
         notice = replace(NOTICE, remote=RemoteHolder(prompt_s, ready_s=NOW + 40.0))
         (moved,) = arrange(NOW, notice, [running("long", 500)])
         assert moved.steps == 117
@@ -193,7 +193,7 @@ class TestAgain:
         assert all(each.copy_end_s is not None and each.copy_end_s <= earlier.deadline_s for each in after)
 
     def test_what_has_no_room_any_more_is_computed(self) -> None:
-        """The link's time is shared anew."""
+        """A request whose copy no longer fits is recomputed, and the link's time is shared anew."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, replace(NOTICE, deadline_s=NOW + 12.0), before, self.REQUESTS)
         assert fates(after) == {"small": Disposition.RECOMPUTE, "large": Disposition.MOVE}
@@ -220,13 +220,13 @@ class TestAgain:
         assert after[0].wait_s == pytest.approx(now - small.stop_s + prompt_s(4_000))
 
     def test_who_is_computed_elsewhere_stays_there(self) -> None:
-        """A longer notice does not call anybody back."""
+        """A longer notice does not call back a request that is computed on another instance already."""
         before = arrange(NOW, replace(NOTICE, deadline_s=NOW + 1.0), self.REQUESTS)
         assert {each.disposition for each in before} == {Disposition.RECOMPUTE}
         assert rearrange(NOW + 0.5, NOTICE, before, self.REQUESTS) == before
 
     def test_who_has_ended_leaves_the_link_to_others(self) -> None:
-        """And is not named any more."""
+        """A finished request leaves the link to others, and is not listed any more."""
         notice = replace(NOTICE, deadline_s=NOW + 12.0)
         before = arrange(NOW, notice, self.REQUESTS)
         assert fates(before)["small"] is Disposition.RECOMPUTE
@@ -236,7 +236,7 @@ class TestAgain:
         assert fates(rearrange(NOW + 1.0, waiting, before, self.REQUESTS[:1])) == {"small": Disposition.MOVE}
 
     def test_who_comes_meanwhile_is_arranged_as_well(self) -> None:
-        """Like all others."""
+        """A request that arrives meanwhile is arranged like all others."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, NOTICE, before, [running("new", 100), *self.REQUESTS])
         assert [each.choice_id for each in after] == ["new", "small", "large"]

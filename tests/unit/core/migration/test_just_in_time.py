@@ -41,7 +41,7 @@ class TestPreemption:
         assert before_preemption(SECOND, 100, 24.0, 11.0) == StopAfter(Stop.MIGRATE, 12, 12.0)
 
     def test_a_bound_met_exactly_does_not_pay(self) -> None:
-        """T_mig < l_exe(S), not at most."""
+        """A migration that takes exactly the bound does not pay: T_mig < l_exe(S), not at most."""
         assert before_preemption(SECOND, 100, 20.5, 10.0).steps == 0
         assert before_preemption(SECOND, 100, 20.5, 9.75).steps == 10
 
@@ -77,7 +77,7 @@ class TestAcquisition:
         assert max(rule) == 100
 
     def test_between_two_steps_it_is_the_later(self) -> None:
-        """The new instance must have started."""
+        """Between two steps the later one is taken: the new instance must have started."""
         assert before_acquisition(SECOND, 100, 39.5, 2.0).steps == 40
 
     def test_a_start_that_is_over_is_no_reason_to_decode(self) -> None:
@@ -90,7 +90,7 @@ class TestAcquisition:
         assert before_acquisition(SECOND, 100, 10.0, 9.5).stop is Stop.MIGRATE
 
     def test_a_batch_that_ends_before_the_start_is_let_end(self) -> None:
-        """No S is long enough."""
+        """A batch that ends before the start is let end, since no S is long enough."""
         assert before_acquisition(SECOND, 7, 40.0, 2.0) == StopAfter(Stop.FINISH, 7, 7.0)
 
     @settings(deadline=None)

@@ -48,10 +48,10 @@ def of_instance(mapped: DeviceMap, instance: str) -> list[Position]:
 
 
 class TestWhoGoesWhere:
-    """Positions are filled by those who hold most of them."""
+    """Each position is filled by the device that holds most of it."""
 
     def test_one_that_replaces_a_leaving_instance_gets_its_place(self) -> None:
-        """Everybody else stays."""
+        """All other devices stay where they are."""
         before = stands("2,2,2", 2, 2, 2, 2, leaves=(1,), come=(2,))
         mapped = after(before, "2,2,2")
         staying = {device: place for device, place in before.positions.items() if device.instance != "i1"}
@@ -61,7 +61,7 @@ class TestWhoGoesWhere:
         assert mapped.kept_weight_bytes == MODEL.weight_bytes + 4 * 800 + 80
 
     def test_a_device_goes_where_its_kv_is_wanted(self) -> None:
-        """Both hold the same weights; only one holds the KV that goes on."""
+        """Of two devices with the same weights, the one with the KV that continues gets the position."""
         before = stands("2,1,1,1", 1, 1, running={0: [RunningRequest("a", 50, 1)], 1: [RunningRequest("b", 50, 9)]})
         mapped = after(before, "1,1,1,1")
         assert mapped.positions == {Device("i1", 0): Position(0, 0, 0)}
@@ -116,19 +116,19 @@ class TestWhoGoesWhere:
         assert of_instance(mapped, "new0") == [(0, 0, 0), (0, 0, 1)]
 
     def test_instances_of_all_sizes_serve_together(self) -> None:
-        """With 1 to 8 devices each."""
+        """Instances of 1 to 8 devices serve together."""
         before = stands("6,3,2", 1, 2, 3, 4, 5, 6, 7, 8)
         mapped = after(before, "3,6,2")
         assert sorted(mapped.positions.values()) == list(ParallelConfig(3, 6, 2).positions())
 
     def test_positions_are_given_in_order(self) -> None:
-        """Whoever iterates meets the first pipeline first."""
+        """Iteration meets the first pipeline first."""
         mapped = after(stands("2,2,2", 4, 4, 4, leaves=(0,)), "2,1,4")
         assert list(mapped.positions.values()) == list(ParallelConfig(2, 1, 4).positions())
 
 
 class TestManyDevices:
-    """Fleets of a size at which a flat matching can still be asked."""
+    """Fleets small enough to compare with a flat matching."""
 
     @pytest.mark.parametrize(
         ("size", "old", "new"),
@@ -170,7 +170,7 @@ class TestIdle:
     """More devices than positions."""
 
     def test_those_with_least_to_use_again_are_idle(self) -> None:
-        """Though they came first."""
+        """Devices with the least to reuse are idle, though they came first."""
         before = replace(stands("1,2,1", 1, 1), instances=(Instance("first", 1), *fleet(1, 1)))
         mapped = after(before, "1,2,1")
         assert sorted(device.instance for device in mapped.positions) == ["i0", "i1"]
@@ -188,21 +188,21 @@ class TestLeaving:
     """Who has had notice."""
 
     def test_leaving_instances_get_nothing(self) -> None:
-        """Though they hold everything."""
+        """Leaving instances get no position, though they hold everything."""
         mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,)), "1,1,2")
         assert of_instance(mapped, "i0") == []
         assert mapped.kept_weight_bytes == 0
         assert mapped.running_on == {}
 
     def test_requests_go_on_though_none_of_their_kv_stays(self) -> None:
-        """It moves while there is time."""
+        """A request continues though no device of its KV stays: the KV moves while there is time."""
         running = {0: [RunningRequest("a", 50, 1)]}
         mapped = after(stands("1,1,2", 2, leaves=(0,), come=(2,), running=running), "1,1,2")
         assert mapped.running == {0: tuple(running[0])}
         assert mapped.kept_kv_bytes == 0
 
     def test_too_few_that_stay_are_refused(self) -> None:
-        """It says how many there are and what to do."""
+        """The error contains how many devices stay and what to do."""
         with pytest.raises(ValueError, match=r"needs 4 devices, and 2 stay .* choose a smaller configuration"):
             after(stands("1,2,2", 2, 2, leaves=(1,)), "1,2,2")
 

@@ -58,7 +58,7 @@ class TestFlat:
             assert all(gains[idle, column] != gains[row, column] for column, row in enumerate(rows) if row > idle)
 
     def test_too_few_rows_are_refused(self) -> None:
-        """It says what to do."""
+        """The error contains what to do."""
         with pytest.raises(ValueError, match="give fewer columns"):
             fill_columns(table([1, 2]))
 
@@ -109,7 +109,7 @@ class TestTwoLevels:
     @pytest.mark.parametrize("row", [0, 1])
     @pytest.mark.parametrize("column", [0, 1])
     def test_instances_that_differ_in_one_entry_are_told_apart(self, row: int, column: int) -> None:
-        """Whichever entry that is."""
+        """Instances that differ in any one entry are kept apart."""
         gains = table([1, 1], [1, 1], [1, 1], [1, 1])
         gains[2 + row, column] = 5
         gained, rows_of = match_groups(gains, [[0, 1], [2, 3]], [[0, 1]])
@@ -126,10 +126,10 @@ class TestBundles:
     """What is best together."""
 
     def test_bundles_that_gain_on_the_same_instance_come_together(self) -> None:
-        """Though they are not adjacent."""
+        """Bundles that gain on the same instance come together, though they are not adjacent."""
         gains = table([4, 0, 0, 0], [0, 0, 4, 0], [0, 4, 0, 0], [0, 0, 0, 4])
         assert bundle(gains, [[0, 1], [2, 3]], [[0], [1], [2], [3]]) == ((0, 2), (1, 3))
 
     def test_there_must_be_room_for_whole_ones(self) -> None:
-        """Three devices have no room for two bundles of two."""
+        """Three devices cannot hold two bundles of two."""
         assert bundle(np.ones((5, 4), dtype=np.int64), [[0, 1, 2], [3], [4]], [[0, 1], [2, 3]]) is None

@@ -70,7 +70,7 @@ class TestReplacement:
         assert planned(mapped, progressive=False, stage_s=5.0).longest_pause_s == 12.0
 
     def test_without_progress_every_stage_waits_for_the_last_byte(self) -> None:
-        """Stage 0 has all it needs, and stands all the same."""
+        """Stage 0 has all it needs, and is stopped all the same."""
         plan = planned(change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES), progressive=False)
         assert plan.stage_start_s == {(0, 0): 8.0, (0, 1): 8.0}
 
@@ -111,7 +111,7 @@ class TestNotice:
         assert plan.kv_done_s == 6.0
 
     def test_one_whose_deadline_is_over_holds_nothing(self) -> None:
-        """As if it had been lost."""
+        """An instance past its deadline holds nothing, as if it had been lost."""
         mapped = change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES, {0: (RunningRequest("r", 10),)})
         plan = planned(mapped, now_s=60.0)
         assert {each.source for each in plan.transfers} == {None}
@@ -194,7 +194,7 @@ class TestShapes:
         assert sorted(layer) == [(0, "0", "1/3", 0), (1, "1/2", "2/3", 1), (1, "1/3", "1/2", 0), (2, "2/3", "1", 1)]
 
     def test_pipelines_that_run_on_never_stop(self) -> None:
-        """One more pipeline is added: the one that serves goes on, whatever the links do."""
+        """When a pipeline is added, the serving one continues, whatever the links' speed."""
         instances = tuple(Instance(name, 1) for name in "abcd")
         mapped = change("1,2,1,1", "2,2,1,1", instances, {0: (RunningRequest("r", 10),)})
         for progressive in (True, False):
@@ -205,7 +205,7 @@ class TestShapes:
             assert plan.pause_s[1 - runs_on] > 9.0
 
     def test_prompt_pipelines_get_weights_and_no_kv(self) -> None:
-        """Phases apart: who decodes goes on where decoding is."""
+        """With phases apart, prompt pipelines get weights only; KV goes to the pipelines that decode."""
         instances = tuple(Instance(name, 1) for name in "abc")
         mapped = change("1,1,1,1", "1+1,1,1,1", instances[:2], {0: (RunningRequest("r", 10),)})
         plan = planned(mapped)
@@ -215,14 +215,14 @@ class TestShapes:
 
     @pytest.mark.parametrize(("old", "new"), [("2,2,2,2", "1,3,2,2"), ("1,4,2,2", "2,2,1,2"), ("2,1,4,2", "1,3,2,4")])
     def test_what_is_kept_is_what_the_mapper_kept(self, old: str, new: str) -> None:
-        """Two ways to count it."""
+        """The plan's kept bytes equal the mapper's."""
         instances = (*(Instance(f"i{number}", 4) for number in range(3)), Instance("z", 2, deadline_s=1e6))
         running = {0: (RunningRequest("r", 10, 3), RunningRequest("s", 7, 5))}
         mapped = change(old, new, instances, running)
         assert planned(mapped).kept_bytes == mapped.kept_weight_bytes + mapped.kept_kv_bytes
 
     def test_where_nothing_changes_nothing_moves(self) -> None:
-        """And nobody waits."""
+        """An unchanged deployment moves nothing, and no stage waits."""
         plan = planned(change("1,2,1,1", "1,2,1,1", (Instance("a", 2),)))
         assert plan.transfers == () and plan.done_s == plan.longest_pause_s == 0.0
 
@@ -265,7 +265,7 @@ class TestBuffers:
 
 
 def test_a_device_of_no_listed_instance_is_refused() -> None:
-    """With what to do."""
+    """A device without a listed instance is refused with what to do."""
     mapped = change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES)
     positions = {**mapped.positions, Device("stranger", 0): next(iter(mapped.positions.values()))}
     with pytest.raises(ValueError, match=r"stranger.*before\.instances"):

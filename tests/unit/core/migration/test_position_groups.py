@@ -68,12 +68,12 @@ class TestWays:
         assert ((0, 3), (1,), (2,)) in groupings(positions("1,4,1"), stand)
 
     def test_what_stands_takes_more_where_the_others_have_no_room(self) -> None:
-        """Every position must be somewhere."""
+        """A group that stays takes more positions where the others cannot: every position must have a device."""
         stand = [InstanceSeats(2, Position(0, 0, 0), (3,)), InstanceSeats(2, Position(0, 1, 0), (1,))]
         assert ((0, 3), (1, 2)) in groupings(positions("1,4,1"), stand)
 
     def test_too_few_seats_are_refused(self) -> None:
-        """It says what to do."""
+        """The error contains what to do."""
         with pytest.raises(ValueError, match="smaller configuration"):
             groupings(positions("1,4,1"), seats(2, 1))
 

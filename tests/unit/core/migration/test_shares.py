@@ -70,7 +70,7 @@ class TestShares:
     @settings(max_examples=60, deadline=None)
     @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 9))
     def test_overlaps_add_up_to_the_share_to_the_byte(self, whole_bytes: int, tensor: int, other: int) -> None:
-        """Whatever is rounded."""
+        """Overlaps add up to the share to the byte, however it is rounded."""
         for shard in range(tensor):
             share = share_of(shard, tensor)
             common = [share_bytes(whole_bytes, overlap(share, share_of(into, other))) for into in range(other)]

@@ -65,14 +65,14 @@ def test_many_instances_that_lack_the_same_pass_it_on() -> None:
 
 
 def test_a_leaving_instance_is_taken_for_its_idle_uplink_but_not_before_an_equal() -> None:
-    """Nobody else needs that link."""
+    """A leaving instance's idle uplink is used for a source, unless a staying instance's is as free."""
     choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 1000.0}), LINKS)
     assert sources(choice, piece((0, 1), (2,))) == [(1, 2, False)]
     assert sources(choice, piece((0, 1), (2,))) == [(0, 2, False)]
 
 
 def test_a_leaving_instance_is_not_asked_for_more_than_it_can_send() -> None:
-    """100 bytes take 10 s: one in 15 s. Where nobody else has them, storage does."""
+    """It can send 100 bytes in 10 s, so one in 15 s; bytes without another holder come from storage."""
     choice = SourceChoice(devices_of(1, 1, 1, deadlines_s={0: 15.0}), LINKS)
     assert sources(choice, piece((0,), (2,))) == [(0, 2, False)]
     assert sources(choice, piece((0, 1), (2,))) == [(1, 2, False)]

@@ -34,7 +34,7 @@ def scaled(
     unsharded_s: float = 0.0,
     slower: float = 1.0,
 ) -> ScaledCost:
-    """Return a cost on links that carry 1 MB a second after a millisecond, unless told."""
+    """Return a cost on links that carry 1 MB a second after a millisecond, by default."""
     worker = LinearIterationCost(0.010 * slower, 1e-4 * slower, 1e-7 * slower, 1e-3 * slower, 1e-5 * slower)
     usual = LinkCost(1e-3, 1e6)
     return ScaledCost(worker, model, link or usual, hop or usual, context_tokens=50, unsharded_s=unsharded_s)

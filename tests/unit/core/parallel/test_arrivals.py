@@ -21,7 +21,7 @@ def test_only_the_last_half_minute_counts() -> None:
 
 
 def test_an_empty_window_has_no_rate() -> None:
-    """It was watched, and nobody came."""
+    """A window without arrivals has no rate."""
     window = filled(1.0, 2.0)
     assert (window.rate(40.0), window.cv(40.0)) == (0.0, None)
 

@@ -12,7 +12,7 @@ from tests.unit.core.parallel.waits import waiting_s
 
 
 def drawn_wait_s(rate: float, cv: float, service_s: float, servers: int, batch: int, requests: int = 12_000) -> float:
-    """Return the mean wait of requests with gaps of a gamma distribution: whoever is free takes up to a batch."""
+    """Return the mean wait of requests with gamma gaps: a free server takes up to a batch."""
     gaps = np.random.default_rng(7).gamma(1 / cv**2, cv**2 / rate, requests)
     arrivals = np.cumsum(gaps).tolist()
     free, at, waited_s = [0.0] * servers, 0, 0.0
@@ -57,7 +57,7 @@ def test_batches_are_near_drawn_arrivals(cv: float, servers: int, batch: int, lo
 
 
 def test_a_large_batch_waits_half_a_service() -> None:
-    """At high load whoever comes finds a batch under way, and fits the next one."""
+    """At high load an arrival waits for half the batch under way, on average, and joins the next one."""
     assert waiting_s(100.0, 1.0, 2.0, 1, max_batch=100_000) == pytest.approx(1.0, rel=1e-3)
 
 
@@ -73,7 +73,7 @@ def test_arrivals_by_the_clock_do_not_wait_for_single_services() -> None:
 
 @pytest.mark.parametrize("rate", [0.8, 0.9])
 def test_a_queue_that_grows_without_end_waits_for_ever(rate: float) -> None:
-    """At m x B / l as well: there is no room for chance."""
+    """At a load of 1, m x B / l, the queue grows without end: random arrivals need slack."""
     assert waiting_s(rate, 1.0, 10.0, 2, 4) == math.inf
     assert math.isfinite(waiting_s(0.79, 1.0, 10.0, 2, 4))
 

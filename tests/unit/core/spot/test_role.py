@@ -1,4 +1,4 @@
-"""The watcher's role: who is told what, when the cloud is asked, and when it may have its machine."""
+"""The watcher's role: who receives which notice, when the cloud is polled, and when it may take its machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.unit.core.spot.watching import (
     draining,
     left,
     notice,
+    notices,
     of,
     reports,
-    told,
     worker,
 )
 
@@ -34,14 +34,14 @@ def watching() -> Watching:
     return Watching()
 
 
-# --- who is told ------------------------------------------------------------------------------------------------------
+# --- who receives notices ----------------------------------------------------------------------------------------------
 
 
 def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching) -> None:
-    """Those of other machines are not; whoever plans hears it once, with all of them."""
+    """All workers of the machine, and none of another, receive the deadline; the planner receives it once, with all of them."""
     watching.start(worker("b"), worker("a"), worker("far", "machine-1"), replace(worker("s"), kind=MemberKind.GATEWAY))
     commands = watching.answer(notice(DEADLINE_S))
-    assert told(commands) == [("a", DEADLINE_S), ("b", DEADLINE_S)]
+    assert notices(commands) == [("a", DEADLINE_S), ("b", DEADLINE_S)]
     assert reports(commands) == [
         InterruptionReported("watcher-0", "e", InterruptionKind.NOTICE, ("a", "b"), DEADLINE_S, "cloud: go")
     ]
@@ -49,20 +49,20 @@ def test_every_worker_of_the_machine_is_told_of_the_deadline(watching: Watching)
 
 
 def test_named_workers_are_beside_it_wherever_they_are() -> None:
-    """And nobody else, on the same machine neither."""
+    """Named workers count as beside the watcher, and no other worker does, even on the same machine."""
     watching = Watching(workers=("far",))
     watching.start(worker("a"), worker("far", "machine-1"))
-    assert told(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
+    assert notices(watching.answer(notice(DEADLINE_S))) == [("far", DEADLINE_S)]
 
 
 def test_a_sign_that_stands_is_told_once(watching: Watching) -> None:
-    """However often the cloud says it."""
+    """A sign in force produces one notice, however often the cloud repeats it."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     for _ in range(5):
         watching.feed(draining(worker("a")))
         commands = watching.answer(notice(DEADLINE_S))
-        assert (told(commands), reports(commands)) == ([], [])
+        assert (notices(commands), reports(commands)) == ([], [])
 
 
 def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> None:
@@ -70,62 +70,62 @@ def test_a_deadline_that_moves_is_told_if_it_is_earlier(watching: Watching) -> N
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     watching.feed(draining(worker("a")))
-    assert told(watching.answer(notice(DEADLINE_S + 60))) == []
-    assert told(watching.answer(notice(DEADLINE_S - 60))) == [("a", DEADLINE_S - 60)]
-    assert told(watching.answer(notice(DEADLINE_S - 60), notice(DEADLINE_S - 90, "f"))) == [("a", DEADLINE_S - 90)]
+    assert notices(watching.answer(notice(DEADLINE_S + 60))) == []
+    assert notices(watching.answer(notice(DEADLINE_S - 60))) == [("a", DEADLINE_S - 60)]
+    assert notices(watching.answer(notice(DEADLINE_S - 60), notice(DEADLINE_S - 90, "f"))) == [("a", DEADLINE_S - 90)]
 
 
 def test_who_acts_as_if_it_had_not_heard_is_told_again(watching: Watching) -> None:
     """The bus may lose a message; once it drains it is left alone."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
-    assert told(watching.feed(worker("a"), RETELL_S / 2)) == []
+    assert notices(watching.feed(worker("a"), RETELL_S / 2)) == []
     again = watching.feed(worker("a"), RETELL_S / 2)
-    assert (told(again), of(again, c.PublishNotice)[0].again) == ([("a", DEADLINE_S)], True)
-    assert told(watching.feed(worker("a"), RETELL_S / 2)) == []
-    assert told(watching.feed(draining(worker("a")), RETELL_S)) == []
+    assert (notices(again), of(again, c.PublishNotice)[0].again) == ([("a", DEADLINE_S)], True)
+    assert notices(watching.feed(worker("a"), RETELL_S / 2)) == []
+    assert notices(watching.feed(draining(worker("a")), RETELL_S)) == []
 
 
 def test_a_worker_that_comes_while_a_notice_stands_is_told_when_it_can_hear(watching: Watching) -> None:
     """Not while it starts; a new incarnation is another worker."""
     watching.start()
     watching.answer(notice(DEADLINE_S))
-    assert told(watching.feed(worker("a", state=MemberState.STARTING))) == []
+    assert notices(watching.feed(worker("a", state=MemberState.STARTING))) == []
     commands = watching.feed(worker("a"))
-    assert told(commands) == [("a", DEADLINE_S)]
+    assert notices(commands) == [("a", DEADLINE_S)]
     assert [(each.kind, each.worker_ids) for each in reports(commands)] == [(InterruptionKind.NOTICE, ("a",))]
-    assert told(watching.feed(worker("a", incarnation=2))) == [("a", DEADLINE_S)]
+    assert notices(watching.feed(worker("a", incarnation=2))) == [("a", DEADLINE_S)]
 
 
 def test_a_hint_is_reported_and_nobody_leaves_for_it(watching: Watching) -> None:
-    """It may come to nothing; the notice after it is told."""
+    """A hint may come to nothing: workers receive only the notice after it."""
     watching.start(worker("a"))
     hint = notice(None, "h", is_hint=True)
     commands = watching.answer(hint)
-    assert told(commands) == []
+    assert notices(commands) == []
     assert [(each.kind, each.worker_ids, each.deadline_s) for each in reports(commands)] == [
         (InterruptionKind.HINT, ("a",), None)
     ]
-    assert told(watching.answer(hint, notice(DEADLINE_S))) == [("a", DEADLINE_S)]
+    assert notices(watching.answer(hint, notice(DEADLINE_S))) == [("a", DEADLINE_S)]
 
 
 def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching: Watching) -> None:
-    """With a later deadline, too; who comes between is told nothing."""
+    """After a withdrawn sign the next is a new one, with a later deadline, too; workers joining in between receive nothing."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S))
     commands = watching.answer()
-    assert (told(commands), [each.kind for each in reports(commands)]) == ([], [InterruptionKind.WITHDRAWN])
-    assert told(watching.feed(worker("b"))) == []
-    assert told(watching.answer(notice(DEADLINE_S + 99))) == [("a", DEADLINE_S + 99), ("b", DEADLINE_S + 99)]
+    assert (notices(commands), [each.kind for each in reports(commands)]) == ([], [InterruptionKind.WITHDRAWN])
+    assert notices(watching.feed(worker("b"))) == []
+    assert notices(watching.answer(notice(DEADLINE_S + 99))) == [("a", DEADLINE_S + 99), ("b", DEADLINE_S + 99)]
 
 
 def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None:
-    """The worker was told of an earlier deadline than it has, and is told nothing."""
+    """The worker's earlier deadline is kept, and it receives nothing more."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S), notice(DEADLINE_S - 10, "f"))
     watching.feed(draining(worker("a")))
     commands = watching.answer(notice(DEADLINE_S))
-    assert (told(commands), [each.event_id for each in reports(commands)]) == ([], ["f"])
+    assert (notices(commands), [each.event_id for each in reports(commands)]) == ([], ["f"])
 
 
 # --- the questions ----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_thousand_failures_are_no_overflow() -> None:
 
 
 def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
-    """Another one is said, too."""
+    """A problem is logged once, and so are its end and another problem."""
     watching.start()
     for problem in (None, "a", "a", "b", "b", None, None):
         watching.answer(problem=problem)
@@ -177,9 +177,9 @@ def test_a_problem_is_said_once_and_so_is_its_end(watching: Watching) -> None:
 def test_a_problem_takes_no_notice_back(watching: Watching) -> None:
     """Nor does it delay one that an answer in part holds."""
     watching.start(worker("a"))
-    assert told(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
+    assert notices(watching.answer(notice(DEADLINE_S), problem="status 500")) == [("a", DEADLINE_S)]
     assert reports(watching.answer(problem="no connection")) == []
-    assert told(watching.feed(worker("b"))) == [("b", DEADLINE_S)]
+    assert notices(watching.feed(worker("b"))) == [("b", DEADLINE_S)]
 
 
 # --- the cloud's leave -------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_worker_that_fell_silent_may_be_at_work(watching: Watching) -> None:
 
 
 def test_a_machine_on_which_nobody_was_told_is_not_given_back(watching: Watching) -> None:
-    """Heartbeats may not have come yet; one that starts is somebody."""
+    """Heartbeats may not have come yet, and a starting worker counts, so the machine is not released."""
     watching.start()
     watching.answer(WAITING)
     a, b = worker("a"), worker("b", state=MemberState.STARTING)
@@ -260,13 +260,13 @@ def test_who_does_not_want_it_keeps_the_machine_to_its_deadline(acknowledge: boo
 
 
 def lost(watching: Watching) -> list[tuple[tuple[str, ...], float | None, str]]:
-    """Who was said to be lost without a word."""
+    """Workers reported lost without a goodbye."""
     found = [each for each in reports(watching.given) if each.kind is InterruptionKind.LOST]
     return [(each.worker_ids, each.deadline_s, each.event_id) for each in found]
 
 
 def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watching: Watching) -> None:
-    """Of any machine: its own watcher is gone with it. One that says goodbye is not."""
+    """A worker of any machine, whose own watcher is gone with it; a worker that sends a goodbye is not reported."""
     watching.feed(worker("a", "machine-1", incarnation=7))
     watching.feed(worker("b", "machine-1"))
     watching.feed(left(worker("b", "machine-1")))
@@ -275,7 +275,7 @@ def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watchin
     watching.feed(Tick())
     watching.feed(Tick())
     assert lost(watching) == [(("a",), watching.now, "lost-a-7")]
-    assert told(watching.given) == []
+    assert notices(watching.given) == []
 
 
 def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
@@ -287,7 +287,7 @@ def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
 
 
 def test_one_watcher_speaks_for_all() -> None:
-    """The first by id of those that are there."""
+    """The first of the live watchers by id reports for all."""
     first, second = Watching("watcher-0"), Watching("watcher-1")
     for watching in (first, second):
         for other in ("watcher-0", "watcher-1"):
@@ -301,7 +301,7 @@ def test_one_watcher_speaks_for_all() -> None:
 
 
 def test_a_watcher_that_hears_nobody_reports_nobody(watching: Watching) -> None:
-    """Then it is the one who is away."""
+    """A watcher that receives no heartbeats is the one cut off, and reports no loss."""
     watching.beat_itself()
     watching.feed(worker("a"))
     watching.feed(Tick(), TIMEOUT_S + 0.1)
@@ -309,7 +309,7 @@ def test_a_watcher_that_hears_nobody_reports_nobody(watching: Watching) -> None:
 
 
 def test_members_that_are_no_workers_are_not_reported(watching: Watching) -> None:
-    """Nobody plans with a gateway."""
+    """Only workers are reported lost: the planner has no use for gateways."""
     watching.feed(replace(worker("g"), kind=MemberKind.GATEWAY))
     watching.now += TIMEOUT_S + 0.1
     watching.beat_itself()
@@ -328,7 +328,7 @@ def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> No
 
 
 def test_an_unknown_worker_is_said_to_be_unknown(watching: Watching) -> None:
-    """With those that there are."""
+    """The error for an unknown worker lists the known ones."""
     assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker w; there are: none"))]
     watching.feed(worker("b"))
     watching.feed(worker("a"))
@@ -347,7 +347,7 @@ class TestEndedProcesses:
     """A process of the machine that ends without a word is lost at once, and not after its silence."""
 
     def test_its_members_loss_is_announced_and_reported(self) -> None:
-        """In its place, as it was; whoever plans hears of it when the announcement comes back."""
+        """The watcher announces its member's loss in its place; the planner is notified when the announcement returns."""
         watching = Watching()
         watching.beat_itself()
         watching.start(worker("a"))

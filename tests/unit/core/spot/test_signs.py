@@ -43,7 +43,7 @@ def test_a_deadline_moves_to_an_earlier_time_only() -> None:
 
 
 def test_the_earliest_of_several_signs_counts() -> None:
-    """Hints have no deadline; where nothing else stands there is no notice."""
+    """Of several signs the earliest deadline counts; hints have none, and alone they are no notice."""
     standing = ActiveSigns()
     assert seen(standing, Sign("h", "r", is_hint=True)) == [("h", None)]
     assert standing.notice() is None

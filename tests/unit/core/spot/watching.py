@@ -39,7 +39,7 @@ class Watching:
         self.given: list[c.SpotWatcherCommand] = []
 
     def feed(self, event: c.SpotWatcherEvent, after_s: float = 0.0) -> list[c.SpotWatcherCommand]:
-        """Let some time pass, and an event come; returns what the role said to it."""
+        """Advance the clock and feed an event; return the role's commands."""
         self.now += after_s
         commands = self.role.handle(event, self.now)
         self.given += commands
@@ -56,7 +56,7 @@ class Watching:
         return self.feed(MetadataAnswered(signs, problem), after_s)
 
     def beat_itself(self) -> None:
-        """It hears its own heartbeat."""
+        """Feed the watcher its own heartbeat."""
         watcher = replace(worker(self.role.watcher_id), kind=MemberKind.SPOT_WATCHER)
         self.feed(watcher)
 
@@ -66,13 +66,13 @@ def of(commands: list[c.SpotWatcherCommand], wanted: type[CommandT]) -> list[Com
     return [command for command in commands if isinstance(command, wanted)]
 
 
-def told(commands: list[c.SpotWatcherCommand]) -> list[tuple[str, float]]:
-    """Who was told, and when it must be gone."""
+def notices(commands: list[c.SpotWatcherCommand]) -> list[tuple[str, float]]:
+    """Who received a notice, and with which deadline."""
     return [(each.notice.worker_id, each.notice.deadline_s) for each in of(commands, c.PublishNotice)]
 
 
 def reports(commands: list[c.SpotWatcherCommand]) -> list[InterruptionReported]:
-    """What was said to whoever plans."""
+    """What was reported to the planner."""
     return [each.report for each in of(commands, c.PublishReport)]
 
 
@@ -82,7 +82,7 @@ def left(member: Member) -> Member:
 
 
 def draining(member: Member) -> Member:
-    """It has heard."""
+    """Feed that the worker is draining."""
     return replace(member, state=MemberState.DRAINING)
 
 

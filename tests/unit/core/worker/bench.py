@@ -21,12 +21,12 @@ HERE = KvTarget("w", 9, "w:2", ())
 
 
 def stream_of(choice_id: str, epoch: int = 1, gateway: str = "g") -> m.StreamRef:
-    """Streams are numbered by what is in the name, so that tests can tell them."""
+    """A stream's number comes from the digits in the name, so that tests can tell streams apart."""
     return m.StreamRef(gateway, ord(choice_id[0]) * 10 + epoch)
 
 
 class WorkerBench:
-    """A role named `w` and a clock; unless told otherwise it reserves all blocks at once and reuses none: counts are plain.
+    """A role named `w` and a clock; by default it reserves all blocks at once and reuses none: counts are plain.
 
     Attributes:
         prompt_tokens: by request, where it is not the 30 that the methods assume.
@@ -89,7 +89,7 @@ class WorkerBench:
         prompt: tuple[int, ...] | None = None,
         sampling: SamplingParams | None = None,
     ) -> list[c.WorkerCommand]:
-        """The engine has the record; no two requests' prompts begin alike, unless the test says how they begin."""
+        """Report the record as loaded; no two requests' prompts share a prefix, unless the test gives one."""
         others = (ord(choice_id[0]) + 128 * position for position in range(self.prompt_tokens.get(choice_id, 30)))
         known = prompt or tuple(others)
         record = RequestRecord(

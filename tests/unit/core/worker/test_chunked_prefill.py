@@ -31,7 +31,7 @@ def run(pace: ChunkedPrefillBudget, seconds: float, *rows: BatchRow, now: float 
 
 
 def room(pace: ChunkedPrefillBudget, decodes: int = 1, first_position: int = 0) -> int:
-    """For a first prompt, beside decodes that have no context to speak of."""
+    """The tokens allowed for a first prompt, beside decodes that have almost no context."""
     budget = pace.budget([0] * decodes)
     assert budget is not None
     return budget.room_at(first_position)
@@ -45,7 +45,7 @@ def paced() -> ChunkedPrefillBudget:
 
 
 def test_a_prompt_alone_runs_whole() -> None:
-    """It holds up nobody."""
+    """A prompt alone delays no decode, so it runs whole."""
     assert paced().budget([]) is None
 
 

@@ -58,7 +58,7 @@ def test_a_hand_off_is_the_same() -> None:
 
 
 def test_the_first_to_end_ends_the_order() -> None:
-    """Then the others go on in another one."""
+    """The others continue in a new order."""
     bench = bench_of()
     bench.decode("a", max_new=20)
     bench.decode("b", max_new=8)
@@ -92,7 +92,7 @@ def test_what_was_counted_in_mid_order_counts() -> None:
 
 
 def test_blocks_bound_an_order() -> None:
-    """It ends before the iteration for which somebody is preempted."""
+    """The order ends before the iteration that would preempt a sequence."""
     bench = bench_of(blocks=5)
     bench.decode("a", max_new=40)
     bench.decode("b", max_new=40)
@@ -135,7 +135,7 @@ def test_who_leaves_ends_the_order_at_the_next_boundary() -> None:
 
 
 def test_a_reservation_that_takes_the_blocks_of_a_run_ends_it() -> None:
-    """What runs needs them later, and somebody is to be preempted then."""
+    """The running sequences need those blocks later, and one of them is to be preempted then."""
     bench = bench_of(blocks=20)
     bench.in_place("a", max_new=200)
     assert steps(counted(bench)) == 199
@@ -165,7 +165,7 @@ def test_while_a_prompt_may_preempt_iterations_are_single() -> None:
 
 
 def test_an_engine_may_end_an_order_by_itself() -> None:
-    """It says how far it came."""
+    """The engine's result contains how many iterations it ran."""
     bench = bench_of()
     bench.in_place("a", max_new=50)
     counted(bench)

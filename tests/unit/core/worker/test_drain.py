@@ -63,7 +63,7 @@ def test_a_prompt_whose_reservation_stands_is_still_computed() -> None:
 
 
 def test_at_the_deadline_it_gives_back_what_it_holds() -> None:
-    """Reserved, waiting, pushed: each gateway may try again at once, and reservations elsewhere are freed."""
+    """Reserved, waiting and pushed requests are given back: gateways may retry at once, and other workers free reservations."""
     bench = WorkerBench()
     bench.prefill("pushed")
     bench.iterate(pushed=50)

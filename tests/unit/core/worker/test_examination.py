@@ -28,7 +28,7 @@ class FailingBench(WorkerBench):
         self.batches: list[str] = []
 
     def run(self, commands: Iterable[c.WorkerCommand], iterations: int) -> list[c.WorkerCommand]:
-        """Let the engine work, for so many iterations at most; everything that was said."""
+        """Let the engine run so many iterations at most; return all commands."""
         said = list(commands)
         order = only(said, c.RunIteration)
         while order and iterations:
@@ -78,7 +78,7 @@ def test_the_culprit_ends_with_an_error_and_the_others_go_on() -> None:
 @pytest.mark.parametrize("count", [3, 7, 16, 26])
 @pytest.mark.parametrize("culprits", ["a", "b", "ac"])
 def test_all_culprits_are_found_within_three_iterations_a_member(culprits: str, count: int) -> None:
-    """And nobody else ends with an error."""
+    """All culprits are found within three iterations a member, and no other request ends with an error."""
     bench, commands = batch_of(culprits, count)
     said = bench.run(commands, 1)
     while len(errors(said)) < len(culprits):
@@ -89,7 +89,7 @@ def test_all_culprits_are_found_within_three_iterations_a_member(culprits: str, 
 
 
 def test_a_batch_that_fails_as_a_whole_alone_harms_nobody() -> None:
-    """Its halves succeed, and all go on together."""
+    """If both halves succeed, all members continue together."""
     bench, _ = batch_of("", 4)
     answer = bench.feed(c.IterationFailed("out of memory"))
     said = bench.run(answer, 3)
@@ -117,7 +117,7 @@ def test_one_that_leaves_meanwhile_is_examined_no_more() -> None:
 
 
 def test_a_sequence_that_is_there_alone_is_given_back() -> None:
-    """Tried twice; nothing tells whether it or the engine is at fault, and another worker may know."""
+    """Tried twice: its failure does not show whether it or the engine is at fault, so another worker may try."""
     bench = FailingBench("r")
     said = bench.run(bench.in_place("r"), 5)
     assert bench.batches == ["r", "r"]
@@ -143,7 +143,7 @@ class TestBrokenEngine:
     """It fails for every request."""
 
     def test_all_is_given_back_and_the_worker_ends(self) -> None:
-        """After the third request that failed alone; nobody is told that it is at fault."""
+        """After the third request that failed alone the worker ends, and no request is reported as at fault."""
         bench, commands = batch_of("", 16)
         bench.is_broken = True
         said = bench.run(commands, 50)
@@ -177,7 +177,7 @@ class TestBrokenEngine:
                 bench.feed(c.IterationFinished(()))
 
     def test_a_worker_that_was_to_leave_anyway_leaves_in_order(self) -> None:
-        """Nobody shall start another in its place."""
+        """A worker that was draining anyway leaves in order, so that no supervisor restarts it."""
         bench = FailingBench()
         bench.is_broken = True
         commands = bench.in_place("a")

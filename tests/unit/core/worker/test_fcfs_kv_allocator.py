@@ -51,7 +51,7 @@ class TestReservation:
         bench.assert_empty()
 
     def test_a_newcomer_leaves_the_others_room_to_grow(self) -> None:
-        """A tenth of the blocks, once somebody is there; alone it may have them all."""
+        """A tenth of the blocks is kept free beside other sequences; a sequence alone may take all."""
         bench = bench_of(10, WorkerPolicy(watermark=0.1))
         assert bench.role.load().kv_blocks_kept == 0
         bench.reserve("a", tokens=130, new=10)
@@ -73,7 +73,7 @@ class TestPreemption:
     """Who came last gives its blocks to who came first, and is computed again."""
 
     def test_the_last_one_gives_its_blocks_to_one_that_came_before(self) -> None:
-        """It leaves the batch, keeps its tokens, and its gateway hears nothing of it."""
+        """The last arrival leaves the batch and keeps its tokens, and its gateway gets no message."""
         bench, commands = preempted()
         assert rows(commands) == ["a@1"]
         assert ledger(commands, "preempted") == [{"computed_tokens": 31, "preemptions": 1}]
@@ -123,7 +123,7 @@ class TestPreemption:
         assert rows(commands) == ["a@1"]
 
     def test_after_some_preemptions_it_comes_back_with_all_its_blocks_and_stays(self) -> None:
-        """It waits for blocks for its prompt and all ten tokens, and whoever needs blocks then waits for it."""
+        """It waits for blocks for its prompt and all ten tokens; later sequences that need blocks wait for it."""
         bench, _ = preempted(policy=WorkerPolicy(watermark=0.0, max_preemptions=1, prefix_caching=False))
         assert bench.role.load().kv_blocks_kept == 3
         assert rows(bench.iterate(a=2)) == ["b@1"]
@@ -137,7 +137,7 @@ class TestPreemption:
         bench.assert_empty()
 
     def test_with_max_tokens_nobody_is_preempted(self) -> None:
-        """The second is not let in before there is room for all of it."""
+        """The second sequence is not admitted before there is memory for all of it."""
         bench = bench_of(4, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
         bench.decode("a")
         assert only(bench.reserve("b"), m.KvRefused) != []

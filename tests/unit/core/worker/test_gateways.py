@@ -26,7 +26,7 @@ def decoding(*choice_ids: str, gateway: str = "g") -> WorkerBench:
 
 
 class TestCounting:
-    """A gateway can tell that a batch is missing."""
+    """The count of sent batches lets a gateway detect a missing one."""
 
     def test_batches_are_numbered_and_say_who_sent_them(self) -> None:
         """From 1 on."""
@@ -64,7 +64,7 @@ class TestForgetting:
     """A gateway that is gone gets nothing more computed."""
 
     def test_its_sequences_end_and_their_blocks_come_free(self) -> None:
-        """Those of other gateways go on."""
+        """A lost gateway's sequences end and free their blocks; those of other gateways continue."""
         bench = decoding("r")
         bench.start("other", target=HERE, gateway="h")
         bench.load("other")
@@ -91,7 +91,7 @@ class TestForgetting:
 
 
 class TestTimeAway:
-    """A lease does not run out while nobody can be heard."""
+    """A lease does not expire while the worker can receive no message."""
 
     def test_a_lease_is_put_off(self) -> None:
         """By as much as the worker was away."""

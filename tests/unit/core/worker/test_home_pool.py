@@ -1,4 +1,4 @@
-"""A worker's home pool is what it reports, and no restriction."""
+"""A worker's home pool is part of its report, and restricts nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_order_to_another_worker_is_none() -> None:
 
 
 def test_what_is_here_goes_on_over_a_change_of_home() -> None:
-    """Sequences of every phase, and those that come after it."""
+    """Running sequences of every phase continue over a change of home pool, and new ones are accepted."""
     bench = WorkerBench(blocks=40)
     bench.decode("d")
     bench.prefill("h")

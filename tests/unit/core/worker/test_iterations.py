@@ -14,7 +14,7 @@ from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, row_of
 
 
 class TestScheduling:
-    """One iteration in flight; whoever can joins the next."""
+    """One iteration is in flight; waiting sequences join the next."""
 
     def test_what_comes_during_an_iteration_joins_the_next_one(self) -> None:
         """Decodes and prompts share it, in order of arrival."""
@@ -33,7 +33,7 @@ class TestScheduling:
         assert bench.role.iterations == 1
 
     def test_prompts_share_a_batch_up_to_the_cap(self) -> None:
-        """2,048 prompt tokens by default; the next one waits for the next batch, and nobody passes it."""
+        """2,048 prompt tokens by default; the next prompt waits for the next batch, and no later one overtakes it."""
         bench = WorkerBench(blocks=1000)
         bench.decode("d")
         for choice_id, prompt in (("a", 2000), ("b", 48), ("c", 1), ("e", 1)):
@@ -42,7 +42,7 @@ class TestScheduling:
         assert rows(bench.iterate(d=51, a=50, b=50)) == ["d@1", "c@1", "e@1"]
 
     def test_a_prompt_beyond_the_cap_runs_alone_among_prompts(self) -> None:
-        """Decodes go on beside it."""
+        """A prompt over the cap runs without other prompts; decodes continue beside it."""
         bench = WorkerBench(blocks=1000)
         bench.decode("d")
         for choice_id, prompt in (("a", 10), ("b", 3000), ("c", 10)):
@@ -52,7 +52,7 @@ class TestScheduling:
         assert rows(bench.iterate(d=51, b=50)) == ["d@1", "c@1"]
 
     def test_at_most_max_num_seqs_rows_run(self) -> None:
-        """Those that came first; a prompt waits for a row like anything else, its blocks untouched."""
+        """Rows go to the earliest arrivals; a prompt waits for a row with its blocks untouched."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=2))
         bench.decode("d")
         bench.decode("e")
@@ -72,7 +72,7 @@ class TestScheduling:
         assert rows(bench.delivered("a")) == ["large@1", "small@1"]
 
     def test_a_long_prompt_is_computed_in_parts(self) -> None:
-        """Each part goes on where the last one ended; the first token and the hand-off come after the last part."""
+        """Each part continues where the last one ended; the first token and the hand-off follow the last part."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
         bench.decode("d")
         bench.prefill("p", prompt=40)
@@ -89,7 +89,7 @@ class TestScheduling:
         assert bench.role.load().pending_prompt_tokens == 0
 
     def test_the_next_prompt_gets_what_the_last_part_leaves(self) -> None:
-        """And not more than that; nobody joins before the prompt ahead is whole."""
+        """The next prompt gets only what the last part leaves, and none joins before the prompt ahead is whole."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
         assert rows(bench.prefill("a", prompt=30)) == ["a@1"]
         bench.prefill("b", prompt=10)
@@ -129,7 +129,7 @@ class TestScheduling:
         assert (delta.logprobs, delta.prompt_logprobs) == (own, of_prompt)
 
     def test_an_engine_failure_tries_what_was_in_the_batch_again(self) -> None:
-        """In parts, and nobody else meanwhile; `test_examination.py` says how it goes on."""
+        """The batch's members are tried again in parts, and no other sequence meanwhile, as in `test_examination.py`."""
         bench = WorkerBench()
         bench.decode("a")
         bench.prefill("p")
@@ -159,7 +159,7 @@ class TestPipeline:
         assert rows(bench.iterate(a=50)) == ["a@1", "c@1"]
 
     def test_results_are_those_of_the_oldest_batch(self) -> None:
-        """What is in the other goes on; who was in the oldest is tried again once nothing else is in flight."""
+        """A failed oldest batch is tried again once nothing else is in flight; the other batch continues."""
         bench = self.bench()
         bench.in_place("a")
         bench.in_place("b")
@@ -237,7 +237,7 @@ class TestCondemned:
         bench.assert_empty()
 
     def test_a_prompt_cancelled_in_mid_iteration_pushes_nothing(self) -> None:
-        """Its reservation is given back at once, its blocks when the iteration ends; others go on."""
+        """Its reservation is released at once, its blocks when the iteration ends; others continue."""
         bench = WorkerBench()
         bench.prefill("r")
         bench.decode("d")
@@ -251,7 +251,7 @@ class TestCondemned:
 
     @pytest.mark.parametrize("ends", ["delivered", "failed"])
     def test_cancelled_in_mid_push(self, ends: str) -> None:
-        """The blocks stay until the push ends, however it does; the gateway hears nothing of it."""
+        """The blocks stay until the push ends, delivered or failed; the gateway gets no message."""
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)

@@ -19,7 +19,7 @@ class TestLayerwise:
     """A prompt's KV leaves while it is computed."""
 
     def test_the_push_is_opened_before_the_iteration_and_committed_after_it(self) -> None:
-        """For the prompt's blocks; with the first token nothing but the commit is left to say."""
+        """The push has the prompt's blocks; after the first token only the commit remains."""
         bench = WorkerBench(policy=LAYERWISE)
         commands = bench.prefill("r", prompt=30)
         kinds = [type(command) for command in commands]
@@ -86,7 +86,7 @@ class TestLayerwise:
         bench.assert_empty()
 
     def test_a_push_that_fails_before_its_prompt_is_computed_ends_the_attempt(self) -> None:
-        """At once; its blocks come free with the iteration, whose token is nobody's."""
+        """The attempt ends at once; its blocks are freed with the iteration, whose token is dropped."""
         bench = WorkerBench(policy=LAYERWISE)
         bench.prefill("r")
         commands = bench.feed(c.HandoffFailed("r", 1, "connection lost"))
@@ -98,7 +98,7 @@ class TestLayerwise:
         bench.assert_empty()
 
     def test_a_prompt_whose_iterations_fail_keeps_its_push_until_it_is_given_up(self) -> None:
-        """It is opened once; layers that were told of are whole, and written again with the same."""
+        """The push is opened once; layers reported as written are whole, and are written again with the same content."""
         bench = WorkerBench(policy=LAYERWISE)
         assert only(bench.prefill("r"), c.OpenPush)
         commands = bench.feed(c.IterationFailed("out of memory"))
@@ -109,7 +109,7 @@ class TestLayerwise:
         bench.assert_empty()
 
     def test_one_on_its_way_is_called_off_as_well(self) -> None:
-        """A serial push need not go on for a client that left."""
+        """A serial push on its way is cancelled when its client leaves."""
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)

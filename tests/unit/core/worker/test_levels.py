@@ -47,7 +47,7 @@ def handoff(commands: list[c.WorkerCommand]) -> KvHandoff:
 
 
 def reserve(worker: WorkerBench, *choice_ids: str) -> None:
-    """Room and records for hand-offs."""
+    """Make reservations and load the records for hand-offs."""
     for number, choice_id in enumerate(choice_ids, start=1):
         worker.reserve(choice_id, tokens=40, number=number)
         worker.load(choice_id)

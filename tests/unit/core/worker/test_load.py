@@ -1,4 +1,4 @@
-"""What a worker says of itself."""
+"""A worker's report of its load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def phases(load: m.WorkerLoad) -> dict[str, int]:
 
 
 class TestPhases:
-    """A scheduler sees from a heartbeat which work is foreign to the worker's home."""
+    """A scheduler sees from a heartbeat which work is off-pool for the worker."""
 
     def test_a_prompt_for_another_worker_counts_until_that_one_has_its_kv(self) -> None:
         """Its push is a part of the prompt phase."""
@@ -49,7 +49,7 @@ class TestPhases:
         assert phases(bench.role.load()) == {"in place": 0, "to hand off": 0, "decoding": 1, "reserved": 0}
 
     def test_all_phases_side_by_side(self) -> None:
-        """A worker of any home may have each of them."""
+        """A worker of any home pool may have all phases at once."""
         bench = WorkerBench(blocks=40)
         bench.decode("d")
         bench.in_place("p")

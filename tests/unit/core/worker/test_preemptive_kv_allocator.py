@@ -41,7 +41,7 @@ def two_long_ones(bench: WorkerBench, max_new: int = 30) -> None:
 
 
 def moved(commands: list[c.WorkerCommand]) -> list[str]:
-    """Whose KV is told to go, in order."""
+    """The sequences ordered to swap out, in order."""
     return [move.sequence_id for move in only(commands, c.SwapOut)]
 
 
@@ -49,7 +49,7 @@ class TestReactive:
     """KV goes when its place is needed."""
 
     def test_a_newcomer_makes_the_last_in_order_give_its_blocks_up(self) -> None:
-        """It is computed when these have left; meanwhile the others go on."""
+        """The newcomer is computed once the last sequence is swapped out; meanwhile the others continue."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         commands = bench.in_place("n", prompt=5)
@@ -63,7 +63,7 @@ class TestReactive:
         assert rows(bench.iterate(a=54)) == ["n@1", "a@1"]
 
     def test_it_comes_back_when_there_is_room_and_it_has_its_turn(self) -> None:
-        """And goes on where it was."""
+        """It is swapped in when there are free blocks and it has its turn, and resumes where it was."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.in_place("n", prompt=5)
@@ -137,7 +137,7 @@ class TestDefer:
         assert rows(commands) == ["n@1", "b@1"]
 
     def test_who_grows_still_takes_them(self) -> None:
-        """From those behind it, else nobody would go on."""
+        """A growing sequence takes blocks from those ranked below it, else none would progress."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
         two_long_ones(bench)
         for token in range(53, 62):  # then a has all 32 tokens of its blocks
@@ -151,7 +151,7 @@ class TestProactive:
     """KV goes before its place is needed."""
 
     def test_slots_are_kept_free_by_those_that_do_not_run(self) -> None:
-        """As many as K says, each as large as newcomers were."""
+        """K slots stay free, each as large as newcomers were."""
         bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=2, seqs=1))
         bench.in_place("a", prompt=20)
         bench.iterate(a=51)
@@ -187,7 +187,7 @@ class TestProactive:
         assert told_to_go(2) == ["a@1"]  # three in Q2, of some two blocks each, and five are free
 
     def test_the_last_to_run_goes_first(self) -> None:
-        """Largest ENST: of two that do not run, whoever is in the lower queue."""
+        """Largest ENST first: of two that do not run, the one in the lower queue."""
         bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=1, seqs=1))
         bench.in_place("low", prompt=30)  # 4 s, all of Q3's quantum
         bench.iterate(low=51)
@@ -198,7 +198,7 @@ class TestProactive:
         assert (rows(commands), moved(commands)) == (["high@1"], ["low@1"])
 
     def test_what_is_to_run_soon_comes_back_before_its_turn(self) -> None:
-        """Where there is more room than newcomers need."""
+        """A swapped-out sequence comes back early where there is more memory than newcomers need."""
         bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.PROACTIVE, slots=2, seqs=1))
         bench.in_place("a", prompt=20)
         bench.iterate(a=51)
@@ -210,10 +210,10 @@ class TestProactive:
 
 
 class TestReservations:
-    """Newcomers whose prompts are computed elsewhere."""
+    """Newcomers whose prompts are computed on another worker."""
 
     def test_a_refusal_makes_room_for_the_next_time(self) -> None:
-        """Those that do not run give theirs up, and for a second the room is kept."""
+        """After a refusal idle sequences are swapped out, and for a second the memory is kept for the newcomer."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE, seqs=1))
         two_long_ones(bench)
         bench.iterate(a=53)
@@ -227,7 +227,7 @@ class TestReservations:
         assert isinstance(reserved, m.KvReserved)
 
     def test_those_that_run_make_room_too_where_they_let_newcomers_pass(self) -> None:
-        """Where a batch is wide enough for all, nobody is idle; the last of the order goes."""
+        """Where a batch is wide enough for all, none is idle, so the last of the order is swapped out."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
@@ -235,12 +235,12 @@ class TestReservations:
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
         bench.swapped("b")
-        assert rows(bench.iterate(a=54)) == ["a@1"]  # b stays away: the room is promised
+        assert rows(bench.iterate(a=54)) == ["a@1"]  # b stays away: the memory is promised
         (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
         assert isinstance(reserved, m.KvReserved)
 
     def test_a_promise_is_kept_for_a_second(self) -> None:
-        """Then who was to make room comes back."""
+        """After a second the promise ends, and the swapped-out sequence comes back."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
         bench.reserve("n", tokens=20, new=4)
@@ -251,13 +251,13 @@ class TestReservations:
 
     @pytest.mark.parametrize(("when_full", "blocks"), [(WhenFull.REACTIVE, 5), (WhenFull.DEFER, 1)])
     def test_what_could_move_counts_as_free_for_newcomers(self, when_full: WhenFull, blocks: int) -> None:
-        """The scheduler is told so, of who runs just now as well."""
+        """The scheduler sees the memory of sequences that could be swapped out as free, of running ones as well."""
         bench = WorkerBench(blocks=5, policy=policy_of(when_full, seqs=1))
         two_long_ones(bench)
         assert bench.role.load().kv_blocks_free == blocks
 
 
 def test_a_policy_that_swaps_needs_blocks_of_the_host() -> None:
-    """It is said at once."""
+    """The error is raised at construction."""
     with pytest.raises(ValueError, match="host"):
         type(WorkerBench().role)("w", 1, "w:2", WorkerBench().pool, POLICY)

@@ -37,7 +37,7 @@ class TestReuse:
     """On the worker that computes prompts."""
 
     def test_full_blocks_of_a_prompt_that_began_alike_are_not_computed_again(self) -> None:
-        """Two blocks of 16 are shared; the hand-off pushes them all, and gateway and ledger hear of it."""
+        """Two blocks of 16 are shared; the hand-off pushes them all, and gateway and ledger get the cached count."""
         bench = bench_of()
         assert prompt(bench, "a", TEXT[:40]) == (0, 40, (0, 1, 2))
         hand_off(bench, "a")
@@ -137,7 +137,7 @@ class TestInPlace:
         assert bench.pool.used_blocks == 3
 
     def test_a_preempted_sequence_finds_its_own_blocks_again(self) -> None:
-        """Those that nobody got in the meantime; what it reports as cached stays what its prompt found."""
+        """It finds the blocks not reused meanwhile; its reported cached tokens stay what its prompt found."""
         bench = bench_of(blocks=4)
         bench.decode("a")
         bench.decode("b")

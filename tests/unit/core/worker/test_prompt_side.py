@@ -76,7 +76,7 @@ class TestHandoff:
     """The first token goes to the gateway, the KV to the reservation."""
 
     def test_the_token_is_published_and_the_prompt_blocks_are_pushed(self) -> None:
-        """Exactly the blocks that hold the prompt, in order; the first token has no KV yet, and says how long it waited."""
+        """Exactly the prompt's blocks, in order, without KV of the first token, which carries its waiting time."""
         bench = WorkerBench()
         bench.start("r", prompt=30)
         bench.now += 2.0
@@ -107,7 +107,7 @@ class TestHandoff:
         ]
 
     def test_a_delivered_hand_off_is_recorded_and_let_go(self) -> None:
-        """The blocks are free, the engine forgets, the gateway has nothing to hear."""
+        """The blocks are free, the engine drops the sequence, and the gateway gets no message."""
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
@@ -264,7 +264,7 @@ class TestInPlace:
         assert (load.kv_blocks_free, load.kv_blocks_kept) == (20, 3)
 
     def test_it_has_no_lease(self) -> None:
-        """Nobody else could renew it."""
+        """A sequence whose prompt is computed here has no lease, since no other member could renew it."""
         bench = WorkerBench()
         bench.in_place("r")
         assert bench.tick(after_s=100.0) == []
@@ -278,14 +278,14 @@ class TestInPlace:
         bench.assert_empty()
 
     def test_a_draining_worker_refuses_it(self) -> None:
-        """The scheduler asks another one."""
+        """A draining worker refuses it, and the scheduler tries another one."""
         bench = WorkerBench()
         bench.feed(m.Drain("w", bench.now + 60.0))
         assert bench.start("r", target=HERE, number=7) == [m.Send("s", m.KvRefused("r", 1, 7, "w", "draining"))]
         bench.assert_empty()
 
     def test_what_would_never_fit_is_refused(self) -> None:
-        """Prompt and answer together; with room for them it is only a matter of time."""
+        """A request whose prompt and answer together exceed the memory is refused; a smaller one waits."""
         bench = WorkerBench(blocks=3)
         (refusal,) = only(bench.start("r", prompt=30, new=19, target=HERE), m.KvRefused)
         assert refusal.reason == "4 blocks may be needed, there are 3"

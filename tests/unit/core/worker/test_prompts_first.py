@@ -1,4 +1,4 @@
-"""Prompts that wait for blocks, and those that decode."""
+"""Prompts that wait for blocks, and sequences that decode."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_with_all_blocks_reserved_nobody_is_preempted() -> None:
 
 
 def test_the_first_arrival_is_never_a_victim() -> None:
-    """Alone it goes on to its end."""
+    """The first arrival is never preempted, and alone it runs to its end."""
     bench = WorkerBench(blocks=2, policy=POLICY)
     bench.decode("a", prompt=17)
     bench.prefill("p", prompt=30)

@@ -34,7 +34,7 @@ def test_notices_make_the_layer_wise_way_dearer() -> None:
 
 
 def test_a_new_pair_tries_both_ways() -> None:
-    """First the serial one, then the other, whatever they cost elsewhere."""
+    """A new pair tries the serial push first, then the other, whatever they cost with other pairs."""
     made = policy(costs=None)
     assert made.choose("t", 4096) is SERIAL
     made.measured("t", PushCosts(serial=COSTS.serial))

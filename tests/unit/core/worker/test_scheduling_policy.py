@@ -92,7 +92,7 @@ class TestQueues:
         assert decode.queue_state.used_s == used_s + 1.0
 
     def test_a_used_up_quantum_lets_newcomers_pass(self) -> None:
-        """And those that came earlier to the lower queue."""
+        """Newcomers pass a sequence with a used-up quantum, and so do earlier arrivals of the lower queue."""
         floor = Floor()
         old = floor.add("old", 5)  # 1.5 s: Q2
         floor.names()
@@ -136,7 +136,7 @@ class TestQueues:
         assert floor.order.outranks_newcomers(old, 10.0)
 
     def test_expected_runs_follow_the_order(self) -> None:
-        """ENST: those that come first run first, and what is ahead of one is shared by the width of a batch."""
+        """ENST: higher-ranked sequences run first, and the work ahead of one is divided by the batch's width."""
         floor = Floor(width=2)
         sequences = [floor.add("a", 5), floor.add("b", 5), floor.add("c", 60)]
         ordered = floor.order.order(sequences, 0.0)
@@ -155,7 +155,7 @@ class TestTenants:
     """Turns of tenants, above the queues and below priorities."""
 
     def test_a_tenant_with_many_requests_does_not_push_others_back(self) -> None:
-        """Rows go to whoever was served least."""
+        """Rows go to the least served tenant."""
         floor = Floor()
         for number in range(3):
             floor.add(f"many{number}", 5, tenant="many")
@@ -201,7 +201,7 @@ class TestInOrder:
         assert KeyedPolicy(by_tokens_left).order([b, a], 0.0) == [a, b]
 
     def test_without_a_key_they_stay_as_they_came(self) -> None:
-        """And come before any newcomer; with one, nobody knows what the newcomer will have."""
+        """Without a key sequences keep their order and precede any newcomer; with one, a newcomer's key is unknown."""
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         assert KeyedPolicy().order(sequences, 0.0) == sequences
@@ -219,7 +219,7 @@ class TestInOrder:
 
 
 def test_queues_follow_from_what_a_decode_costs() -> None:
-    """The first quantum is one decode, and starving begins at 1,500, unless it is said otherwise."""
+    """The first quantum is one decode, and starving begins at 1,500, unless configured."""
     derived = queues_for(COST, quantum_ratio=4.0)
     assert (derived.first_quantum_s, derived.quantum_ratio, derived.starve_limit_s) == (1.0, 4.0, 1500.0)
     assert queues_for(COST, starve_limit_s=0.5).starve_limit_s == 0.5

@@ -27,7 +27,7 @@ SHARING = replace(POLICY, prefix_caching=True)
 
 
 def one_leaves(policy: WorkerPolicy = POLICY) -> tuple[WorkerBench, list[c.WorkerCommand]]:
-    """Sequence a, of 39 computed tokens in three blocks, is told to go for newcomer n, whose prompt is shorter."""
+    """Sequence a, of 39 computed tokens in three blocks, is swapped out for newcomer n, whose prompt is shorter."""
     bench = WorkerBench(blocks=3, policy=policy)
     bench.in_place("a", prompt=38)
     bench.iterate(a=51)
@@ -63,7 +63,7 @@ class TestLeaving:
         bench.assert_empty()
 
     def test_a_failed_copy_leaves_it_where_it_was(self) -> None:
-        """It is not told to go again, but computed again if its place is needed."""
+        """It gets no second order to swap out, but is recomputed if its place is needed."""
         bench, _ = one_leaves()
         commands = bench.feed(c.SwapFailed("a@1", "no memory"))
         assert ledger(commands, "swap_failed") == [{"reason": "no memory"}]
@@ -97,7 +97,7 @@ class TestReturning:
         assert bench.host.free_blocks == 20
 
     def test_what_the_device_still_has_is_not_copied(self) -> None:
-        """Cached blocks that nobody took meanwhile."""
+        """Cached blocks that were not reused meanwhile are not copied in."""
         bench, _ = one_leaves(SHARING)
         bench.swapped("a")
         (move,) = only(bench.iterate(n=2), c.SwapIn)
@@ -148,7 +148,7 @@ class TestFetching:
         return bench.load("p", prompt=(*(ord("a") + 128 * position for position in range(40)), 7), max_new=2)
 
     def test_they_are_copied_before_the_rest_is_computed(self) -> None:
-        """The client is told of so many cached tokens."""
+        """The client gets that number of cached tokens."""
         bench = self.prompt_is_on_the_host()
         self.ask_alike(bench)
         bench.feed(m.CancelRequest("a", 1))

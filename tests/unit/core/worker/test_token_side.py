@@ -15,7 +15,7 @@ class TestReservation:
     """Blocks are granted at once or refused with a reason."""
 
     def test_a_grant_names_the_blocks_and_opens_them_to_the_transfer(self) -> None:
-        """40 tokens take 3 blocks; the record is fetched while the prompt is computed elsewhere."""
+        """40 tokens take 3 blocks; the record is fetched while the prompt is computed on the prompt worker."""
         bench = WorkerBench()
         target = KvTarget("w", 9, "w:2", (0, 1, 2))
         assert bench.reserve("r", tokens=40, number=4) == [
@@ -37,14 +37,14 @@ class TestReservation:
         assert bench.reserve("r", tokens=30, number=5) == [m.Send("s", refusal)]
 
     def test_what_is_reserved_already_is_refused(self) -> None:
-        """The first reservation stands."""
+        """A second reservation of the request is refused, and the first is kept."""
         bench = WorkerBench()
         bench.reserve("r")
         assert only(bench.reserve("r"), m.KvRefused)[0].reason == "reserved already"
         assert bench.pool.used_blocks == 3
 
     def test_a_new_attempt_replaces_the_old_one(self) -> None:
-        """The transfer of the old one is shut before the new one's is opened, and its gateway hears nothing."""
+        """The old transfer is closed before the new one opens, and the old attempt's gateway gets no message."""
         bench = WorkerBench()
         bench.reserve("r", 1)
         commands = bench.reserve("r", 2)
@@ -64,7 +64,7 @@ class TestReservation:
 
 
 class TestLeases:
-    """A reservation that nobody renews is given back."""
+    """A reservation that is not renewed is released."""
 
     def test_expiry_tells_the_gateway_to_try_again_and_frees_the_blocks(self) -> None:
         """The transfer is shut first: nothing may be written into blocks that have another owner."""
@@ -96,7 +96,7 @@ class TestLeases:
         assert error_delta(bench.tick(after_s=FIRST_TERM * LEASE_S - 2.0)).retryable
 
     def test_the_first_term_is_longer(self) -> None:
-        """The prompt worker, which renews it, is yet to be told by a scheduler that may be slow; renewals are for one term."""
+        """The first term is longer: the renewing prompt worker gets its order from a scheduler that may be slow."""
         bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.RenewLeases((("r", 1),)), after_s=FIRST_TERM * LEASE_S - 0.1) == []
@@ -209,7 +209,7 @@ class TestArrival:
 
 
 class TestCancel:
-    """Whoever cancels a reservation knows that it ends."""
+    """A cancelled reservation ends without an answer."""
 
     def test_a_cancelled_reservation_is_shut_and_freed_without_a_word_to_the_gateway(self) -> None:
         """The gateway closed it, or made a newer attempt."""
@@ -219,7 +219,7 @@ class TestCancel:
         bench.assert_empty()
 
     def test_a_cancellation_covers_its_epoch_and_those_before_only(self) -> None:
-        """A newer attempt goes on."""
+        """A cancellation ends its epoch and earlier ones; a newer attempt continues."""
         bench = WorkerBench()
         bench.reserve("r", 3)
         assert bench.feed(m.CancelRequest("r", 2)) == []

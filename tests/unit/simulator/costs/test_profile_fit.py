@@ -45,7 +45,7 @@ def test_the_law_behind_a_profile_is_found() -> None:
 
 
 def test_long_contexts_in_large_batches_cost_what_nobody_measured() -> None:
-    """The profile has large batches with short contexts only; the law goes on."""
+    """The profile has large batches with short contexts only; the fitted law extrapolates."""
     cost = fit_honest(ROWS, BLOOM_176B, FAST)
     shape = BatchShape(decodes=64, decode_context=64 * 4096)
     assert cost.iteration_s(shape) == pytest.approx(token_s(64, 64 * 4096))

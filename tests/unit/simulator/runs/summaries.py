@@ -1,4 +1,4 @@
-"""Summaries of runs that nobody ran: whether objectives hold is a function of the case."""
+"""Made-up summaries of runs: whether objectives hold is a function of the case."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def summary(of: Case, *, holds: bool) -> RunSummary:
 
 @dataclass
 class Oracle:
-    """Runs cases by asking a function whether they hold, and keeps what it was asked."""
+    """Answers with a function whether a case holds, and records the cases."""
 
     holds: Callable[[Case], bool]
     asked: list[Case] = field(default_factory=list)

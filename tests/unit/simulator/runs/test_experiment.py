@@ -87,7 +87,7 @@ def test_a_run_of_which_only_the_verdict_is_asked_has_the_same_one(rate: float, 
 
 
 def test_a_lost_run_ends_long_before_its_last_request() -> None:
-    """At many times what a cluster carries the first percent of requests says it."""
+    """At many times a cluster's capacity the first percent of requests shows it, and the run ends."""
     case = replace(CODE, rate=60.0, verdict_only=True)
     asked = sum(1 for _ in case.workload.arrivals(case.rate, case.seconds, case.seed))
     run = simulate(case)

@@ -58,7 +58,7 @@ def forget() -> None:
     ],
 )
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:
-    """It comes back whole, whichever process asks."""
+    """The stored result is complete, for any process."""
     run, path = Counting(), tmp_path / "runs"
     first = KeptRuns(path, run, RunSummary)(case)
     forget()

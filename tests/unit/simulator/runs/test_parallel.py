@@ -15,7 +15,7 @@ def holds_up_to_90(of: Case) -> RunSummary:
 
 
 def again(of: Case, times: int) -> Search[list[Case]]:
-    """Search that asks for the same run several times."""
+    """Search with the same run several times."""
     answered: list[Case] = []
     for _ in range(times):
         (run,) = yield [of]
@@ -58,7 +58,7 @@ def test_a_run_that_two_searches_want_happens_once() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_a_search_asks_for_again_is_known(jobs: int) -> None:
-    """It is answered, and goes on, without a run."""
+    """The repeated run is answered from the first, and the search continues."""
     finished: list[Case] = []
     results = drive({"": again(case(), 3)}, jobs, holds_up_to_90, lambda run: finished.append(run.case))
     assert results == {"": [case()] * 3}

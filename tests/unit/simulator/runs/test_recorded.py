@@ -38,7 +38,7 @@ def test_two_workers_hand_over_after_the_prompt() -> None:
 
 
 def test_mixed_workers_need_no_link() -> None:
-    """They hand nothing over; those of two pools do, and nobody knows what it costs."""
+    """Mixed workers hand nothing over; those of two pools do, and need a measured link."""
     unlinked = replace(PROFILE, link=None)
     requests = arrivals_of([(5.0, 96, 2), (5.0, 96, 2)])
     mixed = cluster(Pool.MIXED, Pool.MIXED)
@@ -48,7 +48,7 @@ def test_mixed_workers_need_no_link() -> None:
 
 
 def test_requests_come_when_they_came() -> None:
-    """From the first one on, in order, whatever the clock said; one token has no time between tokens."""
+    """From the first one on, in order, whatever the clock's origin; one token has no time between tokens."""
     arrivals = arrivals_of([(1000.5, 20, 3), (1000.0, 10, 1)])
     assert [(each.at_s, each.prompt_tokens, each.output_tokens) for each in arrivals] == [(0.0, 10, 1), (0.5, 20, 3)]
     first, second = simulate_recorded(cluster(Pool.MIXED), PROFILE, arrivals)

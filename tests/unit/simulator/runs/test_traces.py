@@ -93,7 +93,7 @@ SIZES = TraceSizes(np.arange(1, 100), np.arange(1, 100))
 
 
 def test_poisson_arrivals_come_at_their_rate() -> None:
-    """In order, within the time, as many as the rate says, at gaps that spread as exponential ones do."""
+    """In order, within the time, at the given rate and with exponential gaps."""
     arrivals = list(poisson_arrivals(SIZES, 50.0, 200.0, seed=3))
     times = np.array([arrival.at_s for arrival in arrivals])
     gaps = np.diff(times)

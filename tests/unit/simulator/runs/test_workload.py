@@ -1,4 +1,4 @@
-"""What a cluster is asked."""
+"""The requests of a cluster."""
 
 from __future__ import annotations
 

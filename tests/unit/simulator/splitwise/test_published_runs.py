@@ -85,7 +85,7 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
         (None, 60, 60, True),  # theirs may be 50
         (None, 60, None, True),
         (None, 60, 70, False),
-        (60, None, 200, True),  # nobody has seen theirs break
+        (60, None, 200, True),  # whether theirs ever failed is unknown
         (60, None, None, False),
     ],
 )

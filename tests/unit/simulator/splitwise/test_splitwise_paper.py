@@ -58,7 +58,7 @@ def test_throughputs_are_ratios_of_limits() -> None:
 
 
 def test_prices_and_power_follow_from_the_machines() -> None:
-    """As the paper's tables have them, whatever a simulation says."""
+    """Prices and power equal the paper's tables, without a simulation."""
     rows = headlines({HONEST: findings({})})
     assert by_name(rows, "cost of HA over Baseline-H100").measured[HONEST].value == pytest.approx(0.927, abs=0.001)
     assert by_name(rows, "power of AA over Baseline-H100").measured[HONEST].value == pytest.approx(
@@ -117,7 +117,7 @@ def test_designs_that_the_paper_does_not_name_are_the_best() -> None:
 
 
 def test_what_differs_has_a_reason_for_each_model_of_time_and_the_rest_has_none() -> None:
-    """What the published simulator itself says goes before a guess; arithmetic on prices has one reason for all."""
+    """The published simulator's own difference precedes a guess; arithmetic on prices has one reason for all."""
     as_the_paper = findings({"Splitwise-AA": 215.0, "Splitwise-HA": 118.0})
     slower = findings({"Splitwise-AA": 150.0, "Splitwise-HA": 90.0})
     rows = headlines({PUBLISHED: as_the_paper, HONEST: slower})

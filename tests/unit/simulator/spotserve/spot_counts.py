@@ -1,7 +1,7 @@
-"""How many preemptible machines could be had, where a recording says no more than that.
+"""How many preemptible machines were available, where a recording has no more than counts.
 
 Law: a curve is pairs of a time and a count, by time; lines out of order are sorted, as one published file needs it. As a trace,
-who came first goes first where the count falls: the curve does not say who went, and this choice says so.
+the oldest machine ends first where the count falls: the curve does not show which ended, so this is a choice.
 
 Source of the formats: Bamboo (`date, time, count` of Google's cloud; `seconds,count` and `hours,count` of Amazon's), Parcae
 (`milliseconds,count`).
@@ -32,7 +32,7 @@ def read_counts(path: Path, unit: TimeUnit = TimeUnit.SECONDS) -> Curve:
 
     Args:
         path: of the file.
-        unit: of `time,count`; says nothing of `date, time, count`.
+        unit: of `time,count`; unused with `date, time, count`.
 
     Raises:
         TraceError: it cannot be read, or a line is wrong.
@@ -52,7 +52,7 @@ def read_counts(path: Path, unit: TimeUnit = TimeUnit.SECONDS) -> Curve:
                 f"{path}, line {number}: {line!r} is neither time,count nor 2021-12-11, 11:11:30, count"
             ) from None
         points.append((at_s, count))
-    points.sort(key=lambda point: point[0])  # stable: of one time the file's last line stands
+    points.sort(key=lambda point: point[0])  # stable: of equal times the file's last line wins
     start_s = points[0][0]
     return tuple({at_s - start_s: count for at_s, count in points}.items())
 
@@ -78,5 +78,5 @@ def node_seconds(trace: SpotTrace) -> float:
 
 
 def _clock_s(written: str) -> float:
-    """Seconds from any fixed day; the files say no zone, so a day has 24 hours."""
+    """Seconds from any fixed day; the files have no zone, so a day has 24 hours."""
     return (datetime.fromisoformat(written) - datetime(2000, 1, 1)).total_seconds()

@@ -28,7 +28,7 @@ HOUR_S = 3_600.0
 
 
 def churning(hours: int, old: int = 4) -> list[NodeEvent]:
-    """A fleet in which newcomers go after ten minutes, and those that lived longer stay."""
+    """A fleet in which newcomers end after ten minutes, and older instances stay."""
     events: list[NodeEvent] = [(0.0, "add", f"old{i}") for i in range(old)]
     for minute in range(0, hours * 60, 5):
         events.append((minute * 60.0, "add", f"new{minute}"))
@@ -67,7 +67,7 @@ class TestWorld:
         assert 0 < decoded < 1_000 * outcome.interruptions
 
     def test_what_was_decoded_is_not_decoded_again(self) -> None:
-        """An interruption without costs makes nobody later than without it."""
+        """An interruption without costs makes no request later than without it."""
         setting = replace(ALIKE, rate_per_s=0.1)
         whole: list[NodeEvent] = [(0.0, "add", "a"), (200.0, "add", "c")]
         broken: list[NodeEvent] = [(0.0, "add", "a0")]
@@ -80,7 +80,7 @@ class TestWorld:
         assert interrupted.mean_latency_s == pytest.approx(undisturbed.mean_latency_s, abs=0.2)
 
     def test_nobody_is_placed_where_a_notice_was_given(self) -> None:
-        """With one as long as a request nobody is interrupted; they wait."""
+        """With a notice as long as a request none is interrupted; requests wait."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (400.0, "remove", "a"), (400.0, "add", "b"), (500.0, "add", "c")]
         hasty = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 2)
         noticed = place_requests(
@@ -109,7 +109,7 @@ class TestWorld:
         assert few.mean_latency_s > 150.0
 
     def test_a_fleet_that_ends_empty_is_refused(self) -> None:
-        """It says what to add."""
+        """The error contains what to add."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (HOUR_S, "remove", "a")]
         with pytest.raises(RuntimeError, match="steady"):
             place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 1)
@@ -136,7 +136,7 @@ class TestFit:
     ]
 
     def test_who_lives_on_is_censored(self) -> None:
-        """b was 30 s old at 40 s, and nobody knows what became of it."""
+        """b was 30 s old at 40 s, the end of the observation."""
         assert lives_until(self.EVENTS, 40.0) == [Life(30.0, True), Life(30.0, False)]
 
     def test_what_comes_later_has_no_part(self) -> None:
@@ -167,7 +167,7 @@ class TestFindings:
     """Ways of placing beside one another."""
 
     def test_where_newcomers_go_and_old_ones_stay_interruptions_are_spared(self) -> None:
-        """The hazard of the first half tells them apart; load and latency stay about the same."""
+        """The hazard of the first half separates them; load and latency stay about the same."""
         setting = PlacementSetting(rate_per_s=0.05, median_tokens=2_000.0, spread=0.8)
         found = next(study_placements({"churning": churning(6)}, setting, range(4)))
         assert found.fitted_on == "churning, first half"

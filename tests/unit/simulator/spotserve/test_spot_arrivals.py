@@ -1,4 +1,4 @@
-"""Arrivals are the artifact's own, or as bursty as their CV says."""
+"""Arrivals are the artifact's own, or drawn with a given CV."""
 
 from __future__ import annotations
 

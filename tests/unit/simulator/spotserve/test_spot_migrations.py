@@ -1,4 +1,4 @@
-"""What becomes of SpotServe's changes when more happens before they are over."""
+"""SpotServe's changes when more happens before they are over."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestLosses:
         assert not [each for each in result.requests if 20.6 < each.finished_s < served_s]
 
     def test_what_was_there_before_the_loss_is_kept(self) -> None:
-        """When all has moved, nobody waits for them any more."""
+        """Once all has moved from the lost machines, no change waits for them."""
         events = (0.0, "add", "a b"), (20.0, "add", "c d")
         change = slowly(*events).changes[1]
         result = slowly(*events, (change.time_s + change.pause_s + 0.5, "remove", "a b"))
@@ -119,7 +119,7 @@ class TestPatience:
         assert result.recomputed_tokens == 0
 
     def test_a_newcomer_that_was_known_of_first_takes_the_place_of_who_leaves(self) -> None:
-        """Nobody is without a pipeline."""
+        """The newcomer replaces the leaving machine, so that no request is without a pipeline."""
         result = outcome((0.0, "add", "a b c d"), (18.0, "add", "e"), (20.0, "remove", "a"))
         assert pipelines(result) == [2, 2]
         assert 18.0 < result.changes[1].time_s < 20.0
@@ -160,7 +160,7 @@ class TestPatience:
         assert result.changes[1].time_s == pytest.approx(19.9)
 
     def test_where_nothing_can_stand_pipelines_serve_until_the_deadline_and_again_with_the_next(self) -> None:
-        """One that ends before the deadline is answered there; who comes later is served by those that come later."""
+        """A request that ends before the deadline is answered there; later ones are served by later machines."""
         result = outcome((0.0, "add", "a b"), (20.0, "remove", "a"), (40.0, "add", "e"), times_s=(16.0, 17.0))
         first, second = result.requests
         assert first.finished_s == pytest.approx(16.0 + tiny.lone_s(SHAPE))
@@ -169,7 +169,7 @@ class TestPatience:
         assert second.finished_s > 40.0
 
     def test_a_load_that_changes_does_not_wait_for_a_newcomer(self) -> None:
-        """The change that waits for it is made at once with those that are there; the newcomers join them when they come."""
+        """The change is made at once with the machines that are there; the newcomers join when they come."""
         trace = tiny.trace((0.0, "add", "a b c d e f"), (34.0, "add", "g h"), end_s=60.0)
         said = SpotEvent(30.0, SpotEventKind.LOAD, (), required_rate=9.0)
         trace = replace(trace, events=(trace.events[0], said, *trace.events[1:]))

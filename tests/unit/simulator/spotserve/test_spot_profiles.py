@@ -54,7 +54,7 @@ def test_what_is_no_profile_is_refused_with_its_file(tmp_path: Path, content: by
 
 
 def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """And what the system says of it."""
+    """The error names the file and the system's reason."""
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read_model_tables(tmp_path, GPT_20B)
 

@@ -32,7 +32,7 @@ def configs(result: SpotOutcome) -> list[int]:
 
 
 def test_spotserve_stops_just_in_time_and_recomputes_nothing() -> None:
-    """It goes on until what must move can just still move before 20 s, and what is there at 60 s takes part."""
+    """It serves until what must move can just still move before 20 s, and what is there at 60 s takes part."""
     result = outcome(FIXED)
     assert configs(result) == [3, 2, 3]
     _, going, coming = result.changes
@@ -80,7 +80,7 @@ def test_a_restart_forgets_what_was_answered() -> None:
 
 
 def test_rerouting_loses_a_pipeline_and_makes_one_of_those_that_are_left_over() -> None:
-    """Those that are left of it make no whole one until somebody comes, who does not wait for others."""
+    """The left-over devices make no whole pipeline until a newcomer completes one, which does not wait for others."""
     result = outcome(replace(REROUTING, shape=SHAPE))
     assert [(change.time_s, n) for change, n in zip(result.changes, configs(result), strict=True)] == [
         (0.0, 3),
@@ -112,7 +112,7 @@ def test_what_is_taken_from_spotserve_costs_what_it_gave() -> None:
 
 
 def test_a_system_that_adapts_takes_what_serves_the_load() -> None:
-    """The load that a trace names changes what is wanted, though nobody comes or goes."""
+    """The load in a trace changes the configuration, though the fleet stays the same."""
     trace = tiny.trace((0.0, "add", "a b c d e f"), end_s=60.0)
     said = replace(trace.events[0], time_s=30.0, nodes=(), kind=SpotEventKind.LOAD, required_rate=9.0)
     trace = replace(trace, events=(trace.events[0], said, trace.events[-1]))

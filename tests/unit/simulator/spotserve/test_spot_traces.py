@@ -45,7 +45,7 @@ def test_a_segment_is_read_with_its_loads_and_its_end(tmp_path: Path) -> None:
 
 
 def test_a_segment_lasts_as_long_as_its_lines(tmp_path: Path) -> None:
-    """Where it does not say that it is done."""
+    """A segment without an end mark lasts to its last line."""
     trace = read_spot_trace(written(tmp_path, '[0, "add", {"nodes": ["a"]}]\n[60000, "migration", {"nodes": []}]\n'))
     assert trace.events == (SpotEvent(0.0, ADD, ("a",)), SpotEvent(60.0, DONE))
 
@@ -97,7 +97,7 @@ def test_what_is_wrong_is_said_with_file_and_line(tmp_path: Path, text: str, sai
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """And what the system says of it."""
+    """The error names the file and the system's reason."""
     with pytest.raises(TraceError, match=r"none\.txt cannot be read: No such file"):
         read_spot_trace(tmp_path / "none.txt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\xd8")
@@ -106,7 +106,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_traces_made_by_hand_keep_the_same_rules() -> None:
-    """Not only those that were read."""
+    """The rules hold for constructed traces, and not only for those read from files."""
     with pytest.raises(ValueError, match="at least one event"):
         SpotTrace("none", ())
     with pytest.raises(ValueError, match="not in the order"):

@@ -72,7 +72,7 @@ class TestStudies:
                 assert len(loads) == 1, (study.name, place)
 
     def test_bursty_requests_are_drawn_with_every_seed(self) -> None:
-        """Those that were published are what they are."""
+        """Published requests do not depend on the seed."""
         for point in STUDIES["gpt-20b"].points:
             assert len(point.cases) == (1 if point.place[1] == AS_PUBLISHED else len(SCOPE.seeds))
             assert all((case.load.cv == 6.0) is (point.place[1] == BURSTY) for case in point.cases)
@@ -221,7 +221,7 @@ class TestRuns:
             simulate_spot(case)
 
     def test_rates_of_every_minute_make_requests(self, case: SpotCase) -> None:
-        """As many as they say, in each."""
+        """Each minute has as many requests as its rate."""
         (case.data / "spotserve" / "arrivals" / "rates.csv").write_text("0,2,0\n")
         load = replace(case.load, file=None, rates_file="rates.csv", cv=0.1)
         arrivals = load.arrivals(case.data, 180.0)

@@ -20,7 +20,7 @@ TARGET = KvTarget("t", 1, "t", (0, 1))
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5])
 def test_a_push_that_is_called_off_is_told_of_once_and_frees_its_links(after_s: float) -> None:
-    """At once or half-way: the sender hears of a failure, the receiver of nothing, and the next one has the whole link."""
+    """Cancelled at once or half-way: the sender gets one failure, the receiver nothing, and the next push the whole link."""
     queue = EventQueue()
     told: list[Any] = []
     received: list[Any] = []

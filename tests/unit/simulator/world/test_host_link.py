@@ -12,7 +12,7 @@ from spotwise.simulator.world.host_link import HostLink
 
 
 class Host:
-    """A link, and when it said what."""
+    """A link, and the times of its reports."""
 
     def __init__(self) -> None:
         self.queue = EventQueue()
@@ -31,7 +31,7 @@ class Host:
 
 
 def test_a_copy_takes_what_its_bytes_take() -> None:
-    """And is told of then."""
+    """A copy is reported once its bytes are through."""
     host = Host()
     host.out("a", 20)
     host.queue.run()
@@ -40,7 +40,7 @@ def test_a_copy_takes_what_its_bytes_take() -> None:
 
 
 def test_copies_of_one_direction_follow_one_another() -> None:
-    """In the order in which they were asked for."""
+    """Copies of one direction run one after another, in the order of their requests."""
     host = Host()
     host.out("a", 10)
     host.out("b", 5)

@@ -32,7 +32,7 @@ def with_host(kv_tokens: int, host_tokens: int, host_bytes_per_s: float = 1e9) -
 
 
 def mlfq(when_full: WhenFull = WhenFull.REACTIVE, rows: int = 1, starve_limit_s: float = 1e6) -> WorkerPolicy:
-    """One row: whoever came last is in Q1 and runs, unless it has run already."""
+    """One row: the latest arrival is in Q1 and runs, unless it has run already."""
     return WorkerPolicy(
         BatchLimits(max_num_seqs=rows),
         watermark=0.0,
@@ -78,7 +78,7 @@ class TestSwapping:
         assert [served.arrival for served in diary.completed] == [self.LONG, self.SHORT]
 
     def test_what_is_swapped_ahead_overlaps_with_what_runs(self) -> None:
-        """A slot is kept free, so that a third finds room at once while the others' KV is copied beside the iterations."""
+        """A slot is kept free, so that a third request fits at once while the others' KV is copied beside the iterations."""
         arrivals = [Arrival(0.0, 60, 6), Arrival(1.5, 60, 6), Arrival(4.5, 60, 1)]
         ends = {}
         for when_full in (WhenFull.REACTIVE, WhenFull.PROACTIVE):
@@ -95,7 +95,7 @@ class TestSwapping:
         assert result.machines[0].peak_kv_tokens == 256
 
     def test_a_machine_without_host_memory_cannot_swap(self) -> None:
-        """And says so at once."""
+        """A swapping policy without host memory is an error at construction."""
         with pytest.raises(ValueError, match="host's memory"):
             alone(with_host(128, 0), mlfq(), [self.LONG])
 
@@ -143,7 +143,7 @@ class TestOrdersOfSeveralIterations:
         ],
     )
     def test_the_world_knows_which_policies_allow_them(self, policy: WorkerPolicy, steps: int | None) -> None:
-        """Nobody has to say so."""
+        """The policy decides whether machines swap; the world needs no option for it."""
         assert settings(policy).worker_policy.counted_steps == steps
 
 
@@ -151,7 +151,7 @@ class TestWithoutScheduler:
     """One machine has all requests as they come."""
 
     def test_whose_turn_it_is_is_the_workers_decision(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All are there at once, though there is room for one."""
+        """All arrive at once, with memory for one; the worker's policy picks the order."""
         most = 0
         handle = WorkerRole.handle
 
@@ -179,7 +179,7 @@ class TestWithoutScheduler:
 
 
 def test_an_oracle_serves_the_shortest_first() -> None:
-    """What is left of a request is known from its record, whatever it asks for."""
+    """The remaining tokens are known from the record, whatever `max_tokens` is."""
     policy = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, discipline=Discipline.SRPT)
     arrivals = [Arrival(0.0, 10, 40), Arrival(0.5, 10, 20), Arrival(0.6, 10, 2)]
     _, diary = alone(machine_type(cost=SECOND), policy, arrivals)

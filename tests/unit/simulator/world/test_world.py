@@ -127,7 +127,7 @@ class TestManyRequests:
         assert oracle.run_by("m0") < known_bound.run_by("m0")
 
     def test_room_is_known_with_the_next_heartbeat_or_at_once(self) -> None:
-        """One request fills the machine; the second begins when the scheduler hears that the first has left."""
+        """One request fills the machine; the second begins when the scheduler receives the report that the first has left."""
         kind, arrivals = machine_type(kv_tokens=64), [Arrival(0.0, 32, 16), Arrival(0.0, 32, 16)]
         oracle = settings(knows_output=True, heartbeat_s=5.0)
         _, late = serve(machines(mixed=1, kind=kind), arrivals, oracle)
@@ -151,7 +151,7 @@ class TestManyRequests:
         assert [machine.home_pool for machine in moves.machines].count(Pool.TOKEN) > 1
 
     def test_what_no_machine_could_hold_is_refused(self) -> None:
-        """And said to the observer, not raised."""
+        """It is reported to the observer, not raised."""
         result, diary = serve(machines(mixed=1), [Arrival(0.0, 5000, 1), Arrival(1.0, 10, 1)])
         assert (result.completed, result.failed) == (1, 1)
         arrival, reason = diary.failed[0]
@@ -174,7 +174,7 @@ class TestManyRequests:
         assert len(planned) - few == few + 100
 
     def test_blocks_that_nobody_has_any_more_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A run whose memory leaks says nothing of the mesh."""
+        """A run whose memory leaks shows nothing about the mesh, so it is an error."""
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, owner: 0)
         with pytest.raises(SimulationError, match="KV blocks are held"):
             serve(machines(mixed=1), [Arrival(0.0, 10, 2)])
@@ -199,7 +199,7 @@ class TestManyRequests:
             serve(machines(mixed=1), [Arrival(1.0, 10, 1), Arrival(0.5, 10, 1)])
 
     def test_a_world_without_machines_is_an_error(self) -> None:
-        """Nobody would ever answer."""
+        """A world without machines could never answer."""
         with pytest.raises(ValueError, match="machine"):
             World([], settings(), Diary())
 
@@ -211,7 +211,7 @@ class TestManyRequests:
 
 @pytest.mark.parametrize(("news_interval_s", "machine"), [(0.02, "m0"), (1000.0, "m1")])
 def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: float, machine: str) -> None:
-    """The first is free again when the third request comes, the second is not; without that heartbeat nobody would know."""
+    """The first is free when the third request comes, the second is not; only that heartbeat shows it."""
     arrivals = [Arrival(0.0, 1000, 1), Arrival(prefill_s(1000) - 0.01, 500, 1), Arrival(prefill_s(1000) + 0.01, 300, 1)]
     world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=news_interval_s)
     _, diary = serve(machines(mixed=2), arrivals, world)
@@ -221,7 +221,7 @@ def test_a_machine_that_has_computed_a_prompt_says_so_at_once(news_interval_s: f
 
 @pytest.mark.parametrize(("third_s", "machine"), [(0.45, "m1"), (0.55, "m0")])
 def test_news_waits_until_the_last_heartbeat_is_long_enough_ago(third_s: float, machine: str) -> None:
-    """Both machines are free from early on, and say so half a second after their first heartbeat."""
+    """Both machines are free early, and report it half a second after their first heartbeat."""
     arrivals = [Arrival(0.0, 1000, 1), Arrival(0.1, 500, 1), Arrival(third_s, 300, 1)]
     world = settings(max_new_tokens=1, heartbeat_s=1000.0, news_interval_s=0.5)
     _, diary = serve(machines(mixed=2), arrivals, world)

@@ -33,7 +33,7 @@ def machines(
 
 
 def settings(policy: WorkerPolicy | None = None, **changes: object) -> WorldSettings:
-    """Settings without latencies, unless asked for."""
+    """Settings, without latencies by default."""
     given = {
         "memory_share": 1.0,
         "max_new_tokens": 64,
@@ -47,7 +47,7 @@ def settings(policy: WorkerPolicy | None = None, **changes: object) -> WorldSett
 
 @dataclass
 class Diary:
-    """An observer that keeps all it hears."""
+    """An observer that keeps all its calls."""
 
     completed: list[CompletedRequest] = field(default_factory=list)
     failed: list[tuple[Arrival, str]] = field(default_factory=list)

@@ -83,7 +83,7 @@ async def test_tokens_are_words_and_the_same_wherever_they_are_drawn() -> None:
 
 
 async def test_a_token_of_another_worker_counts() -> None:
-    """The token worker goes on behind the first token, which the prompt worker drew."""
+    """The token worker continues behind the first token, which the prompt worker sampled."""
     tokens = await Results(engine()).answer(record(), 3)
     here = Results(engine())
     await here.engine.add_sequence(record())
@@ -115,7 +115,7 @@ async def test_a_sequence_that_makes_no_sense_is_refused() -> None:
 
 
 async def test_a_part_of_a_prompt_brings_no_token() -> None:
-    """The last one does; scores of the prompt, where asked for, come with it, and say that nothing else could have come."""
+    """Only the last part brings a token; requested prompt scores come with it, and have no alternatives."""
     results = Results(engine())
     sampling = SamplingParams(seed=9, logprobs=0, prompt_logprobs=1)
     await results.engine.add_sequence(record(sampling=sampling))

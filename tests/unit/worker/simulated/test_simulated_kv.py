@@ -90,7 +90,7 @@ async def test_what_the_real_inbox_refuses_is_refused(peers: tuple[Peer, Peer]) 
 
 
 async def test_a_hand_off_that_nobody_takes_is_refused(peers: tuple[Peer, Peer]) -> None:
-    """The receiver's loop is told why."""
+    """The receiver's loop gets the reason."""
     sender, receiver = peers
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
@@ -102,7 +102,7 @@ async def test_a_hand_off_that_nobody_takes_is_refused(peers: tuple[Peer, Peer])
 
 
 async def test_who_is_not_there_cannot_be_reached(peers: tuple[Peer, Peer]) -> None:
-    """Nobody of that id, one that moves real KV, one that has left; and a closed transport pushes nothing."""
+    """An unknown id, a member with real KV, one that has left: all are errors; and a closed transport pushes nothing."""
     sender, receiver = peers
     unknown = KvTarget("x", 1, "simulated:x", (3,))
     with pytest.raises(KvTransferError, match="has no subscriber"):
@@ -146,7 +146,7 @@ async def test_pushes_share_the_senders_link() -> None:
 
 
 async def test_a_push_that_takes_too_long_has_failed() -> None:
-    """The request goes on elsewhere."""
+    """The push times out, and the request resumes on another worker."""
     broker = MemoryBroker()
     slow = LinkCost(latency_s=5.0, bytes_per_s=1.0)
     sender = Peer(broker, "s", 3, slow)
@@ -173,7 +173,7 @@ def test_memory_without_kv_has_its_size() -> None:
 
 @pytest.mark.parametrize("is_committed", [False, True])
 async def test_a_push_can_be_called_off(is_committed: bool) -> None:
-    """Before it goes, or on the way: it ends at once, and nobody gets a hand-off."""
+    """Cancelled before its start, or on the way, it ends at once, without a hand-off."""
     broker = MemoryBroker()
     slow = LinkCost(latency_s=3600.0, bytes_per_s=1e9)
     sender, receiver = Peer(broker, "s", 3, slow), Peer(broker, "t", 7, slow)

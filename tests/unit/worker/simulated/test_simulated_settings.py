@@ -47,7 +47,7 @@ def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
 
 @pytest.mark.parametrize("pool", [Pool.PROMPT, Pool.TOKEN])
 def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: Path, pool: Pool) -> None:
-    """Such a worker may be asked for one at any time; it says how else."""
+    """Such a worker may get a hand-off at any time; the error contains the alternative."""
     path = model_dir / "profile.json"
     path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
     with pytest.raises(ValidationError, match=r"has no hand-offs, .* mixed workers only, or record a mesh"):
@@ -84,7 +84,7 @@ def test_at_another_speed_all_seconds_are_others(model_dir: Path) -> None:
 
 
 def test_queues_are_of_the_profile_at_its_speed(model_dir: Path) -> None:
-    """A decode that is alone, and whoever starves, take a tenth of the time at ten times the speed."""
+    """A lone decode, and the time until starving, take a tenth at ten times the speed."""
     slow, fast = (
         SimulatedWorkerSettings(model_dir=model_dir, policy="mlfq", speed=speed).worker_policy().mlfq  # type: ignore[arg-type]
         for speed in (1.0, 10.0)
@@ -104,7 +104,7 @@ def test_queues_are_of_the_profile_at_its_speed(model_dir: Path) -> None:
 
 
 def test_the_hosts_memory_is_four_times_the_devices_unless_bytes_were_asked_for(model_dir: Path) -> None:
-    """None where nothing is swapped; moves take what the profile says, or what they usually do, at the speed."""
+    """None where nothing is swapped; moves take the profile's times, or the usual ones, at the speed."""
     plain = SimulatedWorkerSettings(model_dir=model_dir)
     assert plain.num_host_blocks(BUILT_IN) == 0
     swapping = SimulatedWorkerSettings(model_dir=model_dir, policy="mlfq", speed=2.0)  # type: ignore[arg-type]
