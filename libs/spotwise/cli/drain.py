@@ -31,12 +31,12 @@ _SILENCE_S = 2.0
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="Its id, as `spotwise status` shows it.")],
-    deadline: Annotated[str, typer.Option(help="Time left to it, such as 30s or 2m.")] = "30s",
-    wait: Annotated[bool, typer.Option(help="Wait until it has left.")] = False,
+    worker: Annotated[str, typer.Argument(help="Id of the worker, as `spotwise status` shows it.")],
+    deadline: Annotated[str, typer.Option(help="Deadline of the worker, such as 30s or 2m.")] = "30s",
+    wait: Annotated[bool, typer.Option(help="Wait until the worker has left.")] = False,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="Broker of a mesh elsewhere.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Store of a mesh elsewhere.")] = None,
+    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
 ) -> None:
     """Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere."""
     seconds = parse_duration(deadline, "--deadline")
@@ -67,11 +67,11 @@ async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
         finally:
             await bus.close()
     except NoResponderError as error:
-        raise CommandError("no spot watcher is in the mesh; `spotwise status` shows who is") from error
+        raise CommandError("no spot watcher is in the mesh; `spotwise status` shows the members") from error
     except MeshError as error:
         raise CommandError(str(error)) from error
     if not isinstance(reply, DrainReply) or not reply.accepted:
-        raise CommandError(reply.detail if isinstance(reply, DrainReply) else "the spot watcher gave a strange answer")
+        raise CommandError(reply.detail if isinstance(reply, DrainReply) else "cannot read the spot watcher's answer")
 
 
 async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
@@ -92,7 +92,7 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
                     raise CommandError(f"{worker} is still there after its deadline")
                 await asyncio.sleep(_POLL_S)
     except MeshError as error:
-        raise CommandError(f"{worker} was told, but whether it has left cannot be seen: {error}") from error
+        raise CommandError(f"{worker} got its notice, but whether it has left is unknown: {error}") from error
 
 
 class _LastHeard:

@@ -109,7 +109,7 @@ async def _workers(endpoint: MeshEndpoint, found: Measurements) -> list[Member]:
     statuses = await gather_status(endpoint.redis_url)
     engines = [status.engine for status in statuses if status.engine is not None]
     if not engines:
-        raise CommandError("no worker of the mesh answers; `spotwise status` shows who is there")
+        raise CommandError("no worker of the mesh answers; `spotwise status` shows the members")
     found.kv_bytes_per_token = engines[0].kv_bytes_per_token
     loads = [engine.member.load for engine in engines]
     found.kv_tokens = min(load.kv_blocks_total * load.kv_block_size for load in loads if load is not None)

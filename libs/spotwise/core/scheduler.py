@@ -241,7 +241,7 @@ class SchedulerRole:
         for entry in self._requests.queued:
             if now - entry.accepted_s > self.limits.max_queue_s:
                 self._assigner.drop(entry, cancel=True)
-                message = f"no room came free within {self.limits.max_queue_s:g} s"
+                message = f"no worker had free capacity within {self.limits.max_queue_s:g} s"
                 self._reject(entry.order, RejectCode.QUEUE_TIMEOUT, message, 5.0)
         self._assigner.assign_waiting(now)
         if order := self._assigner.repurposing.observe(self.pools, now):

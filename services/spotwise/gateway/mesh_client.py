@@ -167,10 +167,10 @@ class MeshGeneration:
                 stream.has_record = True
                 await self._host.store.put_record(self._record(stream, command))
         except (MeshError, TimeoutError) as error:
-            failed("the request store does not take the request; ask again shortly", error, store_unavailable=True)
+            failed("the request store does not take the request; send it again shortly", error, store_unavailable=True)
             return
         except ValueError as error:  # a bug, which is to end this request and not the gateway
-            failed("the request cannot be written down", error)
+            failed("the request cannot be recorded", error)
             return
         if not self._role.is_open(*attempt):
             return  # closed while the store was slow: the record's deletion follows, and no scheduler has to know
@@ -181,7 +181,7 @@ class MeshGeneration:
             )
             answer: Message = decode(reply)
         except (MeshError, ValueError) as error:
-            failed("no cluster scheduler takes the request; ask again shortly", error)
+            failed("no cluster scheduler takes the request; send it again shortly", error)
             return
         self._loop.feed(answer)
 

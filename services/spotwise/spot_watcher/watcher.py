@@ -79,7 +79,7 @@ class SpotWatcher:
                 answer = await client.converse(metadata.ask(self._host.clock.now()))
                 self._metrics.questions.labels(metadata.name, outcome(answer.problem)).inc()
                 self._loop.feed(answer)
-        raise MeshError("the watcher stopped querying its cloud; the log above says why")
+        raise MeshError("the watcher stopped querying its cloud; see the log above")
 
     def close(self) -> None:
         """Stop watching the machine's processes."""

@@ -121,7 +121,7 @@ class TestHazard:
             PiecewiseHazard((0.0, 0.0), (0.1, 0.1))
         with pytest.raises(ValueError, match="at least 0"):
             self.HAZARD.ends(-1.0, 1.0)
-        with pytest.raises(ValueError, match="seen from an age"):
+        with pytest.raises(ValueError, match="observed from an age"):
             Life(1.0, True, 2.0)
 
 
@@ -158,7 +158,7 @@ class TestFit:
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:
         """It says what to give."""
-        with pytest.raises(ValueError, match="watched"):
+        with pytest.raises(ValueError, match="observed lifetimes"):
             fit_hazard([])
         with pytest.raises(ValueError, match="pieces"):
             fit_hazard([Life(1, True)], pieces=0)

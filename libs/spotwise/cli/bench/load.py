@@ -61,8 +61,8 @@ def load(
     requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 3,
     url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
     name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random prompts.")] = 1,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 1,
 ) -> None:
     """Measure TTFT, TPOT and throughput of a running mesh."""
     rounds = _parse_streams(streams)

@@ -33,7 +33,7 @@ def down(
     end_recorded(read_state(folder.state_path) or state)
     folder.state_path.unlink(missing_ok=True)
     typer.echo(
-        f"mesh {name!r} is stopped" if asked else f"mesh {name!r} had lost its supervisor; what was left is gone"
+        f"mesh {name!r} is stopped" if asked else f"mesh {name!r} had lost its supervisor; its processes are stopped"
     )
 
 
