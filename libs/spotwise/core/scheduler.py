@@ -203,7 +203,7 @@ class SchedulerRole:
         is_present = self.membership.get(member.id) is member  # and no late heartbeat of an earlier incarnation
         if is_present and member.id in self.pools:
             self.pools.reported(member, self.scheduler_id, now)
-            self._assigner.room_reported(member.id, now)
+            self._assigner.capacity_reported(member.id, now)
             for order in self._gone_gateways.among(member, now):
                 self._commands.append(m.Send(member.id, order))
 

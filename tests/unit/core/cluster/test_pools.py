@@ -102,8 +102,8 @@ class TestQuestions:
         """In any group."""
         for pool in Pool:
             pools = pools_of(worker_member("w", pool, free=1))
-            assert pools.have_room(Need(15, 1, reserves=True))
-            assert not pools.have_room(Need(16, 1, reserves=True))
+            assert pools.have_capacity(Need(15, 1, reserves=True))
+            assert not pools.have_capacity(Need(16, 1, reserves=True))
 
     def test_the_largest_cache(self) -> None:
         """Of ready workers, free or not."""
