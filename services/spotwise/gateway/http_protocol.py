@@ -69,7 +69,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         """Begin to wait for a request, if there is a place."""
         super().connection_made(transport)
         most = self._limits.max_connections
-        if len(self.connections) > most and not self._places.make_room():
+        if len(self.connections) > most and not self._places.close_longest_idle():
             if len(self.connections) > most * (1 + REFUSED_SHARE):
                 transport.abort()
                 return

@@ -114,12 +114,12 @@ class MeshGeneration:
     def _fit(self, spec: SequenceSpec) -> SequenceSpec:
         """Lower an unbounded sequence to the largest worker's KV cache; a prompt that fills it is left to the scheduler."""
         loads = [worker.load for worker in self._role.membership.workers() if worker.load is not None]
-        room = max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0) - len(
+        free_tokens = max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0) - len(
             spec.prompt_token_ids
         )
-        if not spec.unbounded or room < 1 or spec.stop.max_new_tokens <= room:
+        if not spec.unbounded or free_tokens < 1 or spec.stop.max_new_tokens <= free_tokens:
             return spec
-        return replace(spec, stop=replace(spec.stop, max_new_tokens=room))
+        return replace(spec, stop=replace(spec.stop, max_new_tokens=free_tokens))
 
     async def health(self) -> MeshHealth:
         """Return whether requests can be served."""
