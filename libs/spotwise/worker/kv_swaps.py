@@ -9,7 +9,7 @@ from spotwise.worker.worker_engine import WorkerEngine
 
 
 class KvSwaps:
-    """The swaps of one worker; `feed` feeds an event to the role, `on_blocks_freed` is called when a swap has freed device blocks."""
+    """The swaps of one worker; `feed` feeds an event to the role, `on_blocks_freed` runs after a swap to the host."""
 
     def __init__(
         self, engine: WorkerEngine, feed: Callable[[Swapped | SwapFailed], None], on_blocks_freed: Callable[[], None]

@@ -91,7 +91,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._running.message_event.set()
 
     def leave(self) -> None:
-        """Make room for another connection."""
+        """Leave the connection, so that another one can take its place."""
         self._close()
 
     def timeout_keep_alive_handler(self) -> None:

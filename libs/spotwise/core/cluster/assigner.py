@@ -50,9 +50,7 @@ class Assigner:
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
-        self._head_without_capacity: AcceptedRequest | None = (
-            None  #: the head of the queue, once no worker had room for it
-        )
+        self._unplaced_head: AcceptedRequest | None = None  #: the head of the queue, once no worker had capacity for it
         self._emit = emit
 
     def assign_waiting(self, now: float) -> None:
@@ -71,7 +69,7 @@ class Assigner:
             self.repurposing.placed(placement.short)
             self._send(entry, demand, placement, now)
             may_be_full = True
-        self._head_without_capacity = entry
+        self._unplaced_head = entry
 
     def capacity_reported(self, worker_id: str, now: float) -> None:
         """Assign queued requests after a worker's report: a head that no worker could take can go to that worker only."""
@@ -79,7 +77,7 @@ class Assigner:
         if entry is None:
             return
         order, view = entry.order, self._pools[worker_id]
-        if entry is not self._head_without_capacity or (
+        if entry is not self._unplaced_head or (
             view.is_ready and view.has_capacity(order.prompt_tokens, order.max_new_tokens)
         ):
             self.assign_waiting(now)
