@@ -89,11 +89,11 @@ class Conversation:
             self._margin.print(f"error: {error}", style="red", markup=False)
 
     def _ask(self, question: str) -> None:
-        asked = [*self._messages, {"role": "user", "content": question}]
+        messages = [*self._messages, {"role": "user", "content": question}]
         figures = AnswerFigures()
         pieces: list[str] = []
         try:
-            body = {"model": self._model, "messages": asked, **self._options}
+            body = {"model": self._model, "messages": messages, **self._options}
             with contextlib.closing(self._client.stream(body, figures)) as stream:
                 for text in stream:
                     pieces.append(text)
@@ -101,7 +101,7 @@ class Conversation:
         finally:
             # The part that the user read belongs to the history, even when the rest was stopped.
             if pieces:
-                self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+                self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
         self._console.print()
         self._margin.print(figures.line(), style="dim", markup=False)
 

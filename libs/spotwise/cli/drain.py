@@ -42,7 +42,7 @@ def drain(
     seconds = parse_duration(deadline, "--deadline")
     mesh = find_mesh(name, nats_url, redis_url) if wait or redis_url is not None else None
     console = Console(highlight=False)
-    asyncio.run(ask_to_leave(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
+    asyncio.run(send_notice(mesh.nats_url if mesh else find_broker(name, nats_url), worker, seconds))
     console.print(f"{worker} takes no new requests and leaves within {deadline}")
     if mesh and wait:
         asyncio.run(_wait(mesh, worker, seconds))
@@ -57,7 +57,7 @@ def parse_duration(text: str, option: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-async def ask_to_leave(nats_url: str, worker: str, seconds: float) -> None:
+async def send_notice(nats_url: str, worker: str, seconds: float) -> None:
     """Send a worker notice to leave in `seconds`; raises `CommandError` without a broker or for an unknown worker."""
     notice = Drain(worker, time.time() + seconds, reason="spotwise drain")
     try:
@@ -82,11 +82,11 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
             stack.push_async_callback(store.close)
             bus = await NatsBus.connect(mesh.nats_url, "spotwise-drain-wait")
             stack.push_async_callback(bus.close)
-            heard = _LastHeard()
-            await bus.subscribe(subjects.heartbeat(worker), heard.take)
+            heartbeat = _LastHeartbeat()
+            await bus.subscribe(subjects.heartbeat(worker), heartbeat.take)
             ends_s = time.monotonic() + seconds + 10.0
-            while not heard.goodbye and (
-                heard.lately() or any(member.id == worker for member in await store.members())
+            while not heartbeat.goodbye and (
+                heartbeat.lately() or any(member.id == worker for member in await store.members())
             ):
                 if time.monotonic() > ends_s:
                     raise CommandError(f"{worker} is still there after its deadline")
@@ -95,7 +95,7 @@ async def _wait(mesh: MeshAddresses, worker: str, seconds: float) -> None:
         raise CommandError(f"{worker} got its notice, but whether it has left is unknown: {error}") from error
 
 
-class _LastHeard:
+class _LastHeartbeat:
     """The time of a worker's last heartbeat, and whether that was its farewell."""
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class Cloud(Protocol):
     def detect(self) -> Dialogue[bool]:
         """Find out whether the machine is in this cloud."""
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Find out which signs stand; `now` is Unix time."""
 
     def acknowledge(self, event_id: str) -> Dialogue[str | None]:

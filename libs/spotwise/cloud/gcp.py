@@ -36,7 +36,7 @@ class Gcp:
         answer = yield HttpRequest("GET", INSTANCE_ID, {FLAVOR_HEADER: FLAVOR})
         return answer.status == 200 and answer.headers.get(FLAVOR_HEADER.lower()) == FLAVOR
 
-    def ask(self, now: float) -> Dialogue[MetadataAnswered]:
+    def query(self, now: float) -> Dialogue[MetadataAnswered]:
         """Ask whether the instance is preempted, or wait until it is."""
         request = self._question()
         self._etag = None

@@ -235,7 +235,7 @@ class SchedulerRole:
         self._assigner.quarantine.expire(now)
         if self._confirmations.is_due(now):
             held = ((e.order.stream, (e.choice_id, e.order.epoch), e.accepted_s) for e in self._requests)
-            self._commands += self._confirmations.ask(held, now)
+            self._commands += self._confirmations.messages(held, now)
         silent_since = now - self.limits.reservation_timeout_s
         self._assigner.give_back(lambda entry: (entry.sent_s or now) <= silent_since)
         for entry in self._requests.queued:
